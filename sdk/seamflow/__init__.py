@@ -1,0 +1,21 @@
+"""seamflow: train LLM agents by reinforcement learning without making anyone wait.
+
+This package is what agents install: the contract and a light asynchronous client.
+"""
+
+from seamflow.agent import Agent, Task
+from seamflow.client import Client, Rollout, Turn, WeightSpan
+from seamflow.errors import SeamflowError
+
+__all__ = [
+    "Agent",
+    "Client",
+    "Rollout",
+    "SeamflowError",
+    "Task",
+    "Turn",
+    "WeightSpan",
+    "__version__",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,40 @@
+"""What the author of an agent writes, and what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from seamflow.client import Rollout
+
+__all__ = ["Agent", "Task"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task as the dataloader submitted it.
+
+    Example: Task(task_id="train-7@0", payload={"question": "2+2"})
+    """
+
+    task_id: str
+    """Unique in the run; all rollouts of a group share it."""
+    payload: Mapping[str, Any]
+    """The task's own fields."""
+
+
+class Agent(Protocol):
+    """An agent: acts on a task by asking the policy, and says how well it went.
+
+    One object serves many rollouts at once, so keep the state of a rollout in local variables.
+    """
+
+    async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float] | float:
+        """Work on `task`, asking `rollout.generate(...)` as often as needed.
+
+        Returns the reward, or several named ones ("reward" is what the trainer trains on).
+        An exception means that the environment failed: the sample is replaced, never scored 0.
+        """
+        ...

@@ -1,0 +1,275 @@
+"""The client an agent uses: open a rollout, ask for turns, close it with a reward.
+
+    async with Client("127.0.0.1:50052", run_id="demo") as client:
+        rollout = await client.start_rollout()
+        turn = await rollout.generate([{"role": "user", "content": "2+2?"}])
+        await rollout.finish({"reward": float(turn.text == "4")})
+
+A call survives weight updates, moved nodes and killed servers: it answers late, never wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grpc.aio
+
+from seamflow.channel import connect
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
+from seamflow.retry import Backoff, retrying
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+
+__all__ = ["Client", "Observer", "Rollout", "Turn", "WeightSpan"]
+
+Message = Mapping[str, str]
+"""{"role": "user", "content": "…"}"""
+
+Observer = Callable[[str, str, pb.TokenChunk], None]
+"""Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpan:
+    """A run of sampled tokens of one origin, counted from the turn's first sampled token."""
+
+    start: int
+    """Index of its first token."""
+    num_tokens: int
+    """Length."""
+    weight_version: int
+    """Weights that sampled it."""
+    server_id: str
+    """Rollout server that sampled it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """What the policy answered; complete once `finish_reason` is set."""
+
+    turn_id: str
+    """Name; the idempotency key of the call."""
+    text: str = ""
+    """The answer without special tokens."""
+    token_ids: list[int] = field(default_factory=list)
+    """Sampled ids."""
+    logprobs: list[float] = field(default_factory=list)
+    """Natural log-probability of each id after temperature, before top-p and top-k."""
+    spans: list[WeightSpan] = field(default_factory=list)
+    """Which weights sampled which tokens."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompt, reused prefix included."""
+    finish_reason: str | None = None
+    """"stop" or "length"."""
+
+
+class Client:
+    """A connection to a rollout gateway for one run. Close it, or use `async with`."""
+
+    def __init__(
+        self,
+        gateway: str,
+        *,
+        run_id: str,
+        token: str | None = None,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self._observer = observer
+        self._channel = connect(
+            gateway, token=token, ca_file=ca_file, cert_file=cert_file, key_file=key_file
+        )
+        stub: RolloutServiceAsyncStub = RolloutServiceStub(self._channel)  # type: ignore[assignment]
+        self._stub = stub
+
+    async def start_rollout(
+        self,
+        rollout_id: str | None = None,
+        *,
+        lease_token: str = "",
+        train: bool = False,
+        pinned_weight_version: int | None = None,
+    ) -> Rollout:
+        """Open a rollout. One without a task lease is recorded but never trained.
+
+        Raises `InvalidRequestError` for `train` without a lease and for a pinned version with it.
+        """
+        request = pb.StartRolloutRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id or uuid.uuid4().hex,
+            lease_token=lease_token,
+            purpose=tokens_pb2.PURPOSE_TRAIN if train else tokens_pb2.PURPOSE_EVAL,
+            pinned_weight_version=pinned_weight_version,
+        )
+        response = await retrying(lambda: self._stub.StartRollout(request))
+        return Rollout(
+            self._stub, self.run_id, request.rollout_id, response.credential, self._observer
+        )
+
+    async def close(self) -> None:
+        """Close the connection; open calls fail."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class Rollout:
+    """One episode of an agent on a task."""
+
+    def __init__(
+        self,
+        stub: RolloutServiceAsyncStub,
+        run_id: str,
+        rollout_id: str,
+        credential: str,
+        observer: Observer | None = None,
+    ) -> None:
+        self.rollout_id = rollout_id
+        self._observer = observer
+        self._stub = stub
+        self._run_id = run_id
+        self._credential = credential
+
+    async def generate(
+        self,
+        messages: Sequence[Message] = (),
+        *,
+        token_ids: Sequence[int] = (),
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_new_tokens: int = 256,
+        stop_token_ids: Sequence[int] = (),
+        seed: int | None = None,
+        ignore_eos: bool = False,
+        turn_id: str | None = None,
+        parent_turn_id: str = "",
+        timeout: float = 3600.0,
+        on_tokens: Callable[[tokens_pb2.Tokens], None] | None = None,
+    ) -> Turn:
+        """Ask for one turn, from `messages` or from `token_ids`, and wait for all of it.
+
+        `on_tokens` sees each recorded chunk as it arrives. Cancelling the call stops the engine's
+        work. Raises `TimeoutError` after `timeout` seconds and `SeamflowError` for what cannot be
+        cured by trying again.
+        """
+        request = pb.GenerateRequest(
+            run_id=self._run_id,
+            rollout_id=self.rollout_id,
+            credential=self._credential,
+            turn_id=turn_id or uuid.uuid4().hex,
+            parent_turn_id=parent_turn_id,
+            messages=[pb.Message(role=m["role"], content=m["content"]) for m in messages],
+            token_ids=token_ids,
+            sampling=tokens_pb2.SamplingParams(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                max_new_tokens=max_new_tokens,
+                stop_token_ids=stop_token_ids,
+                seed=seed,
+                ignore_eos=ignore_eos,
+            ),
+        )
+        turn = Turn(turn_id=request.turn_id)
+        async with asyncio.timeout(timeout):
+            async for chunk in self._stream(request, turn):
+                if on_tokens is not None:
+                    on_tokens(chunk)
+        return turn
+
+    async def finish(self, rewards: Mapping[str, float] | float) -> None:
+        """Close the rollout with its reward, or with several named ones."""
+        named = rewards if isinstance(rewards, Mapping) else {"reward": float(rewards)}
+        await self._finish(
+            rewards=[tokens_pb2.Reward(name=name, value=value) for name, value in named.items()]
+        )
+
+    async def fail(self, failure_class: tokens_pb2.FailureClass.ValueType, message: str) -> None:
+        """Close the rollout without a reward; the sample is replaced."""
+        await self._finish(failure_class=failure_class, failure_message=message)
+
+    async def _finish(self, **what: object) -> None:
+        request = pb.FinishRolloutRequest(
+            run_id=self._run_id,
+            rollout_id=self.rollout_id,
+            credential=self._credential,
+            **what,  # type: ignore[arg-type]
+        )
+        await retrying(lambda: self._stub.FinishRollout(request))
+
+    async def _stream(
+        self, request: pb.GenerateRequest, turn: Turn
+    ) -> AsyncIterator[tokens_pb2.Tokens]:
+        """Follow a turn to its end over broken connections, from the first token not yet seen."""
+        backoff = Backoff()
+        while turn.finish_reason is None:
+            request.resume_from_offset = len(turn.token_ids)
+            try:
+                async for response in self._stub.Generate(request):
+                    backoff.reset()
+                    if response.HasField("chunk"):
+                        if self._observer is not None:
+                            self._observer(self.rollout_id, turn.turn_id, response.chunk)
+                        _extend(turn, response.chunk)
+                        yield response.chunk.tokens
+                    elif response.HasField("finish"):
+                        _finish(turn, response.finish)
+            except grpc.aio.AioRpcError as failure:
+                await _wait_or_raise(decode(failure), backoff)
+
+
+async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:
+    # A stale epoch means that the store restarted under the gateway: a new attempt takes over.
+    if isinstance(error, UnavailableError | StaleEpochError) or error.retry_after is not None:
+        await backoff.wait(error.retry_after)
+        return
+    raise error
+
+
+def _extend(turn: Turn, chunk: pb.TokenChunk) -> None:
+    if chunk.offset != len(turn.token_ids):
+        raise SeamflowError(
+            f"turn {turn.turn_id!r}: chunk at offset {chunk.offset}, "
+            f"expected {len(turn.token_ids)}: the gateway broke its contract"
+        )
+    turn.token_ids.extend(chunk.tokens.token_ids)
+    turn.logprobs.extend(chunk.tokens.logprobs)
+    turn.spans.extend(
+        WeightSpan(
+            start=chunk.offset + span.start,
+            num_tokens=span.num_tokens,
+            weight_version=span.weight_version,
+            server_id=span.server_id,
+        )
+        for span in chunk.tokens.spans
+    )
+
+
+def _finish(turn: Turn, finish: pb.TurnFinish) -> None:
+    name = tokens_pb2.FinishReason.Name(finish.finish_reason)
+    turn.finish_reason = name.removeprefix("FINISH_REASON_").lower()
+    turn.text = finish.text
+    turn.num_prompt_tokens = finish.num_prompt_tokens

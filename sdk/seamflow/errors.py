@@ -1,0 +1,129 @@
+"""What can go wrong when an agent or a tool talks to seamflow.
+
+SeamflowError
+├── InvalidRequestError      the request is wrong; says which field and the cure
+├── NotFoundError            no such run, rollout, node …
+├── PermissionDeniedError    missing or wrong token or credential
+├── PreconditionError        right request, wrong time
+├── ConflictError            same key, other content
+├── StaleEpochError          another caller has taken over
+├── ExhaustedError           back-pressure: try again after `retry_after`
+├── UnavailableError         the service cannot be reached now
+├── DeadlineError            time is up
+└── InternalError            a bug in seamflow; carries a request id
+"""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from seamflow.common.v1 import error_pb2
+
+__all__ = [
+    "ConflictError",
+    "DeadlineError",
+    "ExhaustedError",
+    "InternalError",
+    "InvalidRequestError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "PreconditionError",
+    "SeamflowError",
+    "StaleEpochError",
+    "UnavailableError",
+    "decode",
+]
+
+
+class SeamflowError(Exception):
+    """Base of all errors; `reason` is stable and may be branched on."""
+
+    def __init__(self, message: str, reason: str = "", retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after = retry_after
+        """Seconds to wait before the next attempt; None: the server named no time."""
+
+    def __reduce__(self) -> tuple[type[SeamflowError], tuple[str, str, float | None]]:
+        return type(self), (str(self), self.reason, self.retry_after)
+
+
+class InvalidRequestError(SeamflowError):
+    """The request is wrong; the message names the field, the value and the cure."""
+
+
+class NotFoundError(SeamflowError):
+    """There is nothing of that name."""
+
+
+class PermissionDeniedError(SeamflowError):
+    """The token or the rollout's credential is missing or wrong."""
+
+
+class PreconditionError(SeamflowError):
+    """The request is right but not in the present state."""
+
+
+class ConflictError(SeamflowError):
+    """The same key was used before with other content."""
+
+
+class StaleEpochError(SeamflowError):
+    """Somebody else has taken over what this caller held."""
+
+
+class ExhaustedError(SeamflowError):
+    """Back-pressure; `retry_after` says when to come back."""
+
+
+class UnavailableError(SeamflowError):
+    """The service cannot be reached now."""
+
+
+class DeadlineError(SeamflowError):
+    """Time is up."""
+
+
+class InternalError(SeamflowError):
+    """A bug in seamflow; the message carries the request id to look for in its logs."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[SeamflowError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
+    grpc.StatusCode.FAILED_PRECONDITION: PreconditionError,
+    grpc.StatusCode.ALREADY_EXISTS: ConflictError,
+    grpc.StatusCode.ABORTED: StaleEpochError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ExhaustedError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+}
+
+
+def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
+    """Turn gRPC's error into ours, with the reason and the retry time of its details."""
+    reason, retry_after = "", None
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            reason, retry_after = _details(value)
+    kind = _BY_CODE.get(error.code(), InternalError)
+    return kind(error.details() or error.code().name, reason, retry_after)
+
+
+def _details(value: bytes) -> tuple[str, float | None]:
+    reason, retry_after = "", None
+    try:
+        status = error_pb2.Status.FromString(value)
+    except DecodeError:
+        return reason, retry_after
+    for detail in status.details:
+        if detail.type_url.endswith("google.rpc.ErrorInfo"):
+            reason = error_pb2.ErrorInfo.FromString(detail.value).reason
+        elif detail.type_url.endswith("google.rpc.RetryInfo"):
+            delay = error_pb2.RetryInfo.FromString(detail.value).retry_delay
+            retry_after = delay.seconds + delay.nanos / 1e9
+    return reason, retry_after

@@ -1,0 +1,136 @@
+"""The contract's rules, checked from descriptors, so that no buf binary is needed."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+ROOT = Path(__file__).parents[1]
+PROTOS = sorted(path.relative_to(ROOT / "protos") for path in (ROOT / "protos").rglob("*.proto"))
+SERVICES = {
+    "seamflow.rollout.v1.RolloutService",
+    "seamflow.rollout.v1.RolloutServerService",
+    "seamflow.trajectory.v1.TrajectoryService",
+    "seamflow.trajectory.v1.SampleService",
+    "seamflow.trajectory.v1.TaskService",
+    "seamflow.weights.v1.WeightService",
+    "seamflow.scheduler.v1.SchedulerService",
+    "seamflow.trainer.v1.TrainerService",
+    "seamflow.environment.v1.EnvironmentService",
+    "seamflow.environment.v1.RewardService",
+}
+
+
+def descriptor(proto: Path) -> FileDescriptor:
+    """The generated module's descriptor."""
+    name = ".".join(proto.with_suffix("").parts) + "_pb2"
+    file: FileDescriptor = importlib.import_module(name).DESCRIPTOR
+    return file
+
+
+def messages(file: FileDescriptor) -> Iterator[Descriptor]:
+    """All messages of a file, nested ones too, map entries left out."""
+    stack = list(file.message_types_by_name.values())
+    while stack:
+        message = stack.pop()
+        if not message.GetOptions().map_entry:
+            yield message
+            stack.extend(message.nested_types)
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=str)
+def test_package_is_the_path(proto: Path) -> None:
+    """seamflow/<noun>/v1/x.proto holds package seamflow.<noun>.v1."""
+    assert descriptor(proto).package == ".".join(proto.parent.parts)
+    assert re.fullmatch(r"seamflow\.[a-z]+\.v\d+", descriptor(proto).package)
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=str)
+def test_enums_have_an_unspecified_zero_and_a_prefix(proto: Path) -> None:
+    """A reader that knows an enum not at all still knows what 0 means."""
+    for enum in descriptor(proto).enum_types_by_name.values():
+        prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", enum.name).upper()
+        assert enum.values_by_number[0].name == f"{prefix}_UNSPECIFIED"
+        assert all(value.name.startswith(f"{prefix}_") for value in enum.values)
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=str)
+def test_each_rpc_has_its_own_request_and_response(proto: Path) -> None:
+    """X takes XRequest and gives XResponse, so that each may grow alone; no client streams."""
+    for service in descriptor(proto).services_by_name.values():
+        assert service.name.endswith("Service")
+        for method in service.methods:
+            assert method.input_type.name == f"{method.name}Request"
+            assert method.output_type.name == f"{method.name}Response"
+            assert not method.client_streaming, "state must not live in a connection"
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=str)
+def test_fields_are_lower_snake_case(proto: Path) -> None:
+    """One spelling in proto, Python, Redis and metrics."""
+    for message in messages(descriptor(proto)):
+        assert all(re.fullmatch(r"[a-z][a-z0-9_]*", field.name) for field in message.fields)
+
+
+def test_the_contract_holds_every_service() -> None:
+    """Environment and reward servers of users are part of the contract from the start."""
+    found = {s.full_name for p in PROTOS for s in descriptor(p).services_by_name.values()}
+    assert found == SERVICES
+
+
+STATELESS = {"environment", "common"}
+
+
+def test_requests_of_stateful_services_name_their_run() -> None:
+    """Runs share services and stores, never state."""
+    per_node = {"scheduler", "trainer", "rollout_server_service"}
+    for proto in PROTOS:
+        if proto.parts[1] in STATELESS or per_node & {proto.parts[1], proto.stem}:
+            continue
+        for service in descriptor(proto).services_by_name.values():
+            for method in service.methods:
+                assert "run_id" in method.input_type.fields_by_name, method.full_name
+
+
+def released() -> dict[str, FileDescriptorProto]:
+    """What the last release promised."""
+    content = (ROOT / "protos" / "released.binpb").read_bytes()
+    return {file.name: file for file in FileDescriptorSet.FromString(content).file}
+
+
+def breaks(old: FileDescriptorProto, new: FileDescriptorProto) -> list[str]:
+    """Fields and rpcs of `old` that `new` lacks or has changed."""
+    found = []
+    new_messages = {m.name: {f.number: f for f in m.field} for m in new.message_type}
+    for message in old.message_type:
+        for field in message.field:
+            now = new_messages.get(message.name, {}).get(field.number)
+            same = now and (now.name, now.type, now.label) == (field.name, field.type, field.label)
+            if not same:
+                found.append(f"{message.name}.{field.name}")
+    new_rpcs = {f"{s.name}.{m.name}" for s in new.service for m in s.method}
+    old_rpcs = {f"{s.name}.{m.name}" for s in old.service for m in s.method}
+    return found + sorted(old_rpcs - new_rpcs)
+
+
+def test_nothing_released_is_broken() -> None:
+    """Released fields keep number, name and type, and released rpcs stay."""
+    for name, old in released().items():
+        if name.startswith("seamflow/"):
+            now = FileDescriptorProto()
+            descriptor(Path(name)).CopyToProto(now)
+            assert breaks(old, now) == []
+
+
+def test_a_changed_field_is_noticed() -> None:
+    """Negative control: another type under the same number is a break."""
+    old = released()["seamflow/common/v1/tokens.proto"]
+    new = FileDescriptorProto.FromString(old.SerializeToString())
+    new.message_type[0].field[0].type = 9
+    assert breaks(old, new) == [f"{old.message_type[0].name}.{old.message_type[0].field[0].name}"]
