@@ -1,0 +1,1 @@
+"""The small processes, one folder each, and the chassis that all share."""

