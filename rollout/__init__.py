@@ -1,0 +1,1 @@
+"""Rollout: the gateway agents talk to, and the servers that sample tokens."""

@@ -1,0 +1,1 @@
+"""The rollout gateway: every token between an agent and the model passes here, recorded first."""

@@ -1,0 +1,3 @@
+from rollout.gateway.cli import main
+
+main()

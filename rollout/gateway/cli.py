@@ -1,0 +1,46 @@
+"""Entry point: `python -m rollout.gateway`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from seamflow.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from rollout.gateway.config import GatewayConfig
+from rollout.gateway.servers import Servers
+from rollout.gateway.servicer import GatewayServicer
+from rollout.gateway.template import ChatTemplate
+from services.chassis import clients
+from services.chassis.server import Service, run
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["build", "main"]
+
+
+@asynccontextmanager
+async def build(config: GatewayConfig) -> AsyncIterator[Service]:
+    """Wire the gateway: the store in front, the servers behind, the template between."""
+    template = ChatTemplate(config.model)
+    servers = Servers(config)
+    secret = (config.credential_secret or secrets.token_hex(32)).encode()
+    async with clients.channel(config, config.trajectory_manager) as channel:
+        store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        servicer = GatewayServicer(
+            store, servers, template, secret, config.default_heartbeat_seconds
+        )
+        yield Service(
+            servicers=[(add_RolloutServiceServicer_to_server, servicer)],
+            background=[servers.keep_known, servers.keep_versions],
+        )
+        await servers.close()
+
+
+def main() -> NoReturn:
+    """Run the gateway until it is told to stop."""
+    run("rollout_gateway", GatewayConfig, build)

@@ -1,0 +1,122 @@
+"""From messages to token ids without ever encoding a sampled token again.
+
+A template is used in steps: what the matched prefix already holds stays as it was sampled, and only
+what follows is rendered and encoded. Where a template rewrites history (it drops old thinking,
+say), `is_append_only` is False and the whole prompt is matched by its ids instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.chassis.errors import ConfigError
+
+__all__ = ["ChatTemplate"]
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """Tokenizer and chat template of one model folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load from a Hugging Face folder; raises `ConfigError` that says what it lacks."""
+        self._tokenizer = _load_tokenizer(folder)
+        parts = [self._tokenizer.chat_template or "", _vocabulary_digest(folder)]
+        self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        """Changes whenever the same messages could give other ids."""
+        self.stop_token_ids = _stop_token_ids(folder, self._tokenizer)
+        """Ids that end an answer."""
+        self.vocabulary_size = len(self._tokenizer)
+        """Ids below this are valid."""
+        self._special_ids = frozenset(self._tokenizer.all_special_ids)
+
+    @staticmethod
+    def keys(messages: Sequence[Message]) -> list[str]:
+        """Digest of each message; equal keys mean equal role and text."""
+        return [
+            hashlib.sha256(json.dumps([m["role"], m["content"]]).encode()).hexdigest()[:32]
+            for m in messages
+        ]
+
+    def is_append_only(self, messages: Sequence[Message]) -> bool:
+        """Whether every answer in `messages` renders as a prefix of the whole."""
+        whole = self._render(messages, ask=True)
+        answers = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return all(self._tail(messages, end, whole) is not None for end in answers)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the whole prompt, up to where the answer begins."""
+        return self._encode(self._render(messages, ask=True))
+
+    def encode_after(
+        self, messages: Sequence[Message], num_matched: int, last_token_id: int
+    ) -> list[int]:
+        """Ids that follow a prefix which ends with the answer `messages[num_matched - 1]`.
+
+        `last_token_id` is the prefix's last id: a terminator the policy sampled itself is not
+        repeated, a missing one is added here, as an environment token.
+        """
+        tail = self._tail(messages, num_matched, self._render(messages, ask=True))
+        if tail is None:
+            raise ValueError("the template rewrites history: ask is_append_only first")
+        ids = self._encode(tail)
+        is_sampled = bool(ids) and ids[0] == last_token_id and last_token_id in self._special_ids
+        return ids[1:] if is_sampled else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled ids, without special tokens."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def _tail(self, messages: Sequence[Message], end: int, whole: str) -> str | None:
+        """What `whole` has after the answer `messages[end - 1]`; None: no such place."""
+        before = self._render(messages[: end - 1], ask=True)
+        content = messages[end - 1]["content"]
+        if not whole.startswith(before + content):
+            return None
+        return whole[len(before) + len(content) :]
+
+    def _render(self, messages: Sequence[Message], *, ask: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            [dict(m) for m in messages], tokenize=False, add_generation_prompt=ask
+        )
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # heavy: only this process needs it
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model {str(folder)!r} has no config.json: name a Hugging Face folder")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {str(folder)!r} has no usable tokenizer: save one with "
+            f"tokenizer.save_pretrained({str(folder)!r})"
+        ) from error
+
+
+def _vocabulary_digest(folder: Path) -> str:
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+    files = [folder / name for name in names if (folder / name).is_file()]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """The tokenizer's end of sequence and those of generation_config.json, as engines use them."""
+    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    file = folder / "generation_config.json"
+    if file.is_file():
+        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        ids |= set(given if isinstance(given, list) else [given]) - {None}
+    return frozenset(ids)

@@ -1,0 +1,233 @@
+"""The life of one turn: begin, then generate, record and forward until it is over, then end.
+
+There is one way to go on. Whatever ends a stream of tokens (new weights, a moved node, a killed
+server), the turn continues from its recorded prefix on whichever server may serve it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import InvalidRequestError, decode
+from seamflow.retry import Backoff
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+
+from rollout.gateway import tokens
+from rollout.gateway.peers import answered, forwarded
+from rollout.gateway.prompt import Prompt
+from rollout.gateway.servers import Server, Servers
+from services.chassis import metrics
+from services.chassis.errors import Reason, failed_precondition
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["Record", "Turn", "with_heartbeats"]
+
+Record = Callable[[store_pb.AppendTokensRequest], Awaitable[None]]
+"""Stores tokens; returns when they are acknowledged."""
+
+_ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
+_RESUMED = metrics.counter(
+    "rollout_gateway", "turns_continued_total", "Streams continued from a recorded prefix."
+)
+_FORWARDED = metrics.counter(
+    "rollout_gateway", "tokens_forwarded_total", "Sampled tokens sent to agents."
+)
+
+
+class Turn:
+    """One call of Generate."""
+
+    def __init__(
+        self,
+        request: pb.GenerateRequest,
+        prompt: Prompt,
+        attempt_id: str,
+        store: TrajectoryServiceAsyncStub,
+        servers: Servers,
+        record: Record,
+    ) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._attempt_id = attempt_id
+        self._store = store
+        self._servers = servers
+        self._record = record
+        self._epoch = 0
+        self._pinned: int | None = None
+        self._prompt_ids: list[int] = []  # shared prefix and this turn's environment tokens
+        self._sampled: list[int] = []
+        self._num_stored = 0  # tokens of this turn in the store, environment ones included
+        self._finish = tokens_pb2.FINISH_REASON_UNSPECIFIED
+
+    async def events(self) -> AsyncIterator[pb.GenerateResponse]:
+        """What the agent gets: recorded tokens, then new ones, then the end."""
+        recorded = await self._begin()
+        yield _chunk(
+            tokens.after(recorded, self._request.resume_from_offset),
+            self._request.resume_from_offset,
+        )
+        was_ended = self._finish in _ENDED
+        self._finish = self._finish or self._finish_by_tokens()
+        while self._finish not in _ENDED:
+            async for event in self._continue():
+                yield event
+        text = self._prompt.template.decode(self._sampled)
+        if not was_ended:
+            await self._end(text)
+        yield self._finished(text)
+
+    async def _begin(self) -> tokens_pb2.Tokens:
+        """Open the turn in the store; returns the sampled tokens it already has."""
+        begin = self._prompt.begin_request(self._request, self._attempt_id)
+        answer = await answered(lambda: self._store.BeginTurn(begin))
+        self._epoch, self._finish = answer.epoch, answer.finish_reason
+        if answer.HasField("pinned_weight_version"):
+            self._pinned = answer.pinned_weight_version
+        stored = answer.tokens
+        if not stored.token_ids:
+            stored = tokens.environment(self._prompt.remaining_ids(answer))
+            await self._append(stored)
+        num_environment = tokens.num_environment(stored)
+        self._num_stored = len(stored.token_ids)
+        self._prompt_ids = [*answer.prefix_token_ids, *stored.token_ids[:num_environment]]
+        self._sampled = list(stored.token_ids[num_environment:])
+        await self._check_nothing_lost()
+        return tokens.after(stored, num_environment)
+
+    async def _check_nothing_lost(self) -> None:
+        given, kept = self._request.resume_from_offset, len(self._sampled)
+        if given <= kept:
+            return
+        message = (
+            f"the caller has {given} sampled tokens, the store only {kept}: the store lost some"
+        )
+        await answered(
+            lambda: self._store.FinishRollout(self._prompt.failure(self._request, message))
+        )
+        raise failed_precondition(Reason.OFFSET_GAP, f"{message}; the rollout has failed")
+
+    async def _continue(self) -> AsyncIterator[pb.GenerateResponse]:
+        """Sample on one server until the turn or the stream is over."""
+        async with self._servers.turn(self._pinned) as server:
+            call = server.stub.GenerateTokens(self._server_request())
+            num_before = len(self._sampled)
+            try:
+                async for response in call:
+                    if response.tokens.token_ids:
+                        yield await self._record_then_forward(response.tokens)
+                    self._finish = response.finish_reason
+            except grpc.aio.AioRpcError as error:
+                await self._given_up(server, error)
+            finally:
+                call.cancel()
+            if self._finish in _ENDED:
+                return
+            _RESUMED.inc()
+            if len(self._sampled) == num_before:
+                self._servers.suspect(server)
+
+    async def _given_up(self, server: Server, error: grpc.aio.AioRpcError) -> None:
+        """A broken stream is no end; a request that the server refuses is the agent's to mend."""
+        refusal = decode(error)
+        if isinstance(refusal, InvalidRequestError):
+            raise forwarded(refusal)
+        self._servers.suspect(server)
+        await Backoff().wait(refusal.retry_after)
+
+    async def _record_then_forward(self, new: tokens_pb2.Tokens) -> pb.GenerateResponse:
+        await self._append(new)
+        offset = len(self._sampled)
+        self._sampled.extend(new.token_ids)
+        self._num_stored += len(new.token_ids)
+        _FORWARDED.inc(len(new.token_ids))
+        return _chunk(new, offset)
+
+    async def _append(self, new: tokens_pb2.Tokens) -> None:
+        if not new.token_ids:
+            return
+        await self._record(
+            store_pb.AppendTokensRequest(
+                run_id=self._request.run_id,
+                rollout_id=self._request.rollout_id,
+                turn_id=self._request.turn_id,
+                epoch=self._epoch,
+                offset=self._num_stored,
+                tokens=new,
+            )
+        )
+
+    async def _end(self, text: str) -> None:
+        request = store_pb.EndTurnRequest(
+            run_id=self._request.run_id,
+            rollout_id=self._request.rollout_id,
+            turn_id=self._request.turn_id,
+            epoch=self._epoch,
+            finish_reason=self._finish,
+            message_key=self._prompt.answer_key(text),
+        )
+        await answered(lambda: self._store.EndTurn(request))
+
+    def _finish_by_tokens(self) -> tokens_pb2.FinishReason.ValueType:
+        """The end of a turn whose last attempt died between its last token and EndTurn."""
+        sampling = self._request.sampling
+        if self._sampled and self._sampled[-1] in self._prompt.stop_token_ids(sampling):
+            return tokens_pb2.FINISH_REASON_STOP
+        if len(self._sampled) >= sampling.max_new_tokens:
+            return tokens_pb2.FINISH_REASON_LENGTH
+        return tokens_pb2.FINISH_REASON_UNSPECIFIED
+
+    def _server_request(self) -> server_pb.GenerateTokensRequest:
+        sampling = tokens_pb2.SamplingParams()
+        sampling.CopyFrom(self._request.sampling)
+        sampling.max_new_tokens -= len(self._sampled)
+        return server_pb.GenerateTokensRequest(
+            run_id=self._request.run_id,
+            request_id=f"{self._request.turn_id}/{self._attempt_id}/{len(self._sampled)}",
+            token_ids=[*self._prompt_ids, *self._sampled],
+            sampling=sampling,
+        )
+
+    def _finished(self, text: str) -> pb.GenerateResponse:
+        return pb.GenerateResponse(
+            finish=pb.TurnFinish(
+                finish_reason=self._finish,
+                text=text,
+                num_prompt_tokens=len(self._prompt_ids),
+                num_sampled_tokens=len(self._sampled),
+            )
+        )
+
+
+def _chunk(new: tokens_pb2.Tokens, offset: int) -> pb.GenerateResponse:
+    return pb.GenerateResponse(chunk=pb.TokenChunk(offset=offset, tokens=new))
+
+
+async def with_heartbeats(
+    events: AsyncIterator[pb.GenerateResponse], interval: float
+) -> AsyncGenerator[pb.GenerateResponse]:
+    """The same events, and a heartbeat whenever `interval` seconds bring none."""
+    pending = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({pending}, timeout=interval)
+            if not done:
+                yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
+                continue
+            event = pending.result()
+            if event is None:
+                return
+            yield event
+            pending = asyncio.ensure_future(anext(events, None))
+    finally:
+        # The caller is gone or the turn is over: either way no server must work on.
+        pending.cancel()
+        await asyncio.wait({pending})

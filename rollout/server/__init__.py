@@ -1,0 +1,1 @@
+"""The rollout server: one engine behind gRPC, following the weights service by itself."""

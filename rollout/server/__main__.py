@@ -1,0 +1,3 @@
+from rollout.server.cli import main
+
+main()

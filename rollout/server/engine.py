@@ -1,0 +1,256 @@
+"""What a rollout server asks of an engine: sample tokens, stop at a token boundary, change weights.
+
+    EngineError
+    ├── EngineStateError     the call does not fit the engine's state: not paused, released, closed
+    ├── EngineFailed         the engine died; the process must be restarted
+    └── WeightsError         a weights folder cannot be loaded; the old weights stay in use
+
+Bad requests raise `RequestError`, a `ValueError`, before anything reaches the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+__all__ = [
+    "Chunk",
+    "Engine",
+    "EngineError",
+    "EngineFailed",
+    "EngineInfo",
+    "EngineLoad",
+    "EngineRequest",
+    "EngineStateError",
+    "FinishReason",
+    "PauseMode",
+    "RequestError",
+    "Sampling",
+    "WeightsError",
+    "check_request",
+]
+
+
+class EngineError(Exception):
+    """Anything an engine can fail with."""
+
+
+class EngineStateError(EngineError):
+    """The call does not fit the state the engine is in."""
+
+
+class EngineFailed(EngineError):  # noqa: N818 -- names the event
+    """The engine is dead and answers no call any more."""
+
+
+class WeightsError(EngineError):
+    """A weights folder is incomplete, damaged or of another model; the old weights stay in use."""
+
+
+class RequestError(ValueError):
+    """A request that no engine of this vocabulary and context can sample.
+
+    Attributes:
+        field: what is wrong, such as "token_ids[3]".
+        value: what it holds.
+        cure: what it may hold.
+    """
+
+    def __init__(self, field: str, value: object, cure: str) -> None:
+        super().__init__(field, value, cure)
+        self.field, self.value, self.cure = field, value, cure
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.value}: {self.cure}"
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the last token of the output."""
+    LENGTH = "length"
+    """`max_new_tokens` or the engine's context was reached."""
+    INTERRUPTED = "interrupted"
+    """The engine gave the sequence up unfinished: it can go on elsewhere from its tokens."""
+
+
+class PauseMode(StrEnum):
+    """What happens to running sequences when the engine pauses."""
+
+    RETRACT = "retract"
+    """They are held, and prefilled again from their tokens on resume; new requests wait."""
+    ABORT = "abort"
+    """They end `INTERRUPTED` with what they have; so do new requests until resume."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one sequence is sampled."""
+
+    temperature: float = 1.0
+    """Divides the logits, 0.001 to 1000; 0 is greedy, with log-probs of temperature 1."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with at least this probability, in (0, 1]."""
+    top_k: int = 0
+    """Keep this many tokens; 0 keeps all."""
+    max_new_tokens: int = 256
+    """Most tokens to sample, stop token included."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the sequence, besides the model's own end-of-sequence ids."""
+    seed: int | None = None
+    """Same seed, prefix and weights give the same tokens, also when continued on another server."""
+    ignore_eos: bool = False
+    """Do not stop at the model's own end-of-sequence ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One sequence to continue.
+
+    Example:
+        EngineRequest(request_id="turn-7", token_ids=(5, 9), sampling=Sampling(top_p=0.9))
+    """
+
+    request_id: str
+    """Names the request in logs and errors."""
+    token_ids: tuple[int, ...]
+    """The prefix to continue: prompt, and whatever the turn has produced already."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How to sample what follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens of one sequence, all sampled under one weight version."""
+
+    token_ids: tuple[int, ...]
+    """New tokens, in order; empty only in a last chunk."""
+    logprobs: tuple[float, ...]
+    """One per token: natural log, after temperature, before top-p and top-k."""
+    weight_version: int
+    """The version all of `token_ids` were sampled under."""
+    finish: FinishReason | None = None
+    """Set on the last chunk of a sequence and on no other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What does not change while an engine lives."""
+
+    name: str
+    """Which implementation this is."""
+    vocab_size: int
+    """Valid token ids are 0 .. vocab_size - 1."""
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a sequence unless it ignores them."""
+    max_context: int
+    """Most tokens in one sequence, prompt and output together."""
+    max_running: int
+    """Most sequences sampled at the same time; more wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is."""
+
+    running: int
+    """Sequences being sampled."""
+    queued: int
+    """Sequences waiting for a slot, or held by a pause."""
+    tokens_per_second: float
+    """Sampled tokens per second over the last seconds."""
+
+
+class Engine(Protocol):
+    """Samples tokens for many sequences at once. All calls come from one event loop."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constants of this engine; valid after `start`."""
+        ...
+
+    @property
+    def weight_version(self) -> int:
+        """The version in use: what the next token is sampled under."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and begin to serve. Raises `ValueError` for an unusable model folder."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        """Stream one sequence; closing the iterator ends the sequence within one step.
+
+        Raises `ValueError` for a bad request, before the engine sees it.
+        """
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop at a token boundary. On return every sampled token has been handed out."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`; held sequences are prefilled again. No effect when not paused."""
+        ...
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        """Load `folder` in place and take its version; nothing computed by old weights is kept.
+
+        Raises `EngineStateError` unless paused, `WeightsError` if the folder cannot be loaded.
+        """
+        ...
+
+    async def release_memory(self) -> int:
+        """Drop weights and caches; returns the bytes given back. Needs a pause."""
+        ...
+
+    async def restore_memory(self) -> None:
+        """Take memory and the last weights back; the engine stays paused."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        ...
+
+    async def wait_failed(self) -> None:
+        """Never return while the engine is healthy; raise `EngineFailed` once it is not."""
+        ...
+
+    async def close(self) -> None:
+        """End every sequence `INTERRUPTED` and stop."""
+        ...
+
+
+def check_request(request: EngineRequest, info: EngineInfo) -> None:
+    """Refuse what `info`'s engine cannot sample. Raises `RequestError`."""
+    _check_tokens(request.token_ids, info)
+    sampling = request.sampling
+    if sampling.temperature != 0.0:
+        # Lower ones overflow float32 logits; 0 asks for what they approach.
+        _check_range("temperature", sampling.temperature, 1e-3, 1e3)
+    _check_range("top_k", sampling.top_k, 0, 2**31 - 1)
+    _check_range("max_new_tokens", sampling.max_new_tokens, 1, 2**31 - 1)
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise RequestError("top_p", sampling.top_p, "must be over 0 and at most 1")
+    for index, token_id in enumerate(sampling.stop_token_ids):
+        _check_range(f"stop_token_ids[{index}]", token_id, 0, info.vocab_size - 1)
+
+
+def _check_tokens(token_ids: tuple[int, ...], info: EngineInfo) -> None:
+    length = len(token_ids)
+    if not 0 < length < info.max_context:
+        cure = f"must be 1 to {info.max_context - 1}, the engine's context less one"
+        raise RequestError("the length of token_ids", length, cure)
+    if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+        for index, token_id in enumerate(token_ids):
+            _check_range(f"token_ids[{index}]", token_id, 0, info.vocab_size - 1)
+
+
+def _check_range(field: str, value: float, low: float, high: float) -> None:
+    # Written so that NaN, which compares false with everything, is refused.
+    if not low <= value <= high:
+        raise RequestError(field, value, f"must be {low} to {high}")

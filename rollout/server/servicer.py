@@ -1,0 +1,184 @@
+"""`RolloutServerService`: messages to and from the server, no logic."""
+
+# ruff: noqa: N802 -- rpcs are named by the contract
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
+
+from rollout.server.engine import (
+    Chunk,
+    EngineFailed,
+    EngineRequest,
+    FinishReason,
+    PauseMode,
+    RequestError,
+    Sampling,
+    WeightsError,
+)
+from rollout.server.server import RolloutServer, State
+from services.chassis import metrics
+from services.chassis.errors import (
+    Reason,
+    ServiceError,
+    failed_precondition,
+    invalid_argument,
+    unavailable,
+)
+
+__all__ = ["RolloutServerServicer"]
+
+API_VERSION = "v1"
+FEATURES = ("pause_retract", "pause_abort", "release_memory", "seed")
+
+_TOKENS = metrics.counter("rollout_server", "sampled_tokens_total", "Tokens sent to callers.")
+_FINISHES = {
+    None: tokens_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: tokens_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: tokens_pb2.FINISH_REASON_LENGTH,
+    FinishReason.INTERRUPTED: tokens_pb2.FINISH_REASON_INTERRUPTED,
+}
+_MODES = {
+    pb.PAUSE_MODE_RETRACT: PauseMode.RETRACT,
+    pb.PAUSE_MODE_ABORT: PauseMode.ABORT,
+}
+_STATES = {
+    # Until its weights are current a server is to its callers what a paused one is.
+    State.LOADING: pb.SERVER_STATE_PAUSED,
+    State.SERVING: pb.SERVER_STATE_SERVING,
+    State.PAUSED: pb.SERVER_STATE_PAUSED,
+    State.RELEASED: pb.SERVER_STATE_RELEASED,
+    State.DRAINING: pb.SERVER_STATE_DRAINING,
+}
+
+
+class RolloutServerServicer(RolloutServerServiceServicer):
+    """Serves one `RolloutServer` for one run."""
+
+    def __init__(self, server: RolloutServer, *, server_id: str, run_id: str) -> None:
+        self._server = server
+        self._server_id = server_id
+        self._run_id = run_id
+
+    async def GenerateTokens(
+        self, request: pb.GenerateTokensRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateTokensResponse]:
+        """Stream one turn; a caller that goes away ends it."""
+        if request.run_id != self._run_id:
+            raise invalid_argument(
+                "run_id", request.run_id, f"this server serves run {self._run_id}"
+            )
+        try:
+            async with aclosing(self._server.engine.generate(_engine_request(request))) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:
+                    _TOKENS.inc(len(chunk.token_ids))
+                    yield self._response(chunk)
+        except RequestError as error:
+            raise invalid_argument(error.field, error.value, error.cure) from error
+        except EngineFailed as error:
+            raise _engine_failed() from error
+
+    def _response(self, chunk: Chunk) -> pb.GenerateTokensResponse:
+        tokens = tokens_pb2.Tokens(token_ids=chunk.token_ids, logprobs=chunk.logprobs)
+        if chunk.token_ids:
+            tokens.spans.add(
+                num_tokens=len(chunk.token_ids),
+                origin=tokens_pb2.ORIGIN_POLICY,
+                weight_version=chunk.weight_version,
+                version_source=tokens_pb2.VERSION_SOURCE_ENGINE,
+                server_id=self._server_id,
+            )
+        return pb.GenerateTokensResponse(tokens=tokens, finish_reason=_FINISHES[chunk.finish])
+
+    async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
+        """Stop at a token boundary."""
+        if request.mode not in _MODES:
+            raise invalid_argument("mode", request.mode, "must be RETRACT or ABORT")
+        return pb.PauseResponse(num_turns=await self._server.pause(_MODES[request.mode]))
+
+    async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
+        """Go on after Pause."""
+        await self._server.resume()
+        return pb.ResumeResponse()
+
+    async def UpdateWeights(
+        self, request: pb.UpdateWeightsRequest, context: Any
+    ) -> pb.UpdateWeightsResponse:
+        """Load a committed version now."""
+        wanted = request.weight_version if request.HasField("weight_version") else None
+        try:
+            version = await self._server.update(wanted)
+        except WeightsError as error:
+            raise _weights_refused(error) from error
+        return pb.UpdateWeightsResponse(weight_version=version)
+
+    async def ReleaseMemory(
+        self, request: pb.ReleaseMemoryRequest, context: Any
+    ) -> pb.ReleaseMemoryResponse:
+        """Give turns up and memory back."""
+        return pb.ReleaseMemoryResponse(num_bytes=await self._server.release())
+
+    async def RestoreMemory(
+        self, request: pb.RestoreMemoryRequest, context: Any
+    ) -> pb.RestoreMemoryResponse:
+        """Take memory and the newest weights, then serve."""
+        try:
+            return pb.RestoreMemoryResponse(weight_version=await self._server.restore())
+        except WeightsError as error:
+            raise _weights_refused(error) from error
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Any
+    ) -> pb.GetServerInfoResponse:
+        """Report constants, state and load."""
+        engine = self._server.engine
+        load = engine.load()
+        return pb.GetServerInfoResponse(
+            server_id=self._server_id,
+            state=_STATES[self._server.state],
+            weight_version=engine.weight_version,
+            num_running=load.running,
+            num_queued=load.queued,
+            max_running=engine.info.max_running,
+            max_context=engine.info.max_context,
+            tokens_per_second=load.tokens_per_second,
+            engine=engine.info.name,
+            api_version=API_VERSION,
+            features=FEATURES,
+        )
+
+
+def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
+    given = request.sampling
+    defaults = Sampling()
+    return EngineRequest(
+        request_id=request.request_id,
+        token_ids=tuple(request.token_ids),
+        sampling=Sampling(
+            temperature=given.temperature if given.HasField("temperature") else 1.0,
+            top_p=given.top_p if given.HasField("top_p") else defaults.top_p,
+            top_k=given.top_k,
+            max_new_tokens=(
+                given.max_new_tokens
+                if given.HasField("max_new_tokens")
+                else defaults.max_new_tokens
+            ),
+            stop_token_ids=tuple(given.stop_token_ids),
+            seed=given.seed if given.HasField("seed") else None,
+            ignore_eos=given.ignore_eos,
+        ),
+    )
+
+
+def _engine_failed() -> ServiceError:
+    return unavailable(Reason.ENGINE_FAILED, "the engine has failed and this server will restart")
+
+
+def _weights_refused(error: WeightsError) -> ServiceError:
+    return failed_precondition(Reason.CHECKSUM_MISMATCH, str(error))
