@@ -1,0 +1,1 @@
+"""The tag scheduler: nodes say what they can do, it says what they do now."""

@@ -1,0 +1,40 @@
+"""Configuration of the scheduler, table `[scheduler]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.chassis.config import ServerConfig
+
+__all__ = ["SchedulerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(ServerConfig):
+    """What the scheduler can be told."""
+
+    port: int = 50053
+    """gRPC port; 0 takes a free one."""
+    redis_url: str | None = field(default=None, metadata={"secret": True})
+    """Store of nodes, gangs and epochs; not set: this process's memory, which a restart forgets."""
+    lease_seconds: float = 10.0
+    """A node agent that cannot heartbeat for this long stops its work."""
+    lease_margin_seconds: float = 2.0
+    """A node is lost this long after its lease ran out."""
+    policy: str = "preemptive"
+    """Who does what: a built-in policy, or "package.module:Class"."""
+    lend: bool = True
+    """Nodes that can train do rollout while no gang wants them."""
+    min_dwell_seconds: float = 0.0
+    """A node that a gang gave back is not lent before this; set it to what a switch costs."""
+    max_events: int = 100_000
+    """Entries the audit log keeps."""
+
+    def __post_init__(self) -> None:
+        for name in ("lease_seconds", "lease_margin_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+        if self.min_dwell_seconds < 0:
+            raise ValueError(f"min_dwell_seconds is {self.min_dwell_seconds}: it must not be < 0")
+        if self.max_events < 1:
+            raise ValueError(f"max_events is {self.max_events}: it must be at least 1")

@@ -1,0 +1,226 @@
+"""The pool of nodes: one change at a time, committed before it is told to anyone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from scheduler.draft import Draft
+from scheduler.leases import Leases
+from scheduler.policy import AllocationPolicy
+from scheduler.records import AllocationEvent, EventKind, GangKey, Node, NodeState, State
+from scheduler.store import Store, SupersededError
+from services.chassis import metrics
+from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
+from services.chassis.log import get_logger
+
+__all__ = ["Pool", "assignment_differs", "gang_granted"]
+
+Change = Callable[[Draft], object]
+
+_EVENTS_AT_ONCE = 1000
+
+
+class Pool:
+    """Serves reads from its copy of the state, which is true while no other scheduler took over.
+
+    Args:
+        store: what survives; opened by `open`.
+        policy: decides who does what.
+        leases: who was heard of lately.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        policy: AllocationPolicy,
+        leases: Leases,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._leases = leases
+        self._clock = clock
+        self._incarnation = 0
+        self._state = State()
+        self._in_doubt = False
+        self._closing = False
+        self._one_at_a_time = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._heartbeat_times: dict[str, float] = {}
+        self._assigned = metrics.counter(
+            "scheduler", "assignments_total", "Assignments given out, by activity tag.", ("tag",)
+        )
+        self._lost = metrics.counter("scheduler", "lost_nodes_total", "Leases that ran out.")
+        self._standing = metrics.gauge(
+            "scheduler", "nodes", "Nodes by activity tag and reported state.", ("tag", "state")
+        )
+
+    async def open(self) -> None:
+        """Take over what an earlier scheduler left; what runs is not touched."""
+        self._incarnation = await self._store.open()
+        self._state = await self._store.load()
+        get_logger().info(
+            "pool_opened", incarnation=self._incarnation, nodes=len(self._state.nodes)
+        )
+
+    async def close(self) -> None:
+        """Answer every long-poll now."""
+        self._closing = True
+        self._wake()
+
+    @property
+    def state(self) -> State:
+        """What holds now."""
+        return self._state
+
+    def heartbeat_time(self, node_id: str) -> float | None:
+        """When a node was last heard of, seconds since 1970; None: not since this start."""
+        return self._heartbeat_times.get(node_id)
+
+    def draft(self) -> Draft:
+        """A copy to try changes on."""
+        return Draft(self._state, self._policy, self._clock())
+
+    async def register(self, node: Node) -> Node:
+        """Let a node join or come back; returns it with its new assignment."""
+        self._heard(node.node_id)
+        await self._apply(lambda draft: draft.register(node))
+        return self._state.nodes[node.node_id]
+
+    async def heartbeat(self, node_id: str, state: NodeState, reported: int, known: int) -> None:
+        """Take a node's report, and renew its lease if it is the node agent's newest life.
+
+        Raises:
+            ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
+        """
+        if known > self._state.last_epoch:
+            await self._apply(lambda draft: draft.see_epoch(known))
+        await self._apply(lambda draft: draft.report(node_id, state, reported, known))
+        self._heard(node_id)
+
+    async def change(self, change: Change) -> None:
+        """Commit any other change."""
+        await self._apply(change)
+
+    async def until(self, condition: Callable[[State], bool], seconds: float) -> State:
+        """Wait until `condition` holds, at most `seconds`; returns what holds then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (self._closing or condition(self._state)):
+                    await self._changed.wait()
+        return self._state
+
+    async def next_events(self, after: int) -> list[AllocationEvent]:
+        """The events after sequence `after`, as soon as there is one; empty when closing.
+
+        A watcher that is ahead of the log (its store was lost) starts again at the oldest kept.
+        """
+        if after > self._state.last_sequence:
+            after = 0
+        while not (self._closing or self._state.last_sequence > after):
+            await self._changed.wait()
+        if self._closing:
+            return []
+        return await self._store.events(after, _EVENTS_AT_ONCE)
+
+    async def sweep(self) -> None:
+        """Let go of silent nodes, and do what has become due by time alone.
+
+        Raises:
+            DependencyUnavailable: a newer scheduler has taken over; this one must end.
+        """
+        try:
+            superseded = not await self._store.is_newest(self._incarnation)
+            if not superseded:
+                await self._apply(self._overdue)
+        except ServiceError as error:
+            get_logger().warning("sweep_failed", reason=error.reason, error=error.message)
+            return
+        if superseded:
+            raise DependencyUnavailable("store", "another scheduler has taken it over")
+
+    def _overdue(self, draft: Draft) -> None:
+        nodes = draft.state.nodes.values()
+        held = [node.node_id for node in nodes if node.state is not NodeState.LOST]
+        draft.lose(self._leases.expired(held))
+        draft.replan("time passed")
+
+    async def _apply(self, change: Change) -> None:
+        async with self._one_at_a_time:
+            before = await self._settled()
+            draft = Draft(before, self._policy, self._clock())
+            change(draft)
+            after = draft.state
+            if after == before:
+                return
+            self._in_doubt = True
+            try:
+                await self._store.commit(self._incarnation, before, after, draft.events)
+            except SupersededError as error:
+                message = "another scheduler has taken over"
+                raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+            self._in_doubt = False
+            self._state = after
+        self._tell(draft.events)
+        self._wake()
+
+    async def _settled(self) -> State:
+        """The state, read again if the last commit's outcome is unknown."""
+        if self._in_doubt:
+            self._state = await self._store.load()
+            self._in_doubt = False
+        return self._state
+
+    def _heard(self, node_id: str) -> None:
+        self._leases.renew(node_id)
+        self._heartbeat_times[node_id] = self._clock()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _tell(self, events: list[AllocationEvent]) -> None:
+        for event in events:
+            node = event.node
+            if event.kind is EventKind.ASSIGNED:
+                self._assigned.labels(node.assignment.tag).inc()
+            elif event.kind is EventKind.LOST:
+                self._lost.inc()
+            get_logger().info(
+                f"node_{event.kind}",
+                node_id=node.node_id,
+                tag=node.assignment.tag,
+                gang_id=node.assignment.gang_id,
+                epoch=node.assignment.epoch,
+                reported_epoch=node.reported_epoch,
+                state=node.state,
+                lent=node.assignment.lent,
+                cause=event.cause,
+            )
+        self._standing.clear()
+        for node in self._state.nodes.values():
+            self._standing.labels(node.assignment.tag, node.state).inc()
+
+
+def gang_granted(key: GangKey) -> Callable[[State], bool]:
+    """Holds when all nodes of the gang do its work, or when the gang was released meanwhile."""
+
+    def granted(state: State) -> bool:
+        gang = state.gangs.get(key)
+        return gang is None or state.granted(gang)
+
+    return granted
+
+
+def assignment_differs(node_id: str, epoch: int) -> Callable[[State], bool]:
+    """Holds when the node's assignment is not the one of `epoch`."""
+
+    def differs(state: State) -> bool:
+        node = state.nodes.get(node_id)
+        return node is None or node.assignment.epoch != epoch
+
+    return differs

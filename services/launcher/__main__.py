@@ -1,0 +1,3 @@
+from services.launcher.cli import main
+
+main()

@@ -1,0 +1,108 @@
+"""Configuration of the launcher, table [launcher].
+
+The same file holds the tables of all other processes; each reads its own. What the launcher alone
+can know (addresses, folders, the run's name) it hands to its children by environment.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.chassis.config import ServerConfig
+
+__all__ = ["LauncherConfig", "NodePlan"]
+
+_NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
+_KNOWN_TAGS = {"rollout", "train"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """One node to start."""
+
+    node_id: str
+    """Unique name."""
+    tags: tuple[str, ...]
+    """Capability tags: "rollout", "train" or both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherConfig(ServerConfig):
+    """One run on this machine. "{run}" in a path is the run's own folder."""
+
+    name: str
+    """Names the run and its folder; a name that was used needs --resume."""
+    model: str
+    """Hugging Face folder to start from."""
+    tasks: str
+    """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"."""
+    agent: str
+    """The agent, as "package.module:Class"."""
+    heldout_tasks: str | None = None
+    """JSONL of tasks that are never trained on; solved before and after training."""
+    success: str = "success"
+    """Name of the reward (0 or 1) that says whether a rollout succeeded."""
+    prepare: str | None = None
+    """Module that makes model and tasks: `python -m <prepare> --out {run}/prepared --seed N`."""
+    nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
+    """Nodes and their capability tags; the tags alone make a mode."""
+    trainer_ranks: int = 1
+    """Processes of the training gang, started by torchrun when more than one."""
+    concurrency: int = 64
+    """Rollouts the agent runner has under way at once."""
+    rollout_timeout: float = 600.0
+    """Seconds a rollout may take before its sample is replaced."""
+    group_size: int = 8
+    """Samples of each task that are compared with each other."""
+    groups_per_step: int = 16
+    """Groups in a training step."""
+    max_staleness: int = 2
+    """Greatest allowed distance between a step's base version and a sample's oldest version."""
+    staleness_policy: Literal["drop", "mask", "withhold"] = "drop"
+    """What happens to samples beyond it."""
+    zero_variance_reward: str = ""
+    """Discard groups whose samples all got the same reward of this name; empty keeps all."""
+    lease_seconds: float = 20.0
+    """Time after which a silent agent's or trainer's work is given to another."""
+    durability: Literal["fast", "durable"] = "fast"
+    """durable: every acknowledged write is on disk."""
+    redis_url: str | None = field(default=None, metadata={"secret": True})
+    """An existing Redis; also read from REDIS_URL. None: a private one."""
+    runs_folder: str = "runs"
+    """Where run folders are made."""
+    seed: int = 0
+    """Seeds the preparation, the order of tasks and the trainer."""
+    resume: bool = False
+    """Go on with the run of this name from its newest checkpoint."""
+    dry_run: bool = False
+    """Check everything and print what would be started."""
+    live: bool = True
+    """Draw the live view, where there is a terminal to draw on."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise ValueError(f"name is {self.name!r}: use letters, digits, '.', '_' and '-'")
+        for name in ("trainer_ranks", "concurrency", "group_size", "groups_per_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
+        trainers = [node for node in self.node_plans() if "train" in node.tags]
+        if len(trainers) != 1:
+            raise ValueError(
+                f"nodes is {list(self.nodes)}: exactly one node of a local run has the tag 'train'"
+            )
+
+    def node_plans(self) -> list[NodePlan]:
+        """The nodes; raises `ValueError` that shows the form."""
+        return [_node_plan(text) for text in self.nodes]
+
+
+def _node_plan(text: str) -> NodePlan:
+    match = _NODE.fullmatch(text.strip())
+    tags = tuple(match["tags"].split()) if match else ()
+    if match is None or not tags or not set(tags) <= _KNOWN_TAGS:
+        raise ValueError(
+            f"nodes holds {text!r}: write 'name: tags' with tags of {sorted(_KNOWN_TAGS)}"
+        )
+    return NodePlan(node_id=match["node_id"], tags=tags)

@@ -1,0 +1,107 @@
+"""Two pictures of a finished run: the reward curve, and who did what when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+
+from services.launcher.view import activity
+
+__all__ = ["draw_reward_curve", "draw_timeline"]
+
+_COLOURS = {
+    "rollout": "#4c9be8",
+    "rollout (lent)": "#b07be0",
+    "train": "#3fae6a",
+    "switching": "#f2c14e",
+    "idle": "#d9d9d9",
+    "lost": "#d64545",
+}
+
+
+def draw_reward_curve(
+    file: Path, steps: Sequence[dict[str, Any]], before: float | None, after: float | None
+) -> None:
+    """Reward and success by optimizer step, with the held-out success rate at both ends."""
+    figure, axes = _figure(8, 4)
+    numbers = [step["step"] for step in steps]
+    axes.plot(
+        numbers, [step["reward_mean"] for step in steps], label="mean reward", color="#3fae6a"
+    )
+    if steps and "success" in steps[-1]:
+        success = [step["success"] for step in steps]
+        axes.plot(numbers, success, label="success, training tasks", color="#4c9be8", alpha=0.7)
+    ends = [(0, before), (numbers[-1] if numbers else 1, after)]
+    known = [(step, rate) for step, rate in ends if rate is not None]
+    if known:
+        axes.plot(
+            *zip(*known, strict=True), "o--", label="success, held-out tasks", color="#d64545"
+        )
+    for step, rate in known:
+        axes.annotate(
+            f"{rate:.0%}", (step, rate), textcoords="offset points", xytext=(0, 8), ha="center"
+        )
+    axes.set(xlabel="optimizer step", ylim=(0, 1.08), title="What the agent learned")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    _save(figure, file)
+
+
+def draw_timeline(
+    file: Path, events: Sequence[scheduler_pb.AllocationEvent], steps: Sequence[dict[str, Any]]
+) -> None:
+    """One row per node, coloured by what it did; ticks mark published weight versions."""
+    if not events:
+        return
+    start, end = _seconds(events[0]), _seconds(events[-1])
+    names = sorted({event.node.node_id for event in events})
+    figure, axes = _figure(11, 1.2 + 0.6 * len(names))
+    seen: set[str] = set()
+    for row, name in enumerate(names):
+        for doing, since, until in _stretches(name, events, end):
+            label = None if doing in seen else doing
+            seen.add(doing)
+            colour = _COLOURS.get(doing, "#888888")
+            axes.barh(row, until - since, left=since - start, height=0.6, color=colour, label=label)
+    for step in steps:
+        axes.axvline(step["time"] - start, color="black", alpha=0.25, linewidth=0.6)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="seconds (thin lines: optimizer steps)", title="Who did what when")
+    axes.set_xlim(0, max(end - start, 1))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=6, frameon=False)
+    _save(figure, file)
+
+
+def _stretches(
+    name: str, events: Sequence[scheduler_pb.AllocationEvent], end: float
+) -> list[tuple[str, float, float]]:
+    """(activity, since, until) of one node, in seconds of the scheduler's clock."""
+    mine = [event for event in events if event.node.node_id == name]
+    changes: list[tuple[str, float]] = []
+    for event in mine:
+        doing = activity(event.node)
+        # A new assignment is not taken up before the node reports its epoch.
+        if event.node.reported_epoch != event.node.assignment.epoch:
+            doing = "switching" if changes else "idle"
+        if not changes or changes[-1][0] != doing:
+            changes.append((doing, _seconds(event)))
+    ends = [since for _, since in changes[1:]] + [end]
+    return [(doing, since, until) for (doing, since), until in zip(changes, ends, strict=True)]
+
+
+def _seconds(event: scheduler_pb.AllocationEvent) -> float:
+    return event.event_time.seconds + event.event_time.nanos / 1e9
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # the object interface needs no display
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _save(figure: Any, file: Path) -> None:
+    figure.savefig(file, dpi=120)

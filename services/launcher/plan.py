@@ -1,0 +1,228 @@
+"""Which processes a run needs, and what each is told: pure, so that a dry run shows it all."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from services.launcher.config import LauncherConfig, NodePlan
+
+__all__ = ["Layout", "ProcessPlan", "free_ports", "plan"]
+
+SERVICES = ("redis", "trajectory_manager", "weights", "scheduler", "rollout_gateway", "trainer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlan:
+    """One child process."""
+
+    name: str
+    """Unique in the run; names its log."""
+    command: tuple[str, ...]
+    """Arguments, the program first."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set besides the launcher's own environment."""
+    restarts: bool = True
+    """Started again when it crashes; one that ends cleanly has done its work."""
+    check: tuple[str, ...] | None = None
+    """Command that checks the configuration without starting anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where a run's processes listen and write."""
+
+    folder: Path
+    """The run's own folder."""
+    run_id: str
+    """Its name in every service."""
+    config_file: Path
+    """The user's file."""
+    ports: Mapping[str, int]
+    """By service, and "rollout_server/<node>" for each rollout server."""
+    redis_url: str
+    """The store."""
+
+    def address(self, name: str) -> str:
+        """host:port of a process."""
+        return f"127.0.0.1:{self.ports[name]}"
+
+    def addresses(self) -> dict[str, str]:
+        """What tools need to talk to the run."""
+        return {name: self.address(name) for name in SERVICES if name != "redis"}
+
+    def path(self, text: str) -> str:
+        """A configured path with "{run}" filled in."""
+        return text.replace("{run}", str(self.folder))
+
+
+def free_ports(config: LauncherConfig) -> dict[str, int]:
+    """A free port for each process, chosen once so that a restarted process keeps its address."""
+    servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
+    with ExitStack() as stack:
+        ports = {}
+        for name in (*SERVICES, *servers):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            ports[name] = listener.getsockname()[1]
+        return ports
+
+
+def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
+    """All processes by name, in the order they are started."""
+    processes = [
+        _service(
+            "trajectory_manager",
+            "trajectory_manager",
+            layout,
+            redis_url=layout.redis_url,
+            durability=config.durability,
+        ),
+        _service(
+            "weights",
+            "services.weights",
+            layout,
+            redis_url=layout.redis_url,
+            folder=layout.folder / "weights",
+        ),
+        _service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
+        _gateway(config, layout),
+        *[
+            _rollout_server(node, config, layout)
+            for node in config.node_plans()
+            if "rollout" in node.tags
+        ],
+        _trainer(config, layout),
+        *[_node_agent(node, layout) for node in config.node_plans()],
+        _agent_runner(config, layout),
+        _dataloader(config, layout),
+    ]
+    return {process.name: process for process in processes}
+
+
+def _service(name: str, module: str, layout: Layout, **settings: object) -> ProcessPlan:
+    environment = _environment(name, port=layout.ports[name], **settings)
+    return _process(name, module, layout, environment)
+
+
+def _process(name: str, module: str, layout: Layout, environment: Mapping[str, str]) -> ProcessPlan:
+    command = (sys.executable, "-m", module, "--config", str(layout.config_file))
+    check = (*command, "--check-config")
+    return ProcessPlan(name=name, command=command, environment=environment, check=check)
+
+
+def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    return _service(
+        "rollout_gateway",
+        "rollout.gateway",
+        layout,
+        run_id=layout.run_id,
+        model=layout.path(config.model),
+        trajectory_manager=layout.address("trajectory_manager"),
+        scheduler=layout.address("scheduler"),
+        weights=layout.address("weights"),
+        # Made here so that a restarted gateway derives the same credentials.
+        credential_secret=secrets.token_hex(32),
+    )
+
+
+def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    name = _server_name(node)
+    environment = _environment(
+        "rollout_server",
+        instance=node.node_id,
+        server_id=node.node_id,
+        port=layout.ports[name],
+        run_id=layout.run_id,
+        model=layout.path(config.model),
+        weights=layout.address("weights"),
+        cache_folder=layout.folder / "cache" / node.node_id,
+    )
+    return _process(name.replace("/", "-"), "rollout.server", layout, environment)
+
+
+def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    environment = _environment(
+        "trainer",
+        port=layout.ports["trainer"],
+        run_id=layout.run_id,
+        model=layout.path(config.model),
+        trajectory_manager=layout.address("trajectory_manager"),
+        weights=layout.address("weights"),
+        scheduler=layout.address("scheduler"),
+        checkpoint_folder=layout.folder / "checkpoints",
+        metrics_file=layout.folder / "metrics.jsonl",
+        seed=config.seed,
+        # Started again it goes on; an older run's checkpoint cannot be here without --resume.
+        resume="true",
+    )
+    trainer = _process("trainer", "trainer", layout, environment)
+    if config.trainer_ranks == 1:
+        return trainer
+    ranks = f"--nproc-per-node={config.trainer_ranks}"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", ranks)
+    return replace(trainer, command=(*torchrun, *trainer.command[1:]))
+
+
+def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
+    workers = {}
+    if "rollout" in node.tags:
+        workers["rollout_server"] = layout.address(_server_name(node))
+    if "train" in node.tags:
+        workers["trainer"] = layout.address("trainer")
+    environment = _environment(
+        "node_agent",
+        instance=node.node_id,
+        node_id=node.node_id,
+        run_id=layout.run_id,
+        scheduler=layout.address("scheduler"),
+        capability_tags=",".join(node.tags),
+        **workers,
+    )
+    return _process(f"node_agent-{node.node_id}", "services.node_agent", layout, environment)
+
+
+def _agent_runner(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    environment = _environment(
+        "agent_runner",
+        agent=config.agent,
+        run_id=layout.run_id,
+        gateway=layout.address("rollout_gateway"),
+        trajectory_manager=layout.address("trajectory_manager"),
+        concurrency=config.concurrency,
+        rollout_timeout=config.rollout_timeout,
+        token_log=layout.folder / "received.jsonl",
+    )
+    loads = f"from seamflow.runner import load_agent; load_agent({config.agent!r})"
+    return ProcessPlan(
+        name="agent_runner",
+        command=(sys.executable, "-m", "seamflow.runner"),
+        environment=environment,
+        check=(sys.executable, "-c", loads),
+    )
+
+
+def _dataloader(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    environment = _environment(
+        "dataloader",
+        run_id=layout.run_id,
+        trajectory_manager=layout.address("trajectory_manager"),
+        tasks=layout.path(config.tasks),
+        state_file=layout.folder / "dataloader.json",
+        seed=config.seed,
+        resume="true",
+    )
+    return _process("dataloader", "services.dataloader", layout, environment)
+
+
+def _environment(table: str, **settings: object) -> dict[str, str]:
+    return {f"SEAMFLOW_{table.upper()}_{name.upper()}": str(v) for name, v in settings.items()}
+
+
+def _server_name(node: NodePlan) -> str:
+    return f"rollout_server/{node.node_id}"

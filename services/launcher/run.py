@@ -1,0 +1,281 @@
+"""A run from the first process to the last picture."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from seamflow.retry import retrying
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service_pb
+
+from services.chassis.errors import DependencyUnavailable
+from services.launcher import pictures, store
+from services.launcher.audit import audit, read_token_log
+from services.launcher.config import LauncherConfig
+from services.launcher.evaluation import Evaluation, evaluate, read_tasks, trajectories
+from services.launcher.plan import Layout, ProcessPlan
+from services.launcher.services import Services, connected
+from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
+from services.launcher.supervisor import Supervisor
+from services.launcher.view import View
+
+__all__ = ["Run"]
+
+T = TypeVar("T")
+
+_BASIS = ("trajectory_manager", "weights", "scheduler")
+_REFRESH_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Run:
+    """One training run on this machine."""
+
+    config: LauncherConfig
+    layout: Layout
+    plans: dict[str, ProcessPlan]
+    view: View
+    start: float = field(default_factory=time.monotonic)
+    events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
+
+    async def train(self) -> dict[str, Any]:
+        """Bring everything up, train, and return the summary; every child has ended then."""
+        async with (
+            Supervisor(self._logs()) as processes,
+            connected(self.config, self.layout) as services,
+        ):
+            return await _unless_fails(processes, self._train(processes, services))
+
+    async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
+        await self._start_basis(processes)
+        await self._prepare()
+        await self._create_run(services)
+        watching = asyncio.create_task(self._watch(services))
+        following = asyncio.create_task(services.follow_allocations(self.events))
+        try:
+            await self._start_rest(processes)
+            before = await self._evaluate(services, "before")
+            await self._learn(processes, services)
+            after = await self._evaluate(services, "after")
+            await self._drain_nodes(services)
+        finally:
+            watching.cancel()
+            following.cancel()
+        return await self._summarize(processes, services, before, after)
+
+    async def _start_basis(self, processes: Supervisor) -> None:
+        self.view.phase("starting services")
+        if "redis" in self.plans:
+            (self.layout.folder / "redis").mkdir(exist_ok=True)
+            await processes.start(self.plans["redis"])
+        await store.wait_for_store(self.layout.redis_url)
+        for name in _BASIS:
+            await processes.start(self.plans[name])
+
+    async def _start_rest(self, processes: Supervisor) -> None:
+        self.view.phase("loading the model in rollout servers and trainer")
+        for name, plan in self.plans.items():
+            if name not in ("redis", "dataloader", *_BASIS):
+                await processes.start(plan)
+
+    async def _prepare(self) -> None:
+        """Make model and tasks, unless an interrupted run has them already."""
+        marker = self.layout.folder / "prepared" / ".complete"
+        if self.config.prepare is None or marker.is_file():
+            return
+        self.view.phase(f"preparing: {self.config.prepare}")
+        seed = str(self.config.seed)
+        arguments = ["--out", str(marker.parent), "--seed", seed]
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", self.config.prepare, *arguments
+        )
+        try:
+            code = await child.wait()
+        except asyncio.CancelledError:
+            child.terminate()
+            raise
+        if code != 0:
+            raise DependencyUnavailable("prepare", f"{self.config.prepare} ended with code {code}")
+        marker.touch()
+
+    async def _create_run(self, services: Services) -> None:
+        policy = f"STALENESS_POLICY_{self.config.staleness_policy.upper()}"
+        durability = f"DURABILITY_{self.config.durability.upper()}"
+        rules = trajectory_pb2.RunConfig(
+            group_size=self.config.group_size,
+            groups_per_step=self.config.groups_per_step,
+            max_staleness=self.config.max_staleness,
+            staleness_policy=trajectory_pb2.StalenessPolicy.Value(policy),
+            lease_seconds=self.config.lease_seconds,
+            zero_variance_reward=self.config.zero_variance_reward,
+            durability=trajectory_pb2.Durability.Value(durability),
+        )
+        request = trajectory_service_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules)
+        await retrying(lambda: services.trajectories.CreateRun(request))
+
+    async def _evaluate(self, services: Services, label: str) -> Evaluation | None:
+        if self.config.heldout_tasks is None:
+            return None
+        tasks = read_tasks(Path(self.layout.path(self.config.heldout_tasks)), label)
+        self.view.phase(f"held-out tasks {label} training")
+        return await evaluate(
+            services, tasks, self.config.success, lambda done: self.view.progress(done, len(tasks))
+        )
+
+    async def _learn(self, processes: Supervisor, services: Services) -> None:
+        """Feed tasks until the trainer has taken its last step and every server has its weights."""
+        self.view.phase("training")
+        await processes.start(self.plans["dataloader"])
+        status = await services.training()
+        while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
+            await asyncio.sleep(_REFRESH_SECONDS)
+            status = await services.training() or status
+            if status is not None:
+                self.view.progress(status.step, status.num_steps)
+        await processes.stop("dataloader")
+        await self._wait_for_version(services, status.weight_version)
+
+    async def _wait_for_version(self, services: Services, wanted: int) -> None:
+        self.view.phase(f"rollout servers take weight version {wanted}")
+        while True:
+            facts = await services.facts()
+            if all(
+                name in facts.servers and facts.servers[name].weight_version == wanted
+                for name in services.servers
+            ):
+                return
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def _drain_nodes(self, services: Services) -> None:
+        """Bring every lent node back before the processes end."""
+        facts = await services.facts()
+        for node in facts.nodes:
+            request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=True)
+            await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
+        while any(
+            node.assignment.epoch != node.reported_epoch or node.assignment.tag
+            for node in (await services.facts()).nodes
+        ):
+            await asyncio.sleep(_REFRESH_SECONDS / 5)
+        await asyncio.sleep(_REFRESH_SECONDS)  # the change feed's last entries
+
+    async def _watch(self, services: Services) -> None:
+        while True:
+            self.view.show(await services.facts())
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def _summarize(
+        self,
+        processes: Supervisor,
+        services: Services,
+        before: Evaluation | None,
+        after: Evaluation | None,
+    ) -> dict[str, Any]:
+        self.view.phase("counting")
+        await processes.stop("agent_runner")
+        stored = [trajectory async for trajectory in trajectories(services)]
+        figures = TrajectoryFigures()
+        for trajectory in stored:
+            figures.add(trajectory)
+        steps = read_steps(self.layout.folder / "metrics.jsonl")
+        checked = audit(read_token_log(self.layout.folder / "received.jsonl"), stored)
+        num_lent, num_returned = lendings(self.events)
+        self._draw(steps, before, after)
+        return {
+            "run": self.layout.run_id,
+            "seed": self.config.seed,
+            "heldout_before": _success_rate(before),
+            "heldout_after": _success_rate(after),
+            "heldout_tasks": before.num_tasks if before else 0,
+            "optimizer_steps": len(steps),
+            "weight_updates": len({step["weight_version"] for step in steps} - {0}),
+            "turns": figures.num_turns,
+            "min_turns_per_rollout": figures.min_turns_per_rollout,
+            "turns_interrupted": figures.turns_interrupted,
+            "turns_resumed": figures.turns_resumed,
+            "rollouts": figures.num_rollouts,
+            "tokens_recorded": figures.tokens_recorded,
+            "tokens_received_by_agents": checked.num_received,
+            "tokens_lost": checked.num_lost,
+            "tokens_duplicated": checked.num_duplicated,
+            "tokens_with_wrong_version": checked.num_wrong_version,
+            "node_lendings": num_lent,
+            "node_returns": num_returned,
+            "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
+            "infrastructure_failures": figures.infrastructure_failures,
+            "process_restarts": processes.num_restarts,
+            "tail_ratio": {
+                label or "training": {
+                    "per_turn": round(tail_ratio(figures.turn_lengths[label]), 2),
+                    "per_rollout": round(tail_ratio(figures.rollout_lengths[label]), 2),
+                }
+                for label in sorted(figures.turn_lengths)
+            },
+            "seconds_total": round(time.monotonic() - self.start, 1),
+            "versions": _versions(),
+        }
+
+    def _draw(
+        self, steps: Sequence[dict[str, Any]], before: Evaluation | None, after: Evaluation | None
+    ) -> None:
+        folder = self.layout.folder
+        pictures.draw_reward_curve(
+            folder / "reward_curve.png", steps, _success_rate(before), _success_rate(after)
+        )
+        pictures.draw_timeline(folder / "timeline.png", self.events, steps)
+
+    def _logs(self) -> Path:
+        folder = self.layout.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+async def _unless_fails(processes: Supervisor, work: Awaitable[T]) -> T:
+    """Do the work; a child that cannot run, or Ctrl-C, ends it. A second Ctrl-C ends all now."""
+    loop = asyncio.get_running_loop()
+    working = asyncio.ensure_future(work)
+    failing = asyncio.ensure_future(processes.failure())
+    asked: list[int] = []
+
+    def on_signal(number: int) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            processes.kill()
+            os._exit(128 + number)
+        working.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+        failing.result()
+    failing.cancel()
+    try:
+        return await working
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _success_rate(evaluation: Evaluation | None) -> float | None:
+    return evaluation.success_rate if evaluation is not None else None
+
+
+def _versions() -> dict[str, str]:
+    packages = ("seamflow", "torch", "transformers", "grpcio", "protobuf", "redis")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -1,0 +1,118 @@
+"""The figures of a run, each counted from what was recorded."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+
+__all__ = ["TrajectoryFigures", "lendings", "read_steps", "tail_ratio"]
+
+_ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
+
+
+@dataclass(slots=True)
+class TrajectoryFigures:
+    """Counts over recorded trajectories; feed them one by one."""
+
+    num_rollouts: int = 0
+    """Rollouts that finished with rewards."""
+    num_turns: int = 0
+    """Stored turns."""
+    tokens_recorded: int = 0
+    """Sampled tokens in the store."""
+    turns_interrupted: int = 0
+    """Turns whose tokens come from at least two weight versions or two servers."""
+    turns_resumed: int = 0
+    """Of those, turns that were completed."""
+    infrastructure_failures: int = 0
+    """Rollouts that failed and were replaced because a process, machine or network broke."""
+    min_turns_per_rollout: int = 0
+    """Fewest turns of a finished rollout."""
+    turn_lengths: dict[str, list[int]] = field(default_factory=dict)
+    """Sampled tokens per turn, by the evaluation the rollout belongs to ("" for training)."""
+    rollout_lengths: dict[str, list[int]] = field(default_factory=dict)
+    """Sampled tokens per rollout, likewise."""
+
+    def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
+        """Count one trajectory."""
+        lengths = [self._add_turn(turn) for turn in trajectory.turns]
+        if trajectory.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
+            self.infrastructure_failures += 1
+        if trajectory.state != trajectory_pb2.ROLLOUT_STATE_FINISHED:
+            return
+        fewest = self.min_turns_per_rollout if self.num_rollouts else len(lengths)
+        self.min_turns_per_rollout = min(fewest, len(lengths))
+        self.num_rollouts += 1
+        label = evaluation_of(trajectory)
+        self.turn_lengths.setdefault(label, []).extend(lengths)
+        self.rollout_lengths.setdefault(label, []).append(sum(lengths))
+
+    def _add_turn(self, turn: trajectory_pb2.Turn) -> int:
+        sampled = [s for s in turn.tokens.spans if s.origin == tokens_pb2.ORIGIN_POLICY]
+        is_cut = (
+            len({s.weight_version for s in sampled}) > 1 or len({s.server_id for s in sampled}) > 1
+        )
+        num_tokens = sum(span.num_tokens for span in sampled)
+        self.num_turns += 1
+        self.tokens_recorded += num_tokens
+        self.turns_interrupted += is_cut
+        self.turns_resumed += is_cut and turn.finish_reason in _ENDED
+        return num_tokens
+
+
+def evaluation_of(trajectory: trajectory_pb2.Trajectory) -> str:
+    """ "before" or "after" for a held-out rollout, "" for one of training."""
+    if trajectory.purpose != tokens_pb2.PURPOSE_EVAL:
+        return ""
+    return trajectory.group_id.rpartition("@")[2]
+
+
+def tail_ratio(lengths: Sequence[int]) -> float:
+    """99th percentile over median; 0 without data."""
+    if len(lengths) < 2:
+        return 0.0
+    return statistics.quantiles(lengths, n=100)[98] / max(statistics.median(lengths), 1)
+
+
+def lendings(events: Iterable[scheduler_pb.AllocationEvent]) -> tuple[int, int]:
+    """How often a node that can train was lent to rollout, and how often it was returned.
+
+    A lending counts once the node reported itself active in it; its return, once the node has
+    taken up a later assignment.
+    """
+    lent: set[str] = set()
+    num_lent = num_returned = 0
+    for event in events:
+        node = event.node
+        is_taken_up = node.reported_epoch == node.assignment.epoch
+        if not is_taken_up:
+            continue
+        if node.assignment.lent and node.state == scheduler_pb.NODE_STATE_ACTIVE:
+            num_lent += node.node_id not in lent
+            lent.add(node.node_id)
+        elif not node.assignment.lent and node.node_id in lent:
+            num_returned += 1
+            lent.discard(node.node_id)
+    return num_lent, num_returned
+
+
+def read_steps(metrics_file: Path) -> list[dict[str, Any]]:
+    """The trainer's lines, one for each optimizer step; a repeated step counts once."""
+    if not metrics_file.is_file():
+        return []
+    steps: dict[int, dict[str, Any]] = {}
+    for line in metrics_file.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line that the trainer is writing now
+        steps[record["step"]] = record
+    return [steps[step] for step in sorted(steps)]

@@ -1,0 +1,136 @@
+"""Child processes: started, watched, started again after a crash, and ended, all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from services.chassis.errors import DependencyUnavailable, ExitCode
+from services.launcher.plan import ProcessPlan
+
+__all__ = ["ChildFailed", "Supervisor", "child_environment"]
+
+_MAX_RESTARTS = 5
+_HOPELESS = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
+_TERM_SECONDS = 20.0
+
+
+class ChildFailed(DependencyUnavailable):
+    """A child process cannot run; carries the end of its log."""
+
+
+class Supervisor:
+    """Owns child processes; leaving its context ends them all."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+        """Crashes that were answered by a new start."""
+
+    async def start(self, plan: ProcessPlan) -> None:
+        """Start a process and keep it running in the background."""
+        self._processes[plan.name] = await self._spawn(plan)
+        self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
+
+    async def stop(self, name: str) -> None:
+        """End one process, by force if it does not go."""
+        self._watchers.pop(name).cancel()
+        await _end(self._processes.pop(name))
+
+    async def finished(self, name: str) -> None:
+        """Wait until a process has ended cleanly."""
+        await self._watchers[name]
+
+    async def failure(self) -> None:
+        """Wait for a child that cannot run; raises `ChildFailed`."""
+        await asyncio.shield(self._failed)
+
+    def kill(self) -> None:
+        """End everything now."""
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                process.kill()
+
+    async def _spawn(self, plan: ProcessPlan) -> asyncio.subprocess.Process:
+        with self._log(plan.name).open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *_tied_to_us(plan.command),
+                env=child_environment(plan.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in the terminal is ours to pass on, in order.
+                start_new_session=True,
+            )
+
+    async def _watch(self, plan: ProcessPlan) -> None:
+        for attempt in range(_MAX_RESTARTS + 1):
+            code = await self._processes[plan.name].wait()
+            if code == ExitCode.CLEAN:
+                return
+            if not plan.restarts or code in _HOPELESS or attempt == _MAX_RESTARTS:
+                break
+            self.num_restarts += 1
+            await asyncio.sleep(0.2 * 2**attempt)
+            self._processes[plan.name] = await self._spawn(plan)
+        if not self._failed.done():
+            self._failed.set_exception(ChildFailed(plan.name, self._obituary(plan.name, code)))
+
+    def _obituary(self, name: str, code: int) -> str:
+        lines = self._log(name).read_text(errors="replace").splitlines()[-5:]
+        return f"ended with code {code}; the end of {self._log(name)}:\n  " + "\n  ".join(lines)
+
+    def _log(self, name: str) -> Path:
+        return self._log_folder / f"{name}.log"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Newest first: agents go before the services they use.
+        for name in reversed(list(self._processes)):
+            self._watchers.pop(name).cancel()
+        processes = list(self._processes.values())
+        await asyncio.gather(*(_end(process) for process in reversed(processes)))
+        if self._failed.done():
+            self._failed.exception()  # retrieved: the failure was reported or is of no interest
+        else:
+            self._failed.cancel()
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The launcher's own environment, one thread for each process, and what the plan adds."""
+    one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    return {**one_thread, **os.environ, **extra, "PYTHONUNBUFFERED": "1"}
+
+
+def _tied_to_us(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A launcher that is killed outright must leave no process behind; Linux can see to that."""
+    setpriv = shutil.which("setpriv")
+    return command if setpriv is None else (setpriv, "--pdeathsig", "TERM", "--", *command)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _TERM_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

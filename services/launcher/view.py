@@ -1,0 +1,184 @@
+"""The live view of a run in the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+
+from services.launcher.services import Facts
+from services.launcher.summary import read_steps
+
+__all__ = ["LiveView", "PlainView", "View"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_STATES = {
+    scheduler_pb.NODE_STATE_ACTIVATING: "switching",
+    scheduler_pb.NODE_STATE_DRAINING: "switching",
+    scheduler_pb.NODE_STATE_LOST: "lost",
+    scheduler_pb.NODE_STATE_IDLE: "idle",
+}
+_COLOURS = {
+    "rollout": "cyan",
+    "rollout (lent)": "magenta",
+    "train": "green",
+    "switching": "yellow",
+    "idle": "dim",
+    "lost": "red",
+}
+
+
+class View(Protocol):
+    """Shows a run as it goes."""
+
+    def phase(self, text: str) -> None:
+        """Say what begins now."""
+        ...
+
+    def progress(self, done: int, total: int) -> None:
+        """Move the bar of the present phase."""
+        ...
+
+    def show(self, facts: Facts) -> None:
+        """Show what the services say now."""
+        ...
+
+
+class PlainView:
+    """One line per phase, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def phase(self, text: str) -> None:
+        """Print what begins now."""
+        print(f"[{time.monotonic() - self._start:6.1f} s] {text}", flush=True)
+
+    def progress(self, done: int, total: int) -> None:
+        """Nothing: there is no bar."""
+
+    def show(self, facts: Facts) -> None:
+        """Nothing: phases are enough for a log."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class LiveView:
+    """A panel that is drawn again and again: bar, reward, throughput, versions, nodes."""
+
+    def __init__(self, title: str, metrics_file: Path) -> None:
+        self._title = title
+        self._metrics_file = metrics_file
+        self._start = time.monotonic()
+        self._phase = ""
+        self._facts: Facts | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self._draw)
+
+    def phase(self, text: str) -> None:
+        """Start a new bar."""
+        self._phase = text
+        self._live.console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/]  {text}")
+        self._bar.reset(self._task, total=None, description=text)
+
+    def progress(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    def show(self, facts: Facts) -> None:
+        """Keep for the next drawing."""
+        self._facts = facts
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def _draw(self) -> Panel:
+        elapsed = f"{time.monotonic() - self._start:.0f} s"
+        parts = [self._bar, *([] if self._facts is None else self._body(self._facts))]
+        return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)
+
+    def _body(self, facts: Facts) -> list[Any]:
+        return [_curve(read_steps(self._metrics_file)), _numbers(facts), _nodes(facts)]
+
+
+def _curve(steps: Sequence[dict[str, Any]]) -> Text:
+    if not steps:
+        return Text("no optimizer step yet", style="dim")
+    rewards = [step["reward_mean"] for step in steps]
+    text = Text(f"reward   {rewards[-1]:6.3f}  ")
+    return text.append(_sparkline(rewards[-60:]), style="green")
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def _numbers(facts: Facts) -> Text:
+    rate = sum(info.tokens_per_second for info in facts.servers.values())
+    parts = [f"sampling {rate:6,.0f} tokens/s"]
+    if facts.trainer is not None:
+        parts += [f"step {facts.trainer.step}", f"weight version {facts.trainer.weight_version}"]
+    if facts.readiness is not None:
+        parts.append(f"{facts.readiness.num_ready_groups} groups ready")
+        parts.append(f"{facts.readiness.num_running_rollouts} rollouts running")
+    return Text("  ·  ".join(parts))
+
+
+def _nodes(facts: Facts) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("node", "can", "does", "version", "turns"):
+        table.add_column(name)
+    for node in facts.nodes:
+        info = facts.servers.get(node.node_id)
+        doing = activity(node)
+        table.add_row(
+            node.node_id,
+            " ".join(node.capability_tags),
+            Text(doing, style=_COLOURS.get(doing, "")),
+            str(info.weight_version) if info else "–",
+            str(info.num_running) if info else "–",
+        )
+    return table
+
+
+def activity(node: scheduler_pb.Node) -> str:
+    """What a node does now, in a word or two."""
+    if node.state != scheduler_pb.NODE_STATE_ACTIVE:
+        return _STATES.get(node.state, "idle")
+    return f"{node.assignment.tag} (lent)" if node.assignment.lent else node.assignment.tag

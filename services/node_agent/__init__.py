@@ -1,0 +1,1 @@
+"""One per node: takes assignments from the scheduler and switches the node's processes."""

@@ -1,0 +1,3 @@
+from services.node_agent.cli import main
+
+main()

@@ -1,0 +1,189 @@
+"""The node agent: registers, reports, and lets the switcher do what the scheduler says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+
+from services.chassis import metrics
+from services.chassis.errors import DependencyUnavailable
+from services.chassis.log import get_logger
+from services.node_agent.lease import Lease
+from services.node_agent.switcher import Order, Standing, Switcher
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+
+__all__ = ["NodeAgent"]
+
+_ANSWER_SECONDS = 5.0
+_PAUSE_SECONDS = 0.2
+_LEAST_SECONDS = 0.05
+_UNKNOWN_TO_SCHEDULER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED)
+_WORTH_RETRYING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+)
+
+
+class NodeAgent:
+    """One node's side of the scheduler's contract.
+
+    It fences itself: when no heartbeat was answered for a lease, counted from *sending*, it stops
+    all work, because the scheduler may soon give that work to others. Exempt is a node that can
+    only roll out: no gang can be waiting for its device, and every token it generates is fenced by
+    its turn's epoch, so an outage of the scheduler does not stop generation there.
+
+    Args:
+        registration: what the node says of itself.
+        scheduler: channel to the scheduler.
+        switcher: moves the workers.
+        lease: shared with the switcher's `may_activate`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        registration: pb.RegisterNodeRequest,
+        scheduler: grpc.aio.Channel,
+        switcher: Switcher,
+        lease: Lease,
+        clock: Callable[[], float],
+    ) -> None:
+        self._registration = registration
+        self._scheduler: SchedulerServiceAsyncStub = SchedulerServiceStub(scheduler)  # type: ignore[assignment]
+        self._switcher = switcher
+        self._lease = lease
+        self._clock = clock
+        self._known_epoch = 0
+        self._told: Standing | None = None
+        self.registered = asyncio.Event()
+        """Set while the scheduler knows this node."""
+        self._fenced = metrics.counter(
+            "node_agent", "fenced_total", "Times the lease ran out and all work was stopped."
+        )
+
+    async def run(self) -> None:
+        """Register, heartbeat, switch; when the lease is lost: fence, and register again."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._switcher.run())
+            while True:
+                await self._register()
+                while self.registered.is_set() and not self.lease_ran_out():
+                    await self._heartbeat()
+                if self.lease_ran_out():
+                    self._fence()
+
+    async def drain(self) -> None:
+        """Let work in flight go on elsewhere and tell the scheduler that the node leaves."""
+        await self._switcher.hand_over()
+        last = self._report(Standing(pb.NODE_STATE_DRAINING, self._known_epoch), wait=0.0)
+        with suppress(grpc.aio.AioRpcError):
+            await self._scheduler.Heartbeat(last, timeout=_ANSWER_SECONDS)
+
+    def lease_ran_out(self) -> bool:
+        """True when the node may no longer work; never for one that can only roll out."""
+        exempt = list(self._registration.capability_tags) == ["rollout"]
+        return not exempt and self._lease.remaining <= 0
+
+    async def _register(self) -> None:
+        """Join the pool under a new epoch, however long it takes.
+
+        Raises:
+            DependencyUnavailable: the scheduler will never take this node as it is.
+        """
+        while not self.registered.is_set():
+            sent = self._clock()
+            try:
+                answer = await self._scheduler.RegisterNode(
+                    self._registration, timeout=_ANSWER_SECONDS
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _WORTH_RETRYING:
+                    raise DependencyUnavailable("scheduler", error.details() or "") from error
+                get_logger().warning("scheduler_unreachable", code=error.code().name)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                self._lease.begin(sent, _seconds(answer.lease_duration))
+                self.registered.set()
+                self._follow(answer.assignment)
+
+    async def _heartbeat(self) -> None:
+        """Report once. A report is cut short as soon as there is something new to report."""
+        self._switcher.moved.clear()
+        sent, standing = self._clock(), self._switcher.standing
+        wait = self._lease.seconds / 3
+        report = self._report(standing, wait)
+        answer = asyncio.create_task(self._answer(report, timeout=self._patience(2 * wait)))
+        moved = asyncio.create_task(self._switcher.moved.wait())
+        try:
+            await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                assignment = answer.result()
+                self._lease.renew(sent)
+                self._told = standing
+                self._follow(assignment)
+        except grpc.aio.AioRpcError as error:
+            await self._unanswered(error)
+        finally:
+            answer.cancel()
+            moved.cancel()
+            await asyncio.gather(answer, moved, return_exceptions=True)
+
+    async def _answer(self, report: pb.HeartbeatRequest, timeout: float) -> pb.Assignment:
+        response = await self._scheduler.Heartbeat(report, timeout=timeout)
+        return response.assignment
+
+    def _patience(self, limit: float) -> float:
+        """Seconds to wait for an answer: never beyond the lease, so that fencing is on time."""
+        remaining = self._lease.remaining
+        return min(limit, max(remaining, _LEAST_SECONDS)) if remaining > 0 else limit
+
+    async def _unanswered(self, error: grpc.aio.AioRpcError) -> None:
+        if error.code() in _UNKNOWN_TO_SCHEDULER:
+            get_logger().warning("registration_void", error=error.details())
+            self.registered.clear()
+        elif error.code() in _WORTH_RETRYING:
+            get_logger().warning("scheduler_unreachable", code=error.code().name)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            raise error
+
+    def _report(self, standing: Standing, wait: float) -> pb.HeartbeatRequest:
+        span = Duration()
+        span.FromNanoseconds(int(wait * 1e9))
+        return pb.HeartbeatRequest(
+            node_id=self._registration.node_id,
+            state=standing.state,
+            reported_epoch=standing.epoch,
+            switch_seconds=None if standing is self._told else standing.switch_seconds,
+            known_epoch=self._known_epoch,
+            wait=span,
+        )
+
+    def _follow(self, assignment: pb.Assignment) -> None:
+        # A lower epoch can only come from a scheduler that another has replaced.
+        if assignment.epoch >= self._known_epoch:
+            self._known_epoch = assignment.epoch
+            self._switcher.follow(Order(assignment.tag, assignment.epoch))
+
+    def _fence(self) -> None:
+        get_logger().warning("fenced", node_id=self._registration.node_id, epoch=self._known_epoch)
+        self._fenced.inc()
+        self.registered.clear()
+        self._switcher.follow(Order("", self._known_epoch))
+
+
+def _seconds(span: Duration) -> float:
+    return span.seconds + span.nanos / 1e9

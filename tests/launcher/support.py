@@ -1,0 +1,73 @@
+"""Small makers for launcher tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.launcher.config import LauncherConfig
+from services.launcher.plan import Layout, free_ports
+
+
+def make_config(**changes: object) -> LauncherConfig:
+    """A valid configuration, with some fields changed."""
+    fields = {"name": "run", "model": "{run}/model", "tasks": "t.jsonl", "agent": "a:B", **changes}
+    return LauncherConfig(**fields)  # type: ignore[arg-type]
+
+
+def make_layout(config: LauncherConfig, folder: Path) -> Layout:
+    """Where a run in `folder` would live."""
+    return Layout(
+        folder=folder,
+        run_id=config.name,
+        config_file=folder / "run.toml",
+        ports=free_ports(config),
+        redis_url="redis://127.0.0.1:1",
+    )
+
+
+def make_turn(*spans: tuple[list[int], int, str], turn_id: str = "turn") -> trajectory_pb2.Turn:
+    """A finished turn: two prompt tokens, then spans of (ids, weight version, server)."""
+    turn = trajectory_pb2.Turn(turn_id=turn_id, finish_reason=tokens_pb2.FINISH_REASON_STOP)
+    turn.tokens.token_ids.extend([1, 2])
+    turn.tokens.spans.add(start=0, num_tokens=2, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
+    for ids, version, server in spans:
+        turn.tokens.spans.add(
+            start=len(turn.tokens.token_ids),
+            num_tokens=len(ids),
+            origin=tokens_pb2.ORIGIN_POLICY,
+            weight_version=version,
+            server_id=server,
+        )
+        turn.tokens.token_ids.extend(ids)
+    return turn
+
+
+def make_trajectory(*turns: trajectory_pb2.Turn, **changes: object) -> trajectory_pb2.Trajectory:
+    """A finished training rollout of these turns."""
+    fields = {
+        "rollout_id": "rollout",
+        "group_id": "task@0",
+        "purpose": tokens_pb2.PURPOSE_TRAIN,
+        "state": trajectory_pb2.ROLLOUT_STATE_FINISHED,
+        **changes,
+    }
+    return trajectory_pb2.Trajectory(turns=turns, **fields)  # type: ignore[arg-type]
+
+
+def make_event(
+    sequence: int, tag: str, *, lent: bool, taken_up: bool, node_id: str = "node-b"
+) -> scheduler_pb.AllocationEvent:
+    """An entry of the audit log: the node was given `tag`, and has taken it up or not."""
+    node = scheduler_pb.Node(
+        node_id=node_id,
+        assignment=scheduler_pb.Assignment(tag=tag, epoch=sequence, lent=lent),
+        reported_epoch=sequence if taken_up else sequence - 1,
+        state=scheduler_pb.NODE_STATE_ACTIVE if taken_up else scheduler_pb.NODE_STATE_DRAINING,
+    )
+    event = scheduler_pb.AllocationEvent(sequence=sequence, node=node)
+    event.event_time.FromSeconds(1000 + sequence)
+    return event

@@ -1,0 +1,101 @@
+"""Children are started, started again after a crash, and all ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.launcher.plan import ProcessPlan
+from services.launcher.supervisor import ChildFailed, Supervisor
+
+SLEEPER = """
+import os, signal
+with open({file!r}, "a") as file:
+    print(os.getpid(), file=file)
+signal.pause()
+"""
+
+
+def sleeper(file: Path) -> ProcessPlan:
+    """A child that writes its pid and waits."""
+    return ProcessPlan(
+        name="sleeper", command=(sys.executable, "-c", SLEEPER.format(file=str(file)))
+    )
+
+
+async def lines(file: Path, count: int) -> list[int]:
+    """Wait for so many pids in a file."""
+    while not file.exists() or len(file.read_text().splitlines()) < count:
+        await asyncio.sleep(0.02)
+    return [int(line) for line in file.read_text().splitlines()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_leaving_the_context_ends_every_child(tmp_path: Path) -> None:
+    """No process stays behind."""
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(sleeper(tmp_path / "pids"))
+        (pid,) = await lines(tmp_path / "pids", 1)
+        assert is_alive(pid)
+    assert not is_alive(pid)
+
+
+async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
+    """A crash is answered by a new start."""
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(sleeper(tmp_path / "pids"))
+        os.kill((await lines(tmp_path / "pids", 1))[0], signal.SIGKILL)
+        assert len(await lines(tmp_path / "pids", 2)) == 2
+        assert processes.num_restarts == 1
+
+
+async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
+    """Exit code 78 fails the run at once, with the end of the child's log."""
+    code = "import sys; print('port is wrong'); sys.exit(78)"
+    plan = ProcessPlan(name="child", command=(sys.executable, "-c", code))
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(plan)
+        with pytest.raises(ChildFailed, match="port is wrong"):
+            await processes.failure()
+        assert processes.num_restarts == 0
+
+
+async def test_a_killed_launcher_leaves_no_child(tmp_path: Path) -> None:
+    """SIGKILL gives nobody the time to clean up: the kernel does it."""
+    code = f"""
+import asyncio
+from pathlib import Path
+from services.launcher.supervisor import Supervisor
+from tests.launcher.test_supervisor import sleeper
+
+async def main():
+    async with Supervisor(Path({str(tmp_path)!r})) as processes:
+        await processes.start(sleeper(Path({str(tmp_path / "pids")!r})))
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    launcher = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    (pid,) = await lines(tmp_path / "pids", 1)
+    launcher.kill()
+    await launcher.wait()
+    while is_alive(pid) and not is_zombie(pid):
+        await asyncio.sleep(0.02)
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a process has ended and only waits for whoever adopted it to notice."""
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()

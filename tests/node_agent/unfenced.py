@@ -1,0 +1,22 @@
+"""The negative control of fencing: a node agent that goes on without a lease."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from services.chassis.server import run
+from services.node_agent.agent import NodeAgent
+from services.node_agent.cli import build
+from services.node_agent.config import NodeAgentConfig
+
+
+class UnfencedAgent(NodeAgent):
+    """Believes in its lease for ever."""
+
+    def lease_ran_out(self) -> bool:
+        """Never."""
+        return False
+
+
+if __name__ == "__main__":
+    run("node_agent", NodeAgentConfig, partial(build, agent_class=UnfencedAgent))

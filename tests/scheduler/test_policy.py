@@ -1,0 +1,210 @@
+"""Who does what, as pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.draft import Draft
+from scheduler.policy import AllocationPolicy, Plan, PreemptivePolicy, load_policy
+from scheduler.records import Assignment, Gang, Node, NodeState, State
+from tests.scheduler.support import BOTH, RUN, gang, node
+
+POLICY = PreemptivePolicy()
+
+
+class HalfPolicy:
+    """A policy that gives a gang whatever there is: the negative control."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def plan(self, nodes: list[Node], gangs: list[Gang], now: float) -> Plan:
+        """Hand nodes out one by one, also to gangs that cannot be completed."""
+        free = [entry for entry in nodes if entry.available and "train" in entry.capability_tags]
+        held = {}
+        for entry in gangs:
+            for rank, taken in enumerate(free[: entry.num_nodes]):
+                held[taken.node_id] = Assignment(
+                    tag=entry.tag, gang_id=entry.gang_id, rank_offset=rank
+                )
+            free = free[entry.num_nodes :]
+        return Plan(assignments=held)
+
+
+def test_rollout_is_what_nodes_do_that_no_gang_holds() -> None:
+    """Every node that can rolls out; one that could train counts as lent."""
+    nodes = [node("a", "rollout"), node("b", *BOTH), node("c", "train")]
+    plan = POLICY.plan(nodes, [], 0.0)
+    assert plan.assignments == {
+        "a": Assignment(tag="rollout"),
+        "b": Assignment(tag="rollout", lent=True),
+        "c": Assignment(),
+    }
+
+
+def test_gang_prefers_idle_then_priority_then_name() -> None:
+    """An idle node is taken before a busy one, a better one before a worse, ties by name."""
+    busy = Assignment(tag="rollout", epoch=1)
+    nodes = [
+        node("a", *BOTH, assignment=busy, train_priority=1.0),
+        node("b", *BOTH, assignment=busy, train_priority=2.0),
+        node("c", *BOTH, assignment=busy, train_priority=2.0),
+        node("d", "train"),
+    ]
+    for wanted, taken in ((1, {"d"}), (2, {"d", "b"}), (3, {"d", "b", "c"})):
+        plan = POLICY.plan(nodes, [gang("g", wanted)], 0.0)
+        assert _members(plan, "g") == taken
+
+
+def test_ranks_follow_priority_and_name() -> None:
+    """The same nodes always get the same ranks, whoever was idle."""
+    nodes = [node("a", *BOTH), node("b", *BOTH, train_priority=1.0)]
+    plan = POLICY.plan(nodes, [gang("g", 2)], 0.0)
+    ranks = {name: entry.rank_offset for name, entry in plan.assignments.items()}
+    assert ranks == {"b": 0, "a": 1}
+    assert {entry.world_size for entry in plan.assignments.values()} == {2}
+
+
+def test_gang_that_does_not_fit_holds_nothing() -> None:
+    """Its candidates roll out meanwhile, and a smaller gang that fits is placed."""
+    nodes = [node("a", *BOTH), node("b", *BOTH)]
+    plan = POLICY.plan(nodes, [gang("big", 3, 1), gang("small", 1, 2)], 0.0)
+    assert plan.unplaced == ((RUN, "big"),)
+    assert len(_members(plan, "small")) == 1
+
+
+def test_waiting_gang_is_not_starved_by_later_ones() -> None:
+    """A gang that will fit once others release keeps later gangs from taking its nodes."""
+    held = Assignment(tag="train", epoch=1, gang_id="first", world_size=1)
+    nodes = [node("a", *BOTH, assignment=held), node("b", *BOTH)]
+    gangs = [gang("first", 1, 1), gang("big", 2, 2), gang("late", 1, 3)]
+    plan = POLICY.plan(nodes, gangs, 0.0)
+    assert plan.unplaced == ((RUN, "big"), (RUN, "late"))
+    assert plan.assignments["b"].tag == "rollout"
+
+
+def test_gang_waits_for_its_time() -> None:
+    """Nodes stay lent until the time they are needed."""
+    nodes, wanted = [node("a", *BOTH)], [gang("g", 1, needed_time=10.0)]
+    assert POLICY.plan(nodes, wanted, 9.0).assignments["a"].tag == "rollout"
+    assert POLICY.plan(nodes, wanted, 10.0).assignments["a"].tag == "train"
+
+
+@pytest.mark.parametrize(("now", "tag"), [(104.0, ""), (105.0, "rollout"), (50.0, "rollout")])
+def test_node_rests_before_it_is_lent_again(now: float, tag: str) -> None:
+    """Minimum dwell keeps a node from toggling; a clock set back does not keep it idle."""
+    policy = PreemptivePolicy(min_dwell_seconds=5.0)
+    assert policy.plan([node("a", *BOTH, released_time=100.0)], [], now).assignments["a"].tag == tag
+
+
+def test_lending_can_be_switched_off() -> None:
+    """Without lending only nodes that cannot train roll out."""
+    plan = PreemptivePolicy(lend=False).plan([node("a", *BOTH), node("b", "rollout")], [], 0.0)
+    assert {name: entry.tag for name, entry in plan.assignments.items()} == {
+        "a": "",
+        "b": "rollout",
+    }
+
+
+@pytest.mark.parametrize("gone", [{"state": NodeState.LOST}, {"draining": True}, {"leaving": True}])
+def test_unavailable_nodes_get_nothing(gone: dict[str, object]) -> None:
+    """A silent, drained or leaving node is no candidate."""
+    plan = POLICY.plan([node("a", *BOTH, **gone)], [gang("g", 1)], 0.0)
+    assert plan.assignments == {}
+    assert plan.unplaced == ((RUN, "g"),)
+
+
+def test_policy_is_loaded_by_name_or_path() -> None:
+    """A built-in by its name, anyone's own by its path, anything else is refused."""
+    chosen = load_policy("preemptive", lend=False, min_dwell_seconds=1.0)
+    assert chosen == PreemptivePolicy(lend=False, min_dwell_seconds=1.0)
+    path = "tests.scheduler.test_policy:HalfPolicy"
+    assert type(load_policy(path, lend=True, min_dwell_seconds=0.0)).__name__ == "HalfPolicy"
+    with pytest.raises(ValueError, match="preemptive"):
+        load_policy("premptive", lend=True, min_dwell_seconds=0.0)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["request", "release", "lose", "register", "drain", "undrain"]),
+        st.integers(0, 5),
+        st.integers(1, 4),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(steps=STEPS)
+def test_gangs_are_whole_and_never_share(steps: list[tuple[str, int, int]]) -> None:
+    """1,000 random histories: 0 partial holds, 0 nodes with two owners, 0 epochs reused."""
+    assert _violations(POLICY, steps) == []
+
+
+def test_checker_sees_partial_holds() -> None:
+    """Negative control: the same checker fails a policy that hands nodes out one by one."""
+    assert "partial" in _violations(HalfPolicy(), [("request", 0, 4), ("request", 1, 4)])
+
+
+def test_gangs_all_get_their_turn() -> None:
+    """Gangs that fit one by one are all served when each releases in its turn: no deadlock."""
+    state = _after(POLICY, [("register", index, 1) for index in range(4)], State())
+    for index, size in enumerate((3, 4, 2, 3)):
+        state = _after(POLICY, [("request", index, size)], state)
+    served = []
+    while state.gangs:
+        holders = [entry for entry in state.gangs.values() if state.members(entry)]
+        assert holders, "somebody waits and nobody holds"
+        served += [entry.gang_id for entry in holders]
+        state = _after(POLICY, [("release", int(entry.gang_id), 1) for entry in holders], state)
+    assert served == ["0", "1", "2", "3"]
+
+
+def _members(plan: Plan, name: str) -> set[str]:
+    return {key for key, entry in plan.assignments.items() if entry.gang_id == name}
+
+
+def _violations(policy: AllocationPolicy, steps: list[tuple[str, int, int]]) -> list[str]:
+    state = _after(policy, [("register", index, 1) for index in range(6)], State())
+    found, epochs = [], set()
+    for step in steps:
+        before, state = state, _after(policy, [step], state)
+        held = Counter(
+            entry.assignment.gang_id for entry in state.nodes.values() if entry.available
+        )
+        for entry in state.gangs.values():
+            ranks = [member.assignment.rank_offset for member in state.members(entry)]
+            if held[entry.gang_id] not in (0, entry.num_nodes):
+                found.append("partial")
+            elif ranks != list(range(held[entry.gang_id])):
+                found.append("ranks")
+        for name, entry in state.nodes.items():
+            if before.nodes[name].assignment == entry.assignment:
+                continue
+            if entry.assignment.epoch in epochs:
+                found.append("reused epoch")
+            epochs.add(entry.assignment.epoch)
+    return found
+
+
+def _after(policy: AllocationPolicy, steps: list[tuple[str, int, int]], state: State) -> State:
+    for kind, index, size in steps:
+        draft = Draft(state, policy, 0.0)
+        name = f"node-{index}"
+        match kind:
+            case "request" if (RUN, str(index)) not in state.gangs:
+                draft.request(gang(str(index), size))
+            case "release":
+                draft.release((RUN, str(index)))
+            case "lose":
+                draft.lose([name])
+            case "register":
+                draft.register(node(name, *(BOTH if index < 4 else BOTH[index % 2 :][:1])))
+            case "drain" | "undrain":
+                draft.drain(name, kind == "drain")
+        state = draft.state
+    return state

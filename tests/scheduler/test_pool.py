@@ -1,0 +1,87 @@
+"""Commits that fail, commits of unknown outcome, and schedulers that were replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from scheduler.leases import Leases
+from scheduler.memory_store import MemoryStore
+from scheduler.policy import PreemptivePolicy
+from scheduler.pool import Pool
+from scheduler.records import AllocationEvent, NodeState, State
+from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
+from tests.scheduler.support import BOTH, gang, node
+
+
+class FlakyStore(MemoryStore):
+    """Loses the answer of the commits it is told to, before or after they happened."""
+
+    def __init__(self) -> None:
+        super().__init__(max_events=100)
+        self.failing = ""
+
+    async def commit(
+        self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
+    ) -> None:
+        """See `Store.commit`."""
+        if self.failing != "before":
+            await super().commit(incarnation, before, after, events)
+        if self.failing:
+            raise unavailable(Reason.STORE_UNAVAILABLE, "the answer was lost")
+
+
+@pytest.mark.parametrize("failing", ["before", "after"])
+async def test_unknown_commit_is_read_again(failing: str) -> None:
+    """Whether or not a commit without an answer happened, the next step starts from the truth."""
+    store = FlakyStore()
+    pool = await _open(store)
+    first = await pool.register(node("a", *BOTH))
+    store.failing = failing
+    with pytest.raises(ServiceError):
+        await pool.change(lambda draft: draft.request(gang("g", 1)))
+    assert pool.state.nodes["a"].assignment == first.assignment, "told nobody"
+    store.failing = ""
+    await pool.change(lambda draft: draft.request(gang("g", 1)))
+    assert pool.state == await store.load()
+    assert pool.state.nodes["a"].assignment.tag == "train"
+    assert pool.state.nodes["a"].assignment.epoch == first.assignment.epoch + 1
+
+
+async def test_heartbeats_need_no_store() -> None:
+    """An outage of the store costs no node its lease: a report without news writes nothing."""
+    store = FlakyStore()
+    pool = await _open(store)
+    epoch = (await pool.register(node("a", *BOTH))).assignment.epoch
+    await pool.heartbeat("a", NodeState.ACTIVE, epoch, epoch)
+    store.failing = "before"
+    await pool.heartbeat("a", NodeState.ACTIVE, epoch, epoch)
+    await pool.sweep()
+    assert pool.state.nodes["a"].taken_up
+
+
+async def test_replaced_scheduler_refuses_and_ends() -> None:
+    """Frozen while another took over: it changes nothing, its callers retry, and it goes away."""
+    store = FlakyStore()
+    old = await _open(store)
+    await old.register(node("a", *BOTH))
+    new = await _open(store)
+    with pytest.raises(ServiceError) as caught:
+        await old.change(lambda draft: draft.request(gang("g", 1)))
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+    with pytest.raises(DependencyUnavailable):
+        await old.sweep()
+    await new.change(lambda draft: draft.request(gang("g", 1)))
+    assert new.state.nodes["a"].assignment.tag == "train"
+
+
+async def _open(store: MemoryStore) -> Pool:
+    pool = Pool(
+        store=store,
+        policy=PreemptivePolicy(),
+        leases=Leases(10.0, 2.0, lambda: 0.0),
+        clock=lambda: 0.0,
+    )
+    await pool.open()
+    return pool

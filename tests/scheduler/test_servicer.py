@@ -1,0 +1,239 @@
+"""The contract over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from seamflow.channel import connect
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+
+from scheduler.leases import Leases
+from scheduler.wire import duration_message
+from tests.redis_server import RedisServer
+from tests.scheduler.support import (
+    BOTH,
+    RUN,
+    Process,
+    heartbeat,
+    list_nodes,
+    register,
+    release_nodes,
+    request_nodes,
+    running_scheduler,
+)
+
+
+async def test_lend_and_take_back() -> None:
+    """A node rolls out until its gang asks, trains until its gang releases, then is lent again."""
+    async with running_scheduler() as (_, stub):
+        lent = await register(stub, "a", *BOTH)
+        assert (lent.tag, lent.lent) == ("rollout", True)
+        await heartbeat(stub, "a", lent.epoch)
+
+        asking = asyncio.create_task(request_nodes(stub, "g", wait=20))
+        taken = await heartbeat(stub, "a", lent.epoch, wait=4)
+        assert (taken.tag, taken.gang_id, taken.world_size) == ("train", "g", 1)
+        assert taken.epoch > lent.epoch
+        await heartbeat(stub, "a", taken.epoch)
+        answer = await asking
+        assert answer.granted
+        assert [entry.node_id for entry in answer.nodes] == ["a"]
+
+        await release_nodes(stub, "g")
+        back = await heartbeat(stub, "a", taken.epoch, wait=4)
+        assert (back.tag, back.lent) == ("rollout", True)
+
+
+async def test_gang_is_granted_only_when_all_nodes_report_it() -> None:
+    """Assigned is not granted: each node must be ACTIVE under its present epoch."""
+    async with running_scheduler() as (_, stub):
+        for name in "ab":
+            await register(stub, name, *BOTH)
+        first = await request_nodes(stub, "g", num_nodes=2)
+        assert not first.granted
+        assert len(first.nodes) == 2
+        epochs = {entry.node_id: entry.assignment.epoch for entry in first.nodes}
+        await heartbeat(stub, "a", epochs["a"])
+        await heartbeat(stub, "b", epochs["b"], pb.NODE_STATE_ACTIVATING)
+        assert not (await request_nodes(stub, "g", num_nodes=2)).granted
+        await heartbeat(stub, "b", epochs["b"])
+        assert (await request_nodes(stub, "g", num_nodes=2)).granted
+
+
+async def test_same_gang_asks_for_something_else() -> None:
+    """Asking again is idempotent; asking differently under the same name is refused."""
+    async with running_scheduler() as (_, stub):
+        await request_nodes(stub, "g", num_nodes=2)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await request_nodes(stub, "g", num_nodes=3)
+        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_stale_heartbeats_are_refused() -> None:
+    """An agent from before the last registration, or one that knows the future, must register."""
+    async with running_scheduler() as (_, stub):
+        old = await register(stub, "a", *BOTH)
+        new = await register(stub, "a", *BOTH)
+        assert new.epoch > old.epoch
+        for epoch in (old.epoch, new.epoch + 7):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await heartbeat(stub, "a", epoch)
+            assert caught.value.code() is grpc.StatusCode.ABORTED
+        # What somebody has seen is never given out again, even if the store forgot it.
+        assert (await register(stub, "a", *BOTH)).epoch > new.epoch + 7
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await heartbeat(stub, "nobody", 1)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_silent_node_is_lost_and_its_gang_re_formed() -> None:
+    """The gang moves to a live node under new epochs; the silent one returns under a new epoch."""
+    settings = {"lease_seconds": 0.4, "lease_margin_seconds": 0.1}
+    async with running_scheduler(**settings) as (_, stub):
+        first = await register(stub, "a", "train", priority=1.0)
+        await register(stub, "b", *BOTH)
+        placed = await request_nodes(stub, "g")
+        assert [entry.node_id for entry in placed.nodes] == ["a"]
+
+        epoch = (await list_nodes(stub))["b"].assignment.epoch
+        while (moved := await heartbeat(stub, "b", epoch, wait=0.1)).tag != "train":
+            epoch = moved.epoch
+        nodes = await list_nodes(stub)
+        assert nodes["a"].state == pb.NODE_STATE_LOST
+        assert nodes["a"].assignment.tag == ""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await heartbeat(stub, "a", placed.nodes[0].assignment.epoch)
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert (await register(stub, "a", "train")).epoch > moved.epoch > first.epoch
+
+
+async def test_drained_node_gives_its_work_up() -> None:
+    """Draining withdraws the assignment; undoing it brings work back; both are told once."""
+    async with running_scheduler() as (_, stub):
+        await register(stub, "a", *BOTH)
+        for _ in range(2):
+            drained = await stub.DrainNode(pb.DrainNodeRequest(node_id="a", drain=True))
+            assert (drained.node.draining, drained.node.assignment.tag) == (True, "")
+        assert not (await request_nodes(stub, "g")).nodes
+        back = await stub.DrainNode(pb.DrainNodeRequest(node_id="a", drain=False))
+        assert back.node.assignment.tag == "train"
+
+
+async def test_leaving_node_gets_nothing_more() -> None:
+    """An agent that winds its present assignment down is about to end, until it registers again."""
+    async with running_scheduler() as (_, stub):
+        mine = await register(stub, "a", "rollout")
+        gone = await heartbeat(stub, "a", mine.epoch, pb.NODE_STATE_DRAINING, wait=0)
+        assert gone.tag == ""
+        await heartbeat(stub, "a", gone.epoch, pb.NODE_STATE_IDLE)
+        assert (await list_nodes(stub))["a"].assignment.tag == ""
+        assert (await register(stub, "a", "rollout")).tag == "rollout"
+
+
+async def test_dry_run_changes_nothing() -> None:
+    """PlanAssignments tells what would happen, and it does not happen."""
+    async with running_scheduler() as (_, stub):
+        await register(stub, "a", *BOTH)
+        before = await list_nodes(stub)
+        requests = [
+            pb.RequestNodesRequest(run_id=RUN, gang_id=name, tag="train", num_nodes=size)
+            for name, size in (("fits", 1), ("does-not", 2))
+        ]
+        plan = await stub.PlanAssignments(pb.PlanAssignmentsRequest(requests=requests))
+        assert [entry.assignment.gang_id for entry in plan.nodes] == ["fits"]
+        assert list(plan.unplaced_gang_ids) == ["does-not"]
+        after = await list_nodes(stub)
+        assert after["a"].assignment == before["a"].assignment
+
+
+async def test_audit_log_can_be_followed_from_anywhere() -> None:
+    """A watcher gets what it missed, then what happens, without a gap."""
+    async with running_scheduler() as (_, stub):
+        lent = await register(stub, "a", *BOTH)
+        watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id=RUN))
+        seen = list((await watch.read()).events)
+        assert [event.kind for event in seen] == ["registered", "assigned"]
+        await heartbeat(stub, "a", lent.epoch)
+        seen += (await watch.read()).events
+        watch.cancel()
+        await request_nodes(stub, "g")
+        request = pb.WatchAllocationsRequest(after_sequence=seen[-1].sequence)
+        watch = stub.WatchAllocations(request)
+        seen += (await watch.read()).events
+        watch.cancel()
+        assert [event.kind for event in seen[2:]] == ["reported", "assigned"]
+        assert [event.sequence for event in seen] == [1, 2, 3, 4]
+        assert seen[-1].node.assignment.tag == "train"
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_"),
+    [
+        ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, capability_tags=["train"])),
+        ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, node_id="a")),
+        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_LOST)),
+        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=duration_message(9.0))),
+        ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
+        ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
+        ("WatchAllocations", pb.WatchAllocationsRequest(after_sequence=-1)),
+        ("DrainNode", pb.DrainNodeRequest()),
+    ],
+)
+async def test_nonsense_is_refused(rpc: str, request_: object) -> None:
+    """What makes no sense is INVALID_ARGUMENT."""
+    async with running_scheduler() as (_, stub):
+        call = getattr(stub, rpc)(request_)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (call.read() if rpc == "WatchAllocations" else call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_assignments_survive_a_killed_scheduler(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """SIGKILL and restart: same assignments, same epochs, gang still granted, no epoch reused."""
+    process = Process("scheduler", tmp_path, redis_url=redis_server.url, log_level="warning")
+    await process.start()
+    try:
+        address = f"127.0.0.1:{process.port}"
+        async with connect(address) as channel, AsyncExitStack() as later:
+            stub = SchedulerServiceStub(channel)
+            await register(stub, "a", *BOTH, priority=1.0)
+            await register(stub, "b", *BOTH)
+            epoch = (await request_nodes(stub, "g")).nodes[0].assignment.epoch
+            await heartbeat(stub, "a", epoch)
+            before = await list_nodes(stub)
+
+            process.end(signal.SIGKILL)
+            await process.start()
+            stub = SchedulerServiceStub(await later.enter_async_context(connect(address)))
+            assert (await heartbeat(stub, "a", epoch)).epoch == epoch
+            after = await list_nodes(stub)
+            assert {name: entry.assignment for name, entry in after.items()} == {
+                name: entry.assignment for name, entry in before.items()
+            }
+            assert (await request_nodes(stub, "g")).granted
+            assert (await register(stub, "c", "rollout")).epoch > epoch
+    finally:
+        process.end(signal.SIGTERM)
+
+
+def test_leases_start_again_after_an_absence() -> None:
+    """A scheduler that was frozen cannot know who was silent: everybody gets a full lease."""
+    now = [100.0]
+    leases = Leases(10.0, 2.0, lambda: now[0])
+    leases.renew("a")
+    expired = []
+    for step in (5.0, 5.0, 3.0):
+        now[0] += step
+        expired += leases.expired(["a"])
+    assert expired == ["a"]
+    leases.renew("a")
+    now[0] += 500.0
+    assert leases.expired(["a"]) == []
