@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import Message
 from seamflow.common.v1 import tokens_pb2
@@ -24,10 +25,11 @@ class Prompt:
         _check(request, template.vocabulary_size)
         self.template = template
         self._messages = [{"role": m.role, "content": m.content} for m in request.messages]
-        self._keyed = bool(self._messages) and template.is_append_only(self._messages)
         self._ids = list(request.token_ids)
-        if self._messages and not self._keyed:
-            self._ids = template.encode(self._messages)
+        self._keyed = False
+        if self._messages:
+            self._keyed = _is_append_only(self._messages, template)
+            self._ids = [] if self._keyed else template.encode(self._messages)
 
     def begin_request(
         self, request: pb.GenerateRequest, attempt_id: str
@@ -76,6 +78,13 @@ class Prompt:
             failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
             failure_message=message,
         )
+
+
+def _is_append_only(messages: Sequence[Mapping[str, str]], template: ChatTemplate) -> bool:
+    try:
+        return template.is_append_only(messages)
+    except ValueError as error:
+        raise invalid_argument("messages", f"{len(messages)} messages", str(error)) from error
 
 
 def digest(credential: str) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2.exceptions import TemplateError
+
 from services.chassis.errors import ConfigError
 
 __all__ = ["ChatTemplate"]
@@ -82,9 +84,14 @@ class ChatTemplate:
         return whole[len(before) + len(content) :]
 
     def _render(self, messages: Sequence[Message], *, ask: bool) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            [dict(m) for m in messages], tokenize=False, add_generation_prompt=ask
-        )
+        if not self._tokenizer.chat_template:
+            raise ValueError("the model's tokenizer has no chat template: send token_ids")
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=ask
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses them: {error}") from error
         return text
 
     def _encode(self, text: str) -> list[int]:
@@ -97,18 +104,28 @@ def _load_tokenizer(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model {str(folder)!r} has no config.json: name a Hugging Face folder")
+    missing = ConfigError(
+        f"model {str(folder)!r} has no usable tokenizer: save one with "
+        f"tokenizer.save_pretrained({str(folder)!r})"
+    )
+    if not _vocabulary_files(folder):  # transformers would make an empty tokenizer for some models
+        raise missing
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model {str(folder)!r} has no usable tokenizer: save one with "
-            f"tokenizer.save_pretrained({str(folder)!r})"
-        ) from error
+        raise missing from error
+
+
+def _vocabulary_files(folder: Path) -> list[Path]:
+    names = (
+        *("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt"),
+        *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+    )
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _vocabulary_digest(folder: Path) -> str:
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-    files = [folder / name for name in names if (folder / name).is_file()]
+    files = _vocabulary_files(folder)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -237,6 +237,8 @@ class Rollout:
                         yield response.chunk.tokens
                     elif response.HasField("finish"):
                         _finish(turn, response.finish)
+                        return
+                await backoff.wait()  # ended without an end: the gateway drains
             except grpc.aio.AioRpcError as failure:
                 await _wait_or_raise(decode(failure), backoff)
 

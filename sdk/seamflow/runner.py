@@ -14,6 +14,7 @@ import importlib
 import inspect
 import json
 import logging
+import math
 import signal
 import socket
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from seamflow.channel import connect
 from seamflow.client import Client, Rollout
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import SeamflowError
-from seamflow.retry import retrying
+from seamflow.retry import Backoff, retrying
 from seamflow.token_log import TokenLog
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
@@ -58,6 +59,12 @@ class RunnerConfig:
     """Seconds a rollout may take; after that its sample is replaced."""
     token: str | None = None
     """Bearer token, where the services ask for one."""
+    ca_file: str | None = None
+    """PEM file of the services' certificate authority; without one connections are plaintext."""
+    cert_file: str | None = None
+    """PEM file of this runner's certificate, where the services ask for one."""
+    key_file: str | None = None
+    """PEM file of its private key."""
     token_log: str | None = None
     """File that every received chunk is appended to, one JSON line each: the agents' own record
     of their tokens, for an audit of the store. Runners may share it."""
@@ -78,16 +85,18 @@ class AgentRunner:
     def __init__(self, agent: Agent, config: RunnerConfig) -> None:
         self._agent = agent
         self._config = config
-        self._channel = connect(config.trajectory_manager, token=config.token)
+        credentials = _credentials(config)
+        self._channel = connect(config.trajectory_manager, **credentials)
         tasks: TaskServiceAsyncStub = TaskServiceStub(self._channel)  # type: ignore[assignment]
         self._tasks = tasks
         self._token_log = TokenLog(Path(config.token_log)) if config.token_log else None
         self._client = Client(
             config.gateway,
             run_id=config.run_id,
-            token=config.token,
             observer=self._token_log.write if self._token_log else None,
+            **credentials,
         )
+        self._failures = Backoff(first=0.1, longest=10.0)
         self._leases: dict[str, asyncio.Task[None]] = {}
         self._lease_seconds = 1.0  # short until the first lease tells, so that it cannot be lost
 
@@ -154,19 +163,24 @@ class AgentRunner:
 
     async def _act(self, leased: pb.Task, rollout: Rollout) -> None:
         task = Task(task_id=leased.task_id, payload=json.loads(leased.payload_json))
+        limit = asyncio.timeout(self._config.rollout_timeout)
         try:
-            async with asyncio.timeout(self._config.rollout_timeout):
-                rewards = await self._agent.run(task, rollout)
-        except TimeoutError:
-            limit = self._config.rollout_timeout
-            await rollout.fail(tokens_pb2.FAILURE_CLASS_TIMEOUT, f"took over {limit} s")
+            async with limit:
+                rewards = _checked(await self._agent.run(task, rollout))
         except SeamflowError:
             raise
         except Exception as error:
+            if limit.expired():
+                reason = f"took over {self._config.rollout_timeout} s"
+                await rollout.fail(tokens_pb2.FAILURE_CLASS_TIMEOUT, reason)
+                return
             _log.exception("agent failed on task %s", task.task_id)
             await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, repr(error))
+            # A broken environment must not eat tasks as fast as they can be leased.
+            await self._failures.wait()
         else:
-            await rollout.finish(_checked(rewards))
+            await rollout.finish(rewards)
+            self._failures.reset()
 
     async def _keep_leases(self) -> None:
         while True:
@@ -185,11 +199,16 @@ class AgentRunner:
                 self._leases[token].cancel()
 
 
+def _credentials(config: RunnerConfig) -> dict[str, Any]:
+    files = {name: getattr(config, name) for name in ("ca_file", "cert_file", "key_file")}
+    return {"token": config.token, **{n: Path(f) if f else None for n, f in files.items()}}
+
+
 def _checked(rewards: Mapping[str, float] | float) -> Mapping[str, float] | float:
     numbers = rewards.values() if isinstance(rewards, Mapping) else [rewards]
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise SeamflowError(
-            f"Agent.run returned {rewards!r}: return a float, or a mapping of names to floats"
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError(
+            f"Agent.run returned {rewards!r}: return a finite float, or a mapping of names to them"
         )
     return rewards
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from redis import exceptions
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -18,6 +18,7 @@ from services.chassis.errors import DependencyUnavailable, Reason, exhausted, un
 
 __all__ = ["Scripts", "connect", "require", "store_errors"]
 
+_MAX_CONNECTIONS = 32
 _CONNECT_SECONDS = 2.0
 _REPLY_SECONDS = 5.0
 _HEALTH_CHECK_SECONDS = 10
@@ -30,16 +31,19 @@ def connect(url: str) -> Redis:
     """A client for `url` ("redis://...", "rediss://...") that answers bytes; `aclose()` it.
 
     It never sends a command twice: by default redis-py does, which would append an entry twice
-    when only the reply was lost.
+    when only the reply was lost. Callers share a bounded number of connections and wait for one.
     """
-    return Redis.from_url(
+    pool = BlockingConnectionPool.from_url(
         url,
+        max_connections=_MAX_CONNECTIONS,
+        timeout=_REPLY_SECONDS,
         retry=Retry(NoBackoff(), 0),
         socket_connect_timeout=_CONNECT_SECONDS,
         socket_timeout=_REPLY_SECONDS,
         health_check_interval=_HEALTH_CHECK_SECONDS,
         decode_responses=False,
     )
+    return Redis.from_pool(pool)
 
 
 async def require(redis: Redis, seconds: float = _START_SECONDS) -> None:

@@ -178,6 +178,7 @@ def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
     environment = _environment(
         "node_agent",
         instance=node.node_id,
+        port=0,
         node_id=node.node_id,
         run_id=layout.run_id,
         scheduler=layout.address("scheduler"),
@@ -210,6 +211,7 @@ def _agent_runner(config: LauncherConfig, layout: Layout) -> ProcessPlan:
 def _dataloader(config: LauncherConfig, layout: Layout) -> ProcessPlan:
     environment = _environment(
         "dataloader",
+        port=0,
         run_id=layout.run_id,
         trajectory_manager=layout.address("trajectory_manager"),
         tasks=layout.path(config.tasks),

@@ -29,7 +29,7 @@ from services.launcher.evaluation import Evaluation, evaluate, read_tasks, traje
 from services.launcher.plan import Layout, ProcessPlan
 from services.launcher.services import Services, connected
 from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
-from services.launcher.supervisor import Supervisor
+from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.view import View
 
 __all__ = ["Run"]
@@ -100,7 +100,7 @@ class Run:
         seed = str(self.config.seed)
         arguments = ["--out", str(marker.parent), "--seed", seed]
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self.config.prepare, *arguments
+            sys.executable, "-m", self.config.prepare, *arguments, env=child_environment({})
         )
         try:
             code = await child.wait()

@@ -23,7 +23,8 @@ def test_version_is_that_of_the_distribution() -> None:
 
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     """An agent pays for grpcio and protobuf, not for torch."""
-    code = "import sys, seamflow, seamflow.runner; print({'torch', 'numpy', 'redis'} & set(sys.modules))"
+    heavy = "{'torch', 'numpy', 'redis', 'transformers'}"
+    code = f"import sys, seamflow.runner, seamflow.cli; print({heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 

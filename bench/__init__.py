@@ -1,0 +1,1 @@
+"""Measurements, each ending in one JSON line and a table."""

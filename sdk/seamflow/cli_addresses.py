@@ -1,0 +1,181 @@
+"""Where the services of a run are: flag, then --run-folder, then environment, then runs/latest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from seamflow.channel import connect
+
+__all__ = ["SERVICES", "Addresses", "Service", "UsageError", "add_flags", "resolve"]
+
+LATEST = Path("runs/latest")
+
+
+class UsageError(Exception):
+    """The command line names something that cannot be; the message says the cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One of the services that the command line asks."""
+
+    name: str
+    """In sentences."""
+    flag: str
+    """Sets its address, and names it in `Addresses`."""
+    variable: str
+    """Environment variable that sets its address."""
+    key: str
+    """In addresses.json."""
+    default: str
+    """Its usual address on this machine."""
+    module: str
+    """Starts it: python -m MODULE."""
+
+
+SERVICES = {
+    service.flag.removeprefix("--").replace("-", "_"): service
+    for service in (
+        Service(
+            name="trajectory manager",
+            flag="--trajectory-manager",
+            variable="SEAMFLOW_TRAJECTORY_MANAGER",
+            key="trajectory_manager",
+            default="127.0.0.1:50051",
+            module="trajectory_manager",
+        ),
+        Service(
+            name="rollout gateway",
+            flag="--gateway",
+            variable="SEAMFLOW_GATEWAY",
+            key="rollout_gateway",
+            default="127.0.0.1:50052",
+            module="rollout.gateway",
+        ),
+        Service(
+            name="scheduler",
+            flag="--scheduler",
+            variable="SEAMFLOW_SCHEDULER",
+            key="scheduler",
+            default="127.0.0.1:50053",
+            module="scheduler",
+        ),
+        Service(
+            name="trainer",
+            flag="--trainer",
+            variable="SEAMFLOW_TRAINER",
+            key="trainer",
+            default="127.0.0.1:50054",
+            module="trainer",
+        ),
+        Service(
+            name="weights service",
+            flag="--weights",
+            variable="SEAMFLOW_WEIGHTS",
+            key="weights",
+            default="127.0.0.1:50055",
+            module="services.weights",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Who to ask, and how to be let in."""
+
+    run_id: str | None
+    """Training job; None: the one the trainer reports."""
+    services: Mapping[str, str]
+    """host:port of each of SERVICES."""
+    token: str | None = None
+    """Bearer token, where the services ask for one."""
+    tls: Mapping[str, Path]
+    """ca_file, cert_file and key_file, as far as given."""
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Open a channel; close it."""
+        return connect(address, token=self.token, **self.tls)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every command that asks services."""
+    parser.add_argument("--run", help="training job; SEAMFLOW_RUN")
+    parser.add_argument(
+        "--run-folder", type=Path, help=f"runs/NAME with addresses.json (default: {LATEST})"
+    )
+    for service in SERVICES.values():
+        parser.add_argument(
+            service.flag, metavar="HOST:PORT", help=f"{service.name}; {service.variable}"
+        )
+    for part in ("ca", "cert", "key"):
+        parser.add_argument(
+            f"--tls-{part}-file", type=Path, help=f"PEM; SEAMFLOW_TLS_{part.upper()}_FILE"
+        )
+
+
+def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Addresses:
+    """Find every address. The token comes from SEAMFLOW_TOKEN or the file of SEAMFLOW_TOKEN_FILE.
+
+    Raises `UsageError` for a run folder or a token file that cannot be read.
+    """
+    named = _read(given.run_folder) if given.run_folder else {}
+    latest = _read(LATEST) if not given.run_folder and (LATEST / "addresses.json").is_file() else {}
+
+    def first(flag: str | None, key: str, variable: str, default: str | None) -> str | None:
+        return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
+
+    return Addresses(
+        run_id=first(given.run, "run_id", "SEAMFLOW_RUN", None),
+        services={
+            name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
+            for name, s in SERVICES.items()
+        },
+        token=_token(environment),
+        tls=_tls(given, environment),
+    )
+
+
+def _read(folder: Path) -> Mapping[str, str]:
+    file = folder / "addresses.json"
+    try:
+        addresses: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--run-folder {str(folder)!r}: {error}; name a folder that `seamflow train` made, "
+            "such as runs/NAME"
+        ) from error
+    if not isinstance(addresses, dict):
+        raise UsageError(f"{file} must hold a JSON object of addresses")
+    return addresses
+
+
+def _token(environment: Mapping[str, str]) -> str | None:
+    file = environment.get("SEAMFLOW_TOKEN_FILE")
+    if file is None:
+        return environment.get("SEAMFLOW_TOKEN")
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"SEAMFLOW_TOKEN_FILE {file!r}: {error.strerror}") from error
+
+
+def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Path]:
+    files = {}
+    for part in ("ca", "cert", "key"):
+        path = getattr(given, f"tls_{part}_file")
+        named = environment.get(f"SEAMFLOW_TLS_{part.upper()}_FILE")
+        if path or named:
+            files[f"{part}_file"] = path or Path(str(named))
+    for path in files.values():
+        if not path.is_file():
+            raise UsageError(f"TLS file {str(path)!r} does not exist")
+    return files

@@ -1,0 +1,1 @@
+"""The dataloader: streams tasks to the trajectory manager as fast as it takes them, resumable."""

@@ -1,0 +1,3 @@
+from services.dataloader.cli import main
+
+main()

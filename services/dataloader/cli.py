@@ -1,0 +1,46 @@
+"""Wires the dataloader together: `python -m services.dataloader`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.chassis.clients import channel
+from services.chassis.server import Service, run
+from services.dataloader.config import DataloaderConfig
+from services.dataloader.loader import Loader
+from services.dataloader.queue import TaskQueue
+from services.dataloader.sources import open_source
+
+__all__ = ["build", "main"]
+
+
+def main() -> None:
+    """Submit all tasks, then exit; a signal ends it earlier."""
+    run("dataloader", DataloaderConfig, build)
+
+
+@asynccontextmanager
+async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
+    """Open the tasks and the way to the trajectory manager."""
+    source = await asyncio.to_thread(
+        open_source, config.tasks, shuffle=config.shuffle, seed=config.seed
+    )
+    async with channel(config, config.trajectory_manager) as manager:
+        queue = TaskQueue(
+            manager,
+            run_id=config.run_id,
+            clock=time.monotonic,
+            start_seconds=config.start_seconds,
+        )
+        loader = Loader(config, source, queue)
+
+        async def load() -> None:
+            await loader.run()
+            # The process of a job that is done ends the way a signal would end it: drained, exit 0.
+            signal.raise_signal(signal.SIGTERM)
+
+        yield Service(background=[load])

@@ -1,0 +1,85 @@
+"""The dataloader's main loop: rows -> tasks -> the trajectory manager's queue, never far ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+
+from seamflow.errors import SeamflowError
+from seamflow.trajectory.v1.task_service_pb2 import Task
+
+from services.chassis.errors import ConfigError
+from services.chassis.log import get_logger
+from services.dataloader.config import DataloaderConfig
+from services.dataloader.position import Position, PositionFile
+from services.dataloader.queue import TaskQueue
+from services.dataloader.sources import Row, Source
+from services.dataloader.tasks import make_task
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Submits every task of every epoch once, in order, and remembers how far it is.
+
+    A crash between an acknowledgement and the stored position submits the same tasks again; they
+    carry the same ids, so the manager takes none of them twice.
+    """
+
+    def __init__(self, config: DataloaderConfig, source: Source, queue: TaskQueue) -> None:
+        """Find the position to begin at.
+
+        Raises:
+            ConfigError: the stored position belongs to other tasks.
+        """
+        self._config = config
+        self._source = source
+        self._queue = queue
+        self._file = PositionFile(config.state_file)
+        meaning = _meaning(config, source)
+        self._position = self._file.load(meaning) if config.resume else Position(source=meaning)
+
+    async def run(self) -> None:
+        """Submit until the last epoch is through.
+
+        Raises:
+            ConfigError: a row cannot be used, or the manager refuses its task.
+            DependencyUnavailable: the manager or the run did not appear in time.
+        """
+        get_logger().info("loading", epoch=self._position.epoch, place=self._position.place)
+        while not self._config.epochs or self._position.epoch < self._config.epochs:
+            epoch, rows = self._position.epoch, self._rows()
+            while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.room):
+                await self._submit(tasks)
+            if not self._position.place:
+                raise ConfigError(f"tasks: {self._config.tasks} holds no task in epoch {epoch}")
+            self._move(self._position.next_epoch())
+        get_logger().info("all_submitted", epochs=self._config.epochs)
+
+    def _rows(self) -> Iterator[Row]:
+        return self._source.rows(self._position.epoch, self._position.place)
+
+    def _next_tasks(self, rows: Iterator[Row], count: int) -> list[Task]:
+        epoch = self._position.epoch
+        return [make_task(row, epoch, self._config) for row in islice(rows, count)]
+
+    async def _submit(self, tasks: list[Task]) -> None:
+        while tasks:
+            try:
+                count = await self._queue.submit(tasks)
+            except SeamflowError as error:
+                raise ConfigError(f"the run refuses a task: {error}") from error
+            tasks = tasks[count:]
+            self._move(self._position.advanced(count))
+
+    def _move(self, position: Position) -> None:
+        # Not in a thread, which would go on writing after this loader was cancelled.
+        self._file.save(position)
+        self._position = position
+
+
+def _meaning(config: DataloaderConfig, source: Source) -> str:
+    """What a position depends on: with any of this changed, the same numbers mean other tasks."""
+    order = f"shuffled:{config.seed}" if config.shuffle else f"seed:{config.seed}"
+    return f"{config.run_id}|{config.purpose}|{source.fingerprint}|{order}"

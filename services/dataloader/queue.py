@@ -1,0 +1,105 @@
+"""The trajectory manager's task queue, as the dataloader sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import grpc.aio
+from seamflow.errors import ExhaustedError, NotFoundError, SeamflowError, UnavailableError, decode
+from seamflow.retry import Backoff
+from seamflow.trajectory.v1.task_service_pb2 import SubmitTasksRequest, SubmitTasksResponse, Task
+from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+
+from services.chassis import metrics
+from services.chassis.errors import DependencyUnavailable
+from services.chassis.log import get_logger
+
+if TYPE_CHECKING:  # only the type stubs tell the asynchronous client apart
+    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+
+__all__ = ["TaskQueue"]
+
+_MOST_TASKS = 64
+
+
+class TaskQueue:
+    """Submits tasks in the order given, as many at once as the queue last said it takes.
+
+    Args:
+        channel: to the trajectory manager.
+        run_id: training job.
+        clock: monotonic seconds.
+        start_seconds: how long manager and run may take to appear; later outages are waited out.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        run_id: str,
+        clock: Callable[[], float],
+        start_seconds: float,
+    ) -> None:
+        self._stub = cast("TaskServiceAsyncStub", TaskServiceStub(channel))
+        self._run_id = run_id
+        self._clock = clock
+        self._start_by: float | None = clock() + start_seconds
+        self._num_free = 1
+        self._submitted = metrics.counter("dataloader", "submitted_tasks_total", "New tasks.")
+        self._known = metrics.counter(
+            "dataloader", "known_tasks_total", "Tasks that the run already had."
+        )
+
+    @property
+    def room(self) -> int:
+        """How many tasks to send next; at least 1, which waits until there is room."""
+        return min(max(self._num_free, 1), _MOST_TASKS)
+
+    async def submit(self, tasks: Sequence[Task]) -> int:
+        """Submit the first tasks of the sequence, waiting for room; returns how many.
+
+        Raises:
+            SeamflowError: the manager refuses a task for what it is.
+            DependencyUnavailable: the manager or the run did not appear in time.
+        """
+        backoff = Backoff()
+        while True:
+            sent = tasks[: self.room]
+            try:
+                answer = await self._call(sent)
+            except grpc.aio.AioRpcError as failure:
+                error = decode(failure)
+                self._check_hopeful(error, len(sent))
+                self._num_free = 1  # somebody else may have filled the queue
+                get_logger().debug("submit_waits", detail=str(error))
+                if error.retry_after is None:
+                    await backoff.wait()
+                else:  # full, and the manager knows when it is worth asking again
+                    await asyncio.sleep(error.retry_after)
+            else:
+                self._note(answer, len(sent))
+                return len(sent)
+
+    async def _call(self, tasks: Sequence[Task]) -> SubmitTasksResponse:
+        return await self._stub.SubmitTasks(SubmitTasksRequest(run_id=self._run_id, tasks=tasks))
+
+    def _check_hopeful(self, error: SeamflowError, num_sent: int) -> None:
+        """Return if trying again can help, raise if it cannot."""
+        if isinstance(error, ExhaustedError):
+            if error.retry_after is None and num_sent == 1:
+                raise error  # a single task that is too large
+        elif self._start_by is None:
+            if not isinstance(error, UnavailableError):
+                raise error
+        elif not isinstance(error, UnavailableError | NotFoundError):
+            raise error
+        elif self._clock() > self._start_by:
+            raise DependencyUnavailable("trajectory_manager", str(error)) from error
+
+    def _note(self, answer: SubmitTasksResponse, num_sent: int) -> None:
+        self._start_by = None
+        self._num_free = answer.num_free
+        self._submitted.inc(answer.num_accepted)
+        self._known.inc(num_sent - answer.num_accepted)

@@ -1,0 +1,36 @@
+"""What every source of tasks gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Row", "Source"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One task as its author wrote it."""
+
+    index: int
+    """Position in the source, the same in every epoch."""
+    values: Mapping[str, Any]
+    """Fields by name."""
+    where: str
+    """For error messages: file and line, or function and position."""
+
+
+class Source(Protocol):
+    """Tasks in an order that depends on the source, the seed and the epoch alone."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Says whether a stored position still means the same tasks."""
+
+    def rows(self, epoch: int, start: int) -> Iterator[Row]:
+        """The rows of an epoch from place `start` on; reads as it goes, and may block.
+
+        Raises:
+            ConfigError: a row that cannot be used; names it and the cure.
+        """

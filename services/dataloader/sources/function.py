@@ -1,0 +1,62 @@
+"""Tasks from a user's function, which makes them as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from services.chassis import plugins
+from services.chassis.errors import ConfigError
+from services.dataloader.sources.base import Row
+
+__all__ = ["FunctionSource"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSource:
+    """Calls `function(seed, epoch)` once an epoch; the same arguments must give the same tasks.
+
+    Example:
+        >>> def sums(seed: int, epoch: int):
+        ...     random = Random(f"{seed}:{epoch}")
+        ...     for number in range(1000):
+        ...         yield {"task_id": f"sum-{number}", "payload": {"a": random.randrange(100)}}
+    """
+
+    name: str
+    """The configured "package.module:function"."""
+    function: Callable[[int, int], Iterable[Mapping[str, Any]]]
+    """What the name stands for."""
+    seed: int
+    """First argument of every call."""
+
+    @classmethod
+    def load(cls, name: str, *, seed: int) -> FunctionSource:
+        """Import the function.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        try:
+            function = plugins.load(name)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"tasks: {error}") from error
+        if not callable(function):
+            raise ConfigError(f"tasks: {name} is not a function")
+        return cls(name=name, function=function, seed=seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """The name; what the function does is its author's promise."""
+        return f"function:{self.name}"
+
+    def rows(self, epoch: int, start: int) -> Iterator[Row]:
+        """See `Source.rows`; tasks before `start` are made again and skipped."""
+        tasks = enumerate(self.function(self.seed, epoch))
+        for index, values in islice(tasks, start, None):
+            where = f"task {index + 1} of {self.name}"
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"{where} is a {type(values).__name__}: yield dicts")
+            yield Row(index=index, values=values, where=where)

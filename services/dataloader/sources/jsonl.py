@@ -1,0 +1,76 @@
+"""Tasks from a JSON Lines file of any size: only the offsets of its lines are held."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from services.chassis.errors import ConfigError
+from services.dataloader.order import Permutation
+from services.dataloader.sources.base import Row
+
+__all__ = ["JsonlSource"]
+
+
+class JsonlSource:
+    """One JSON object a line; blank lines are skipped."""
+
+    def __init__(self, path: Path, *, shuffle: bool, seed: int) -> None:
+        """Index the lines of `path`.
+
+        Raises:
+            ConfigError: the file holds no task.
+        """
+        self._path = path
+        self._shuffle = shuffle
+        self._seed = seed
+        self._offsets, self._lines = _index(path)
+        if not self._offsets:
+            raise ConfigError(f"tasks: {path} holds no task")
+
+    @property
+    def fingerprint(self) -> str:
+        """File size and number of tasks: an edited file is another source."""
+        return f"jsonl:{self._path.stat().st_size}:{len(self._offsets)}"
+
+    def rows(self, epoch: int, start: int) -> Iterator[Row]:
+        """See `Source.rows`."""
+        count = len(self._offsets)
+        order = (
+            Permutation(count, seed=self._seed, name=f"{epoch}") if self._shuffle else range(count)
+        )
+        with self._path.open("rb") as file:
+            for place in range(start, count):
+                index = order[place]
+                file.seek(self._offsets[index])
+                where = f"{self._path} line {self._lines[index]}"
+                yield Row(index=index, values=_parse(file.readline(), where), where=where)
+
+
+def _index(path: Path) -> tuple[array[int], array[int]]:
+    """Byte offset and number (from 1) of every line that is not blank."""
+    offsets, lines, offset = array("Q"), array("Q"), 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                offsets.append(offset)
+                lines.append(number)
+            offset += len(line)
+    return offsets, lines
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        cure = "write one JSON object in UTF-8 on a line"
+        raise ConfigError(f"{where} is not JSON ({error}): {cure}") from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise ConfigError(
+            f'{where} is a {kind}: write a JSON object, such as {{"task_id": "a", "payload": {{}}}}'
+        )
+    return values

@@ -1,0 +1,68 @@
+"""Tasks from a Parquet file: one row group in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from services.chassis.errors import ConfigError
+from services.dataloader.order import Permutation
+from services.dataloader.sources.base import Row
+
+__all__ = ["ParquetSource"]
+
+
+class ParquetSource:
+    """One row a task. Shuffling orders row groups, then the rows of each, so it still streams."""
+
+    def __init__(self, path: Path, *, shuffle: bool, seed: int) -> None:
+        """Read the footer of `path`.
+
+        Raises:
+            ConfigError: pyarrow is not installed, or the file is not Parquet or holds no row.
+        """
+        try:
+            from pyarrow import ArrowInvalid, parquet
+        except ImportError as error:
+            cure = 'pip install "seamflow[dataloader]"'
+            raise ConfigError(f"tasks: {path} needs pyarrow: {cure}") from error
+        try:
+            self._file = parquet.ParquetFile(path)
+        except (ArrowInvalid, OSError) as error:
+            raise ConfigError(f"tasks: {path} is not a Parquet file: {error}") from error
+        groups = self._file.metadata.num_row_groups
+        self._sizes = [self._file.metadata.row_group(group).num_rows for group in range(groups)]
+        self._firsts = [0, *accumulate(self._sizes)]
+        if not self._firsts[-1]:
+            raise ConfigError(f"tasks: {path} holds no task")
+        self._path = path
+        self._shuffle = shuffle
+        self._seed = seed
+
+    @property
+    def fingerprint(self) -> str:
+        """File size and row groups: an edited file is another source."""
+        return f"parquet:{self._path.stat().st_size}:{self._sizes}"
+
+    def rows(self, epoch: int, start: int) -> Iterator[Row]:
+        """See `Source.rows`."""
+        groups = self._order(len(self._sizes), f"{epoch}")
+        for place in range(len(groups)):
+            group = groups[place]
+            size = self._sizes[group]
+            if start < size:
+                yield from self._group_rows(group, epoch, start)
+            start = max(0, start - size)
+
+    def _group_rows(self, group: int, epoch: int, start: int) -> Iterator[Row]:
+        table = self._file.read_row_group(group)
+        order = self._order(self._sizes[group], f"{epoch}:{group}")
+        for place in range(start, len(order)):
+            row = order[place]
+            index = self._firsts[group] + row
+            values = table.slice(row, 1).to_pylist()[0]
+            yield Row(index=index, values=values, where=f"{self._path} row {index + 1}")
+
+    def _order(self, count: int, name: str) -> Sequence[int] | Permutation:
+        return Permutation(count, seed=self._seed, name=name) if self._shuffle else range(count)

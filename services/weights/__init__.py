@@ -1,0 +1,1 @@
+"""The weights process: allocates versions, keeps manifests, serves shards."""

@@ -1,0 +1,3 @@
+from services.weights.cli import main
+
+main()

@@ -1,0 +1,61 @@
+"""Wires the weights process together: `python -m services.weights`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from seamflow.weights.v1.weight_service_pb2_grpc import add_WeightServiceServicer_to_server
+
+from services.chassis.errors import DependencyUnavailable
+from services.chassis.redis import connect
+from services.chassis.server import Service, run
+from services.weights.config import WeightsConfig
+from services.weights.feed import VersionFeed
+from services.weights.folders import WeightFolders
+from services.weights.memory_store import MemoryStore
+from services.weights.redis_store import RedisStore
+from services.weights.servicer import WeightServicer
+from services.weights.store import Store
+
+__all__ = ["build", "main"]
+
+
+def main() -> None:
+    """Serve until a signal."""
+    run("weights", WeightsConfig, build)
+
+
+@asynccontextmanager
+async def build(config: WeightsConfig) -> AsyncIterator[Service]:
+    """Open the store and assemble the service."""
+    store = await _open_store(config)
+    try:
+        feed = VersionFeed(store, config.poll_seconds)
+        servicer = WeightServicer(
+            store=store,
+            folders=WeightFolders(config.folder),
+            feed=feed,
+            keep_versions=config.keep_versions,
+            clock=time.time,
+        )
+        yield Service(
+            servicers=[(add_WeightServiceServicer_to_server, servicer)],
+            background=[feed.poll],
+            ready=store.reachable,
+            drain=feed.close,
+        )
+    finally:
+        await store.close()
+
+
+async def _open_store(config: WeightsConfig) -> Store:
+    if config.redis_url is None:
+        return MemoryStore()
+    store = RedisStore(connect(config.redis_url))
+    if not await store.reachable():
+        await store.close()
+        cure = "start it, or correct redis_url in [weights]"
+        raise DependencyUnavailable("redis", f"Redis does not answer; {cure}")
+    return store

@@ -1,0 +1,32 @@
+"""Configuration of the weights process, table `[weights]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.chassis.config import ServerConfig
+
+__all__ = ["WeightsConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsConfig(ServerConfig):
+    """What the weights process can be told."""
+
+    port: int = 50055
+    """gRPC port; 0 takes a free one."""
+    folder: Path
+    """Where versions are written, as `<run>/<model>/weight_v000001/`; shared with the trainers."""
+    redis_url: str | None = field(default=None, metadata={"secret": True})
+    """Store of versions and manifests; not set: this process's memory, which a restart forgets."""
+    keep_versions: int = 4
+    """Newest committed versions whose files stay; older ones are deleted after each commit."""
+    poll_seconds: float = 0.2
+    """Seconds after which a watcher hears of a version that another replica committed."""
+
+    def __post_init__(self) -> None:
+        if self.keep_versions < 1:
+            raise ValueError(f"keep_versions is {self.keep_versions}: it must be at least 1")
+        if self.poll_seconds <= 0:
+            raise ValueError(f"poll_seconds is {self.poll_seconds}: it must be above 0")

@@ -1,0 +1,196 @@
+"""The disk side of versions: where they lie, whether they are whole, how they are read and deleted.
+
+Everything that touches the disk runs in a thread; names are checked before they get here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import io
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from seamflow.weights.v1.weight_service_pb2 import WeightFile
+
+from services.chassis.errors import (
+    Reason,
+    ServiceError,
+    exhausted,
+    failed_precondition,
+    unavailable,
+)
+from services.weights.store import Scope
+
+__all__ = ["CHUNK_BYTES", "WeightFolders"]
+
+CHUNK_BYTES = 1024 * 1024
+_PREFIX = "weight_v"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_RETRY_SECONDS = 30.0
+
+
+class WeightFolders:
+    """`<root>/<run>/<model>/weight_v000001/`: one folder a version, flat, written by the trainer.
+
+    Raises ServiceErrors only: a full disk is RESOURCE_EXHAUSTED, a broken one UNAVAILABLE, a file
+    that is not as described FAILED_PRECONDITION before the commit and DATA_LOSS after it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """`root` is created by the first publish."""
+        self._root = root.resolve()
+        self._readers: Counter[tuple[Scope, int]] = Counter()
+
+    def path(self, scope: Scope, version: int) -> Path:
+        """Where the files of `version` lie."""
+        return self._of(scope) / f"{_PREFIX}{version:06d}"
+
+    async def make(self, scope: Scope, version: int) -> Path:
+        """The folder of `version`, created if need be."""
+        folder = self.path(scope, version)
+        with _disk_errors(f"create {folder}"):
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        return folder
+
+    async def highest(self, scope: Scope) -> int:
+        """The highest version that has a folder, committed or not; 0: none."""
+        return max(await self._present(scope), default=0)
+
+    async def verify(self, scope: Scope, version: int, files: Sequence[WeightFile]) -> None:
+        """Check size and SHA-256 of every file, and make files and folder durable."""
+        folder = self.path(scope, version)
+        checks = [asyncio.to_thread(_verify, folder, file) for file in files]
+        await asyncio.gather(*checks)
+        with _disk_errors(f"sync {folder}"):
+            await asyncio.to_thread(_sync_folder, folder)
+
+    async def read(
+        self, scope: Scope, version: int, files: Sequence[WeightFile]
+    ) -> AsyncIterator[tuple[str, int, bytes]]:
+        """Yield (name, offset, data) in order; an empty file gives one empty chunk.
+
+        The version is not deleted while it is being read here.
+        """
+        folder = self.path(scope, version)
+        with self._reading(scope, version):
+            for file in files:
+                async for offset, data in _chunks(folder, file):
+                    yield file.name, offset, data
+
+    async def prune(self, scope: Scope, oldest: int) -> None:
+        """Delete every version below `oldest` that is not being read; holes go with them."""
+        for version in await self._present(scope):
+            if version < oldest and not self._readers[scope, version]:
+                folder = self.path(scope, version)
+                with _disk_errors(f"delete {folder}"):
+                    await asyncio.to_thread(shutil.rmtree, folder)
+
+    def _of(self, scope: Scope) -> Path:
+        return self._root / scope.run_id / scope.model
+
+    async def _present(self, scope: Scope) -> list[int]:
+        with _disk_errors(f"list {self._of(scope)}"):
+            return await asyncio.to_thread(_versions, self._of(scope))
+
+    @contextmanager
+    def _reading(self, scope: Scope, version: int) -> Iterator[None]:
+        self._readers[scope, version] += 1
+        try:
+            yield
+        finally:
+            self._readers[scope, version] -= 1
+            self._readers += Counter()  # drops the zeros
+
+
+def _versions(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    names = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def _verify(folder: Path, wanted: WeightFile) -> None:
+    where = f"file {wanted.name!r} in {folder}"
+    with _disk_errors(f"check {where}"):
+        try:
+            file = _open(folder / wanted.name)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+                message = f"{where} is missing or not a regular file"
+                raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message) from error
+            raise
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size != wanted.num_bytes:
+                message = f"{where} has {size} bytes, the manifest says {wanted.num_bytes}"
+                raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
+            if hashlib.file_digest(file, "sha256").hexdigest() != wanted.sha256:
+                message = f"{where} does not have the SHA-256 that the manifest says"
+                raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
+            # The trainer may have synced already; then this costs nothing.
+            os.fsync(file.fileno())
+
+
+async def _chunks(folder: Path, wanted: WeightFile) -> AsyncIterator[tuple[int, bytes]]:
+    where = f"file {wanted.name!r} in {folder}"
+    with _disk_errors(f"read {where}"):
+        try:
+            file = await asyncio.to_thread(_open, folder / wanted.name)
+        except FileNotFoundError as error:
+            raise _lost(f"{where} is gone") from error
+    with file:
+        offset = 0
+        while offset < wanted.num_bytes or offset == 0:
+            with _disk_errors(f"read {where}"):
+                size = min(CHUNK_BYTES, wanted.num_bytes - offset)
+                data = await asyncio.to_thread(file.read, size)
+            if len(data) < size:
+                raise _lost(f"{where} ends at byte {offset + len(data)} of {wanted.num_bytes}")
+            yield offset, data
+            if not data:
+                return
+            offset += len(data)
+
+
+def _open(path: Path) -> io.BufferedReader:
+    """A regular file for reading; symbolic links, FIFOs and devices are refused."""
+    # O_NONBLOCK: opening a FIFO must fail below, not wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable, and its own entry in its parent."""
+    for path in (folder, folder.parent):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _lost(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.DATA_LOSS, Reason.INCOMPLETE_PUBLISH, message)
+
+
+@contextmanager
+def _disk_errors(operation: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot {operation}: {error.strerror or error}"
+        if error.errno in _FULL:
+            cure = f"{message}; free space, or lower keep_versions"
+            raise exhausted(Reason.STORE_FULL, cure, _FULL_RETRY_SECONDS) from error
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error

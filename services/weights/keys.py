@@ -1,0 +1,31 @@
+"""Every Redis key of the weights process; the run is the hash tag, so a script touches one slot."""
+
+from __future__ import annotations
+
+from services.weights.store import Scope
+
+__all__ = ["allocations", "counters", "manifests", "publishes"]
+
+
+def counters(scope: Scope) -> str:
+    """Hash: `allocated` (last version given out), `epoch` (fence), `newest` (committed)."""
+    return _key(scope, "counters")
+
+
+def publishes(scope: Scope) -> str:
+    """Hash: idempotency key -> version."""
+    return _key(scope, "publishes")
+
+
+def allocations(scope: Scope) -> str:
+    """Hash: version -> "step:parent"."""
+    return _key(scope, "allocations")
+
+
+def manifests(scope: Scope) -> str:
+    """Hash: version -> serialized Manifest."""
+    return _key(scope, "manifests")
+
+
+def _key(scope: Scope, part: str) -> str:
+    return f"sf:weights:{{{scope.run_id}}}:{scope.model}:{part}"

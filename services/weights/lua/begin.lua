@@ -1,0 +1,26 @@
+-- Allocates a version, or finds the one that the key got before.
+-- KEYS: counters, publishes, allocations. ARGV: epoch, key, "step:parent", floor.
+-- Returns {"ok", version}, {"stale", current epoch} or {"conflict"}.
+
+-- Epochs are compared as decimal strings: Lua's numbers are exact only up to 2^53.
+local function below(a, b)
+  if #a ~= #b then return #a < #b end
+  return a < b
+end
+
+local current = redis.call("HGET", KEYS[1], "epoch") or "0"
+if below(ARGV[1], current) then return {"stale", current} end
+redis.call("HSET", KEYS[1], "epoch", ARGV[1])
+
+local known = redis.call("HGET", KEYS[2], ARGV[2])
+if known then
+  if redis.call("HGET", KEYS[3], known) ~= ARGV[3] then return {"conflict"} end
+  return {"ok", known}
+end
+
+local allocated = tonumber(redis.call("HGET", KEYS[1], "allocated") or "0")
+local version = string.format("%d", math.max(allocated, tonumber(ARGV[4])) + 1)
+redis.call("HSET", KEYS[1], "allocated", version)
+redis.call("HSET", KEYS[2], ARGV[2], version)
+redis.call("HSET", KEYS[3], version, ARGV[3])
+return {"ok", version}

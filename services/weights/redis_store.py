@@ -1,0 +1,94 @@
+"""`Store` in Redis: replicas may share it, and a restart forgets nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from seamflow.weights.v1.weight_service_pb2 import Manifest
+
+from services.chassis.errors import already_exists, not_found, stale_epoch
+from services.chassis.redis import Scripts, store_errors
+from services.weights import keys
+from services.weights.store import Allocation, Publish, Scope
+
+__all__ = ["RedisStore"]
+
+
+class RedisStore:
+    """One Lua file per write; reads are single commands."""
+
+    def __init__(self, redis: Redis) -> None:
+        """Takes ownership of `redis`, a client that answers bytes."""
+        self._redis = redis
+        self._scripts = Scripts(redis, Path(__file__).parent / "lua")
+
+    async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
+        """See `Store.begin`."""
+        status, *rest = await self._scripts.call(
+            "begin",
+            keys=[keys.counters(scope), keys.publishes(scope), keys.allocations(scope)],
+            args=[publish.epoch, publish.key, f"{publish.step}:{publish.parent}", floor],
+        )
+        if status == b"stale":
+            raise stale_epoch(f"run {scope.run_id}", publish.epoch, int(rest[0]))
+        if status == b"conflict":
+            raise already_exists("publish", publish.key)
+        return int(rest[0])
+
+    async def allocation(self, scope: Scope, version: int) -> Allocation | None:
+        """See `Store.allocation`."""
+        record = await self._read(keys.allocations(scope), str(version))
+        if record is None:
+            return None
+        step, parent = record.split(b":")
+        return Allocation(step=int(step), parent=int(parent))
+
+    async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
+        """See `Store.commit`."""
+        status, *rest = await self._scripts.call(
+            "commit",
+            keys=[keys.counters(scope), keys.allocations(scope), keys.manifests(scope)],
+            args=[epoch, manifest.weight_version, manifest.SerializeToString()],
+        )
+        if status == b"stale":
+            raise stale_epoch(f"run {scope.run_id}", epoch, int(rest[0]))
+        if status == b"missing":
+            raise not_found("weight_version", str(manifest.weight_version))
+        return Manifest.FromString(rest[0])
+
+    async def manifest(self, scope: Scope, version: int) -> Manifest | None:
+        """See `Store.manifest`."""
+        record = await self._read(keys.manifests(scope), str(version))
+        return None if record is None else Manifest.FromString(record)
+
+    async def newest(self, scope: Scope) -> int:
+        """See `Store.newest`."""
+        return int(await self._read(keys.counters(scope), "newest") or 0)
+
+    async def forget(self, scope: Scope, keep: int) -> int:
+        """See `Store.forget`."""
+        oldest: int = await self._scripts.call(
+            "forget",
+            keys=[keys.publishes(scope), keys.allocations(scope), keys.manifests(scope)],
+            args=[keep],
+        )
+        return oldest
+
+    async def reachable(self) -> bool:
+        """See `Store.reachable`."""
+        try:
+            return bool(await self._redis.ping())
+        except RedisError:
+            return False
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self._redis.aclose()
+
+    async def _read(self, key: str, field: str) -> bytes | None:
+        with store_errors("read weights"):
+            record = await self._redis.hget(key, field)
+        assert not isinstance(record, str), "the client must answer bytes"
+        return record

@@ -1,0 +1,178 @@
+"""`WeightService`: what each call means in terms of the store and the folders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
+
+from services.chassis import metrics
+from services.chassis.errors import ServiceError, already_exists, not_found
+from services.chassis.log import get_logger
+from services.weights import requests
+from services.weights.feed import VersionFeed
+from services.weights.folders import WeightFolders
+from services.weights.store import Publish, Scope, Store
+
+__all__ = ["WeightServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WeightServicer(WeightServiceServicer):
+    """Publishing in two phases, reading, watching.
+
+    Args:
+        store: remembers versions and manifests.
+        folders: hold the files.
+        feed: wakes watchers.
+        keep_versions: newest committed versions whose files stay.
+        clock: seconds since 1970, for commit times that people read.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        folders: WeightFolders,
+        feed: VersionFeed,
+        keep_versions: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._folders = folders
+        self._feed = feed
+        self._keep_versions = keep_versions
+        self._clock = clock
+        self._committed = metrics.counter(
+            "weights", "committed_versions_total", "Versions made visible."
+        )
+        self._served = metrics.counter("weights", "served_bytes_total", "Bytes of shards sent.")
+
+    async def BeginPublish(
+        self, request: pb.BeginPublishRequest, context: Context
+    ) -> pb.BeginPublishResponse:
+        """Allocate a version and make its folder."""
+        scope = requests.scope_of(request.run_id, request.model)
+        publish = Publish(
+            key=requests.required("idempotency_key", request.idempotency_key),
+            step=requests.not_negative("step", request.step),
+            parent=requests.not_negative("parent_weight_version", request.parent_weight_version),
+            epoch=requests.positive("epoch", request.epoch),
+        )
+        # Folders on disk count too: a store that forgot must not give their versions out again.
+        floor = await self._folders.highest(scope)
+        version = await self._store.begin(scope, publish, floor)
+        folder = await self._folders.make(scope, version)
+        return pb.BeginPublishResponse(weight_version=version, folder=str(folder))
+
+    async def CommitPublish(
+        self, request: pb.CommitPublishRequest, context: Context
+    ) -> pb.CommitPublishResponse:
+        """Check the files, then make the version visible in one write."""
+        scope = requests.scope_of(request.run_id, request.model)
+        version = requests.positive("weight_version", request.weight_version)
+        epoch = requests.positive("epoch", request.epoch)
+        requests.check_files(request.files)
+        manifest = await self._store.manifest(scope, version)
+        repeated = manifest is not None
+        if manifest is None:
+            manifest = await self._prepared(scope, request)
+        stands = await self._store.commit(scope, epoch, manifest)
+        if list(stands.files) != list(request.files):
+            raise already_exists("weight_version", str(version))
+        if not repeated:
+            await self._made_visible(scope, stands)
+        return pb.CommitPublishResponse(manifest=stands)
+
+    async def GetManifest(
+        self, request: pb.GetManifestRequest, context: Context
+    ) -> pb.GetManifestResponse:
+        """Read the newest manifest, which may not exist yet, or a given one, which must."""
+        scope = requests.scope_of(request.run_id, request.model)
+        if request.HasField("weight_version"):
+            return pb.GetManifestResponse(manifest=await self._get(scope, request.weight_version))
+        return pb.GetManifestResponse(manifest=await self._newest(scope))
+
+    async def FetchShards(
+        self, request: pb.FetchShardsRequest, context: Context
+    ) -> AsyncIterator[pb.FetchShardsResponse]:
+        """Stream files; a slow reader slows the disk reads down, nothing piles up."""
+        scope = requests.scope_of(request.run_id, request.model)
+        manifest = await self._get(scope, request.weight_version)
+        files = _chosen(manifest, set(request.names))
+        async for name, offset, data in self._folders.read(scope, manifest.weight_version, files):
+            yield pb.FetchShardsResponse(name=name, offset=offset, data=data)
+            self._served.inc(len(data))
+
+    async def WatchVersions(
+        self, request: pb.WatchVersionsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchVersionsResponse]:
+        """Tell the newest version whenever it is above the last one told."""
+        scope = requests.scope_of(request.run_id, request.model)
+        after = requests.not_negative("after_weight_version", request.after_weight_version)
+        while True:
+            after = await self._feed.newer(scope, after)
+            manifest = await self._store.manifest(scope, after)
+            if manifest is not None:  # else already replaced by newer ones
+                yield pb.WatchVersionsResponse(manifest=manifest)
+
+    async def _prepared(self, scope: Scope, request: pb.CommitPublishRequest) -> pb.Manifest:
+        """The manifest of files that were found whole and made durable."""
+        version = request.weight_version
+        allocation = await self._store.allocation(scope, version)
+        if allocation is None:
+            raise not_found("weight_version", str(version))
+        await self._folders.verify(scope, version, request.files)
+        committed = Timestamp()
+        committed.FromNanoseconds(round(self._clock() * 1e9))
+        return pb.Manifest(
+            run_id=scope.run_id,
+            model=scope.model,
+            weight_version=version,
+            step=allocation.step,
+            parent_weight_version=allocation.parent,
+            files=request.files,
+            commit_time=committed,
+        )
+
+    async def _made_visible(self, scope: Scope, manifest: pb.Manifest) -> None:
+        self._committed.inc()
+        self._feed.announce(scope, manifest.weight_version)
+        get_logger().info(
+            "committed",
+            run_id=scope.run_id,
+            model=scope.model,
+            weight_version=manifest.weight_version,
+            step=manifest.step,
+        )
+        try:
+            oldest = await self._store.forget(scope, self._keep_versions)
+            await self._folders.prune(scope, oldest)
+        except ServiceError as error:
+            # The version stands. What was not deleted now is found again after the next commit.
+            get_logger().warning("prune_failed", reason=error.reason, detail=error.message)
+
+    async def _newest(self, scope: Scope) -> pb.Manifest | None:
+        # Bounded by commits: a manifest vanishes only when newer ones have taken its place.
+        while version := await self._store.newest(scope):
+            if manifest := await self._store.manifest(scope, version):
+                return manifest
+        return None
+
+    async def _get(self, scope: Scope, version: int) -> pb.Manifest:
+        manifest = await self._store.manifest(scope, version)
+        if manifest is None:
+            raise not_found("weight_version", str(version))
+        return manifest
+
+
+def _chosen(manifest: pb.Manifest, names: set[str]) -> list[pb.WeightFile]:
+    """The files of the manifest that are asked for, in its order; no names: all."""
+    if unknown := names - {file.name for file in manifest.files}:
+        raise not_found("file", min(unknown))
+    return [file for file in manifest.files if not names or file.name in names]

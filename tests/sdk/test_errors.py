@@ -1,0 +1,124 @@
+"""Failures arrive as exceptions that say the reason and when to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from seamflow import errors
+from seamflow.common.v1 import error_pb2
+from seamflow.retry import Backoff, retrying
+
+
+def failure(code: grpc.StatusCode, details: bytes | None = None) -> grpc.aio.AioRpcError:
+    """What a stub raises."""
+    trailing = grpc.aio.Metadata()
+    if details is not None:
+        trailing.add("grpc-status-details-bin", details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details="no")
+
+
+def status() -> bytes:
+    """A status with a reason and a time."""
+    info = error_pb2.ErrorInfo(reason="ADMISSION_CLOSED", domain="seamflow")
+    retry = error_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))
+    prefix = "type.googleapis.com/google.rpc."
+    return error_pb2.Status(
+        details=[
+            AnyMessage(type_url=prefix + "ErrorInfo", value=info.SerializeToString()),
+            AnyMessage(type_url=prefix + "RetryInfo", value=retry.SerializeToString()),
+        ]
+    ).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequestError),
+        (grpc.StatusCode.NOT_FOUND, errors.NotFoundError),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.PermissionDeniedError),
+        (grpc.StatusCode.FAILED_PRECONDITION, errors.PreconditionError),
+        (grpc.StatusCode.ALREADY_EXISTS, errors.ConflictError),
+        (grpc.StatusCode.ABORTED, errors.StaleEpochError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.ExhaustedError),
+        (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
+        (grpc.StatusCode.UNKNOWN, errors.InternalError),
+    ],
+)
+def test_each_code_has_its_exception(
+    code: grpc.StatusCode, kind: type[errors.SeamflowError]
+) -> None:
+    """Callers branch on a class, and every class is a SeamflowError."""
+    assert type(errors.decode(failure(code))) is kind
+    assert issubclass(kind, errors.SeamflowError)
+
+
+def test_reason_and_retry_time_come_from_the_details() -> None:
+    """The trailer's ErrorInfo and RetryInfo are decoded with protobuf alone."""
+    error = errors.decode(failure(grpc.StatusCode.RESOURCE_EXHAUSTED, status()))
+    assert (str(error), error.reason, error.retry_after) == ("no", "ADMISSION_CLOSED", 2.5)
+
+
+def test_broken_details_are_ignored() -> None:
+    """A trailer that is no status leaves the code and the message."""
+    error = errors.decode(failure(grpc.StatusCode.NOT_FOUND, b"\xff\xff\xff"))
+    assert (error.reason, error.retry_after) == ("", None)
+
+
+def test_errors_can_be_copied_between_processes() -> None:
+    """Reason and time survive a copy."""
+    error = copy.copy(errors.ExhaustedError("full", "TOO_MANY_REQUESTS", 1.5))
+    assert (str(error), error.reason, error.retry_after) == ("full", "TOO_MANY_REQUESTS", 1.5)
+
+
+async def test_a_call_is_repeated_until_the_peer_is_back() -> None:
+    """Unavailable and exhausted are waited out, each told to `on_retry`."""
+    answers = [failure(grpc.StatusCode.UNAVAILABLE), failure(grpc.StatusCode.RESOURCE_EXHAUSTED)]
+    seen: list[errors.SeamflowError] = []
+
+    async def call() -> str:
+        if answers:
+            raise answers.pop(0)
+        return "done"
+
+    assert await retrying(call, on_retry=seen.append) == "done"
+    assert [type(e) for e in seen] == [errors.UnavailableError, errors.ExhaustedError]
+
+
+async def test_what_cannot_be_cured_is_not_repeated() -> None:
+    """A refusal is raised at the first call."""
+    calls = 0
+
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        raise failure(grpc.StatusCode.INVALID_ARGUMENT)
+
+    with pytest.raises(errors.InvalidRequestError):
+        await retrying(call)
+    assert calls == 1
+
+
+async def test_delays_grow_to_a_bound_and_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits double up to the bound, and are never shorter than a server asks."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    backoff = Backoff(first=1.0, longest=4.0)
+    for _ in range(4):
+        await backoff.wait()
+    backoff.reset()
+    await backoff.wait()
+    await backoff.wait(at_least=9.0)
+    bounds = [1.0, 2.0, 4.0, 4.0, 1.0]
+    assert all(b / 2 <= w <= b for w, b in zip(waited, bounds, strict=False))
+    assert waited[-1] == 9.0

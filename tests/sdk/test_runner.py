@@ -1,0 +1,171 @@
+"""The agent runner against real services: many at once, every ending has its failure class."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from seamflow import Agent
+from seamflow.common.v1 import tokens_pb2
+from seamflow.runner import AgentRunner, RunnerConfig, load_agent
+from seamflow.runner_cli import main
+
+from tests.sdk.agents import Answers, Breaks, Echoes, Waits
+from tests.sdk.support import TOKENS, Gateway, Tasks, serving
+
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def running(
+    agent: Agent, tasks: Tasks, gateway: Gateway, **options: object
+) -> AsyncIterator[None]:
+    """A runner at work on these tasks, stopped at the end."""
+    async with serving(tasks.added(), gateway.added()) as address, asyncio.timeout(20):
+        config = RunnerConfig(
+            run_id="run",
+            gateway=address,
+            trajectory_manager=address,
+            **options,  # type: ignore[arg-type]
+        )
+        stop = asyncio.Event()
+        runner = asyncio.create_task(AgentRunner(agent, config).run(stop))
+        yield
+        stop.set()
+        await runner
+
+
+async def test_a_task_becomes_a_finished_rollout(tmp_path: Path) -> None:
+    """Lease, rollout under that lease, turn, reward, completion; every chunk is in the log."""
+    tasks, gateway, log = Tasks('{"reward": 0.5}'), Gateway(), tmp_path / "tokens.jsonl"
+    async with running(Answers(), tasks, gateway, token_log=str(log)):
+        assert await tasks.completed.get() == "lease-0"
+    started, finished = gateway.started[0], gateway.finished[0]
+    assert (started.rollout_id, started.lease_token) == ("rollout-0", "lease-0")
+    assert started.purpose == tokens_pb2.PURPOSE_TRAIN
+    assert finished.rewards[0].value == 0.5
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [token for line in logged for token in line["token_ids"]] == TOKENS
+
+
+async def test_no_more_than_concurrency_rollouts_at_once() -> None:
+    """Three workers hold three leases while two tasks wait."""
+    tasks, agent = Tasks(*["{}"] * 5), Waits()
+    async with running(agent, tasks, Gateway(), concurrency=3):
+        began = {await agent.began.get() for _ in range(3)}
+    assert began == {"task-0", "task-1", "task-2"}
+    assert agent.began.empty()
+    assert agent.cancelled.qsize() == 3
+
+
+async def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
+    """It is closed without a reward and its lease is given back."""
+    gateway, tasks = Gateway(), Tasks("{}")
+    async with running(Waits(), tasks, gateway, rollout_timeout=0.05):
+        await tasks.completed.get()
+    assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
+    assert not gateway.finished[0].rewards
+
+
+async def test_an_exception_of_the_agent_is_an_environment_failure() -> None:
+    """A broken environment is never a reward, and the runner goes on."""
+    gateway, tasks = Gateway(), Tasks("{}", "{}")
+    async with running(Breaks(), tasks, gateway, concurrency=1):
+        assert [await tasks.completed.get() for _ in range(2)] == ["lease-0", "lease-1"]
+    assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+    assert "no browser" in gateway.finished[0].failure_message
+
+
+@pytest.mark.parametrize("reward", ["null", '"good"', "NaN"])
+async def test_a_reward_that_is_no_number_is_an_environment_failure(reward: str) -> None:
+    """It is never trained on, and the message says what to return."""
+    gateway, tasks = Gateway(), Tasks(f'{{"reward": {reward}}}')
+    async with running(Echoes(), tasks, gateway):
+        await tasks.completed.get()
+    assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+    assert "return a finite float" in gateway.finished[0].failure_message
+
+
+async def test_a_lost_lease_cancels_its_rollout_only() -> None:
+    """The agent of the lost lease is cancelled, it completes nothing, and the next task starts."""
+    tasks, agent = Tasks("{}", "{}", lease_seconds=0.3), Waits()
+    async with running(agent, tasks, Gateway(), concurrency=1):
+        assert await agent.began.get() == "task-0"
+        tasks.lost.add("lease-0")
+        assert await agent.cancelled.get() == "task-0"
+        assert await agent.began.get() == "task-1"
+        while await tasks.extended.get() != ["lease-1"]:
+            pass
+        assert agent.cancelled.empty()
+    assert tasks.completed.empty()
+
+
+async def test_sigterm_ends_the_process_cleanly() -> None:
+    """The real process, stopped in the middle of a rollout, exits 0."""
+    tasks = Tasks("{}")
+    gateway = Gateway()
+    async with serving(tasks.added(), gateway.added()) as address:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "seamflow.runner", "--agent", "tests.sdk.agents:Waits", "--run-id", "run"),
+            *("--gateway", address, "--trajectory-manager", address),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(20):
+                await gateway.opened.wait()
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("agents", "write it as 'package.module:Class'"),
+        ("nowhere.agents:A", "is its folder on PYTHONPATH?"),
+        ("tests.sdk.agents:Missing", "has no attribute 'Missing'"),
+        ("tests.sdk.agents:NotAsync", "has no 'async def run(self, task, rollout)'"),
+    ],
+)
+def test_a_bad_agent_name_says_the_cure(
+    name: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 78 and one line that names the agent."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--agent", name, "--run-id", "run"])
+    assert ended.value.code == 78
+    said = capsys.readouterr().err
+    assert name in said
+    assert cure in said
+
+
+def test_settings_that_could_never_work_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 78 with the field, its value and the bound."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--agent", "tests.sdk.agents:Waits", "--run-id", "run", "--concurrency", "0"])
+    assert ended.value.code == 78
+    assert "concurrency is 0: must be at least 1" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_wrong_usage() -> None:
+    """Exit code 64, as for every process of seamflow."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--agent", "x:y", "--run-id", "run", "--nonsense"])
+    assert ended.value.code == 64
+
+
+def test_an_agent_is_loaded_by_name() -> None:
+    """A class is made into an object."""
+    assert isinstance(load_agent("tests.sdk.agents:Answers"), Answers)

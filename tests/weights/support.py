@@ -1,0 +1,114 @@
+"""What the tests of the weights process share: a trainer's side of publishing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+from services.chassis.server import started
+from services.weights.cli import build
+from services.weights.config import WeightsConfig
+
+FILES = {
+    "config.json": b'{"model_type": "tiny"}',
+    "model-00001-of-00002.safetensors": bytes(range(256)) * 5000,
+    "model-00002-of-00002.safetensors": b"",
+}
+
+
+def describe(files: dict[str, bytes]) -> list[pb.WeightFile]:
+    """The manifest entries of files with these contents."""
+    return [
+        pb.WeightFile(name=name, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        for name, data in files.items()
+    ]
+
+
+def write(folder: str, files: dict[str, bytes] | None = None) -> None:
+    """Write the files as a trainer would."""
+    for name, data in (FILES if files is None else files).items():
+        (Path(folder) / name).write_bytes(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Publishes to a weights service."""
+
+    stub: WeightServiceStub
+    """Client of the service."""
+    run_id: str = "run"
+    """Its run."""
+    epoch: int = 1
+    """Its fence."""
+
+    async def begin(self, step: int, key: str | None = None) -> pb.BeginPublishResponse:
+        """BeginPublish for `step`, keyed by the step unless told otherwise."""
+        request = pb.BeginPublishRequest(
+            run_id=self.run_id,
+            step=step,
+            parent_weight_version=step - 1,
+            epoch=self.epoch,
+            idempotency_key=key or f"step-{step}",
+        )
+        return await self.stub.BeginPublish(request, timeout=10)
+
+    async def commit(
+        self, version: int, files: list[pb.WeightFile] | None = None
+    ) -> pb.CommitPublishResponse:
+        """CommitPublish of `version` with the files of `FILES`, unless told otherwise."""
+        request = pb.CommitPublishRequest(
+            run_id=self.run_id,
+            weight_version=version,
+            epoch=self.epoch,
+            files=describe(FILES) if files is None else files,
+        )
+        return await self.stub.CommitPublish(request, timeout=10)
+
+    async def publish(self, step: int) -> int:
+        """All of it; returns the version."""
+        begun = await self.begin(step)
+        write(begun.folder)
+        return (await self.commit(begun.weight_version)).manifest.weight_version
+
+    async def newest(self) -> int:
+        """The newest committed version; 0: none."""
+        answer = await self.stub.GetManifest(pb.GetManifestRequest(run_id=self.run_id), timeout=10)
+        return answer.manifest.weight_version
+
+    async def fetch(self, version: int, *names: str) -> dict[str, bytes]:
+        """The files of `version`, put together from their chunks."""
+        request = pb.FetchShardsRequest(run_id=self.run_id, weight_version=version, names=names)
+        files: dict[str, bytes] = {}
+        async for chunk in self.stub.FetchShards(request, timeout=10):
+            assert chunk.offset == len(files.get(chunk.name, b""))
+            assert len(chunk.data) <= 1024 * 1024
+            files[chunk.name] = files.get(chunk.name, b"") + chunk.data
+        return files
+
+
+@asynccontextmanager
+async def weights_service(
+    folder: Path, redis_url: str | None = None, keep_versions: int = 4
+) -> AsyncIterator[WeightServiceStub]:
+    """A weights service in this process, and a client of it."""
+    config = WeightsConfig(
+        folder=folder, redis_url=redis_url, keep_versions=keep_versions, poll_seconds=0.02
+    )
+    async with (
+        build(config) as service,
+        started(service, WeightsConfig(folder=folder, port=0, drain_seconds=1)) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield WeightServiceStub(channel)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of everything in `folder`, sorted."""
+    return sorted(path.name for path in folder.iterdir())

@@ -1,0 +1,99 @@
+"""The weights process as an operator meets it: killed, misconfigured, without its Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+from services.chassis import config as chassis_config
+from services.chassis.errors import ConfigError
+from services.weights.config import WeightsConfig
+from tests.weights.support import FILES, Trainer, write
+
+START_SECONDS = 30
+
+
+async def launch(*arguments: str, port_file: Path) -> asyncio.subprocess.Process:
+    """`python -m services.weights` with these flags on a free port."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "services.weights", "--port", "0", "--admin-port", "-1", *arguments),
+        env={**os.environ, "SEAMFLOW_PORT_FILE": str(port_file), "PYTHONPATH": ":".join(sys.path)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def running(folder: Path, redis_url: str) -> AsyncIterator[tuple[Trainer, int]]:
+    """The process, as a trainer that talks to it and its pid; killed with SIGKILL at the end."""
+    port_file = folder / "port.json"
+    port_file.unlink(missing_ok=True)
+    process = await launch(
+        *("--folder", str(folder / "weights"), "--redis-url", redis_url), port_file=port_file
+    )
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not port_file.exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.02)
+        port = json.loads(port_file.read_text())["port"]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Trainer(stub=WeightServiceStub(channel), run_id=folder.name), process.pid
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_kill_between_begin_and_commit_loses_nothing(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """After SIGKILL the same key gets the same version, it can be committed, and none is reused."""
+    async with running(tmp_path, redis_url) as (trainer, pid):
+        assert await trainer.publish(1) == 1
+        begun = await trainer.begin(2)
+        write(begun.folder)
+        os.kill(pid, signal.SIGKILL)
+    async with running(tmp_path, redis_url) as (trainer, _):
+        assert await trainer.newest() == 1
+        assert await trainer.begin(2) == begun
+        await trainer.commit(begun.weight_version)
+        assert await trainer.newest() == 2
+        assert (await trainer.begin(3)).weight_version == 3
+        assert await trainer.fetch(1) == await trainer.fetch(2) == FILES
+
+
+async def test_without_its_redis_it_says_so_and_exits_69(tmp_path: Path) -> None:
+    """A store that does not answer at start is named, with the unavailable exit code."""
+    process = await launch(
+        *("--folder", str(tmp_path), "--redis-url", "redis://127.0.0.1:1/0"),
+        port_file=tmp_path / "port.json",
+    )
+    _, stderr = await asyncio.wait_for(process.communicate(), START_SECONDS)
+    assert process.returncode == 69
+    assert b"redis_url" in stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ((), "folder"),
+        (("--folder", "f", "--keep-versions", "0"), "keep_versions"),
+        (("--folder", "f", "--poll-seconds", "0"), "poll_seconds"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_name(flags: tuple[str, ...], named: str) -> None:
+    """Missing folder and values out of range name their field."""
+    with pytest.raises(ConfigError, match=named):
+        chassis_config.load(WeightsConfig, "weights", flags)
