@@ -1,0 +1,28 @@
+"""An agent that needs nothing but the client: ask twice, then say how well it went.
+
+    pip install seamflow && python examples/minimal_agent.py 127.0.0.1:50052 my-run
+
+Its rollout is recorded, not trained; leased tasks, as `seamflow.runner` takes them, are trained.
+"""
+
+import asyncio
+import sys
+
+from seamflow import Client
+
+
+async def main(gateway: str, run_id: str) -> None:
+    """One rollout of two turns."""
+    async with Client(gateway, run_id=run_id) as client:
+        rollout = await client.start_rollout()
+        messages = [{"role": "user", "content": "2 + 2 = ?"}]
+        first = await rollout.generate(messages, max_new_tokens=32)
+        messages.append({"role": "assistant", "content": first.text})
+        messages.append({"role": "user", "content": "Are you sure?"})
+        second = await rollout.generate(messages, max_new_tokens=32)
+        await rollout.finish(float("4" in second.text))
+        print(f"{first.text!r}, then {second.text!r}, sampled by {second.spans}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:3]))

@@ -1,0 +1,216 @@
+"""Make the quickstart's model, tokenizer and tasks; give the model a short supervised warm start.
+
+    python -m examples.quickstart.prepare --out runs/demo/start --seed 0
+
+The model first sees a faultless teacher and then a sloppy one, that dawdles on the way. What is
+left for reinforcement learning is to drop that habit without forgetting the floors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from examples.quickstart import task
+
+__all__ = ["WarmStart", "build_model", "build_tokenizer", "main", "warm_start"]
+
+# Appending a message appends text: a turn is a continuation of what the engine has cached.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+_WORDS = ("user:", "assistant:", "at", "up", "down", "to", task.WAIT)
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """How the supervised warm start goes."""
+
+    steps: int = 800
+    """Optimizer steps."""
+    noisy_share: float = 0.25
+    """The last part of the steps, in which the teacher is sloppy."""
+    noise: float = 0.12
+    """Probability that the sloppy teacher waits before a floor."""
+    batch_size: int = 32
+    """Demonstrations in a step; all of about the same length."""
+    learning_rate: float = 4e-3
+    """Highest rate; it rises for 20 steps and then falls linearly to a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    token_ids: list[int]
+    labels: list[int]
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token for each floor and word, and an append-only template."""
+    words = ["<pad>", "<eos>", "<unk>", *_WORDS, *map(task.floor_name, range(task.FLOORS))]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",  # noqa: S106
+        eos_token="<eos>",  # noqa: S106
+        unk_token="<unk>",  # noqa: S106
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(vocabulary_size: int, seed: int) -> Qwen3ForCausalLM:
+    """Return a freshly initialised Qwen3 of about 300 thousand parameters, in float32."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary_size,
+        hidden_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def warm_start(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: WarmStart, seed: int
+) -> float:
+    """Train `model` in place on demonstrations of training tasks; returns the last mean loss."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0
+    )
+    losses: list[float] = []
+    batches = _batches(tokenizer, plan, seed)
+    for step, batch in enumerate(track(batches, description="warm start", total=plan.steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = _learning_rate(plan, step)
+        loss = _loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return sum(losses[-50:]) / len(losses[-50:])
+
+
+def _learning_rate(plan: WarmStart, step: int) -> float:
+    return plan.learning_rate * min(1.0, (step + 1) / 20) * (1.0 - 0.9 * step / plan.steps)
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, plan: WarmStart, seed: int
+) -> Iterator[list[_Example]]:
+    rng = random.Random(seed)
+    noisy = round(plan.noisy_share * plan.steps)
+    payloads = task.tasks(seed, plan.steps * plan.batch_size, "train")
+    for steps, noise in ((plan.steps - noisy, 0.0), (noisy, plan.noise)):
+        pool = [
+            _example(tokenizer, payload, task.demonstration(payload, rng, noise))
+            for payload, _ in zip(payloads, range(steps * plan.batch_size), strict=False)
+        ]
+        yield from _bucketed(pool, plan.batch_size, rng)
+
+
+def _bucketed(
+    pool: list[_Example], batch_size: int, rng: random.Random
+) -> Iterator[list[_Example]]:
+    pool.sort(key=lambda example: len(example.token_ids))
+    starts = list(range(0, len(pool), batch_size))
+    rng.shuffle(starts)
+    for start in starts:
+        yield pool[start : start + batch_size]
+
+
+def _example(
+    tokenizer: PreTrainedTokenizerFast, payload: task.Payload, answers: Sequence[str]
+) -> _Example:
+    # Only answers and their terminators are learnt. Rendered turn by turn, as the agent does.
+    ids: dict[str, int] = tokenizer.get_vocab()
+    token_ids: list[int] = []
+    labels: list[int] = []
+    for turn, answer in enumerate(answers):
+        asked = f"user: {task.user_message(payload, turn)} <eos> assistant:".split()
+        prompt = [ids[word] for word in asked]
+        answered = [ids[word] for word in (*answer.split(), "<eos>")]
+        token_ids += prompt + answered
+        labels += [_IGNORED] * len(prompt) + answered
+    return _Example(token_ids, labels)
+
+
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[_Example]) -> torch.Tensor:
+    longest = max(len(example.token_ids) for example in batch)
+    tokens = torch.zeros(len(batch), longest, dtype=torch.long)
+    labels = torch.full_like(tokens, _IGNORED)
+    for row, example in enumerate(batch):
+        tokens[row, : len(example.token_ids)] = torch.tensor(example.token_ids)
+        labels[row, : len(example.labels)] = torch.tensor(example.labels)
+    # Padding is on the right of causal attention, so no mask is needed.
+    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED
+    )
+
+
+def _write_tasks(path: Path, split: task.Split, seed: int, count: int) -> None:
+    # Held-out tasks are all different, so that the success rate counts none twice.
+    seen: set[str] = set()
+    with path.open("w", encoding="utf-8") as file:
+        for number, payload in enumerate(task.tasks(seed, 2 * count, split)):
+            name = task.task_name(payload)
+            if len(seen) == count or (split == "heldout" and name in seen):
+                continue
+            seen.add(name if split == "heldout" else str(number))
+            line = {"task_id": f"{split}-{number}-{name}", "payload": payload}
+            file.write(json.dumps(line) + "\n")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="examples.quickstart.prepare", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-tasks", type=int, default=4000)
+    parser.add_argument("--heldout-tasks", type=int, default=256)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary."""
+    args, plan, began = _arguments(argv), WarmStart(), time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), args.seed)
+    loss = warm_start(model, tokenizer, plan, args.seed)
+    model.save_pretrained(args.out / "model")
+    tokenizer.save_pretrained(args.out / "model")
+    counts = {"train": args.train_tasks, "heldout": args.heldout_tasks}
+    splits: tuple[task.Split, ...] = ("train", "heldout")
+    for split in splits:
+        path = args.out / f"tasks-{split}.jsonl"
+        _write_tasks(path, split, args.seed + 1, counts[split])
+    summary = {"seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
+    print(json.dumps({**summary, "seed": args.seed, "tasks": counts, "warm_start": asdict(plan)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

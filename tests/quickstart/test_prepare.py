@@ -1,0 +1,72 @@
+"""The quickstart's tokenizer, model and supervised warm start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from examples.quickstart import prepare, task
+
+MESSAGES = [
+    {"role": "user", "content": "at 12 up to 14"},
+    {"role": "assistant", "content": "13 14"},
+    {"role": "user", "content": "down to 13"},
+]
+
+
+def test_the_chat_template_only_appends() -> None:
+    """Rendering one more message extends the text, also from the generation prompt on."""
+    tokenizer = prepare.build_tokenizer()
+
+    def text(count: int, generation: bool) -> str:
+        return tokenizer.apply_chat_template(
+            MESSAGES[:count], tokenize=False, add_generation_prompt=generation
+        )
+
+    assert text(2, False).startswith(text(1, True))
+    assert text(3, True).startswith(text(2, False))
+
+
+def test_sampled_text_renders_to_the_sampled_tokens() -> None:
+    """Decoding an answer and rendering it as a message gives the same token ids."""
+    tokenizer = prepare.build_tokenizer()
+    sampled = tokenizer.convert_tokens_to_ids(["13", "14", "<eos>"])
+    answer = tokenizer.decode(sampled, skip_special_tokens=True)
+    messages = [MESSAGES[0], {"role": "assistant", "content": answer}]
+    rendered = tokenizer.apply_chat_template(messages)["input_ids"]
+    prompt = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True)["input_ids"]
+    assert rendered == prompt + sampled
+
+
+def test_demonstrations_look_like_the_agents_conversations() -> None:
+    """The warm start trains on the very tokens that the chat template renders."""
+    tokenizer = prepare.build_tokenizer()
+    payload = next(task.tasks(0, 1, "train"))
+    answers = [" ".join(map(task.floor_name, path)) for path in task.paths(payload)]
+    messages = []
+    for turn, answer in enumerate(answers):
+        messages.append({"role": "user", "content": task.user_message(payload, turn)})
+        messages.append({"role": "assistant", "content": answer})
+    example = prepare._example(tokenizer, payload, answers)
+    assert example.token_ids == tokenizer.apply_chat_template(messages)["input_ids"]
+    assert tokenizer.unk_token_id not in example.token_ids
+
+
+def test_a_few_steps_of_warm_start_lower_the_loss() -> None:
+    """The supervised loop learns."""
+    tokenizer = prepare.build_tokenizer()
+    losses = []
+    for steps in (1, 30):
+        model = prepare.build_model(len(tokenizer), seed=0)
+        plan = prepare.WarmStart(steps=steps, batch_size=8)
+        losses.append(prepare.warm_start(model, tokenizer, plan, seed=0))
+    assert losses[1] < losses[0]
+
+
+def test_heldout_tasks_are_written_once_each(tmp_path: Path) -> None:
+    """The held-out file has as many different tasks as asked for."""
+    path = tmp_path / "tasks.jsonl"
+    prepare._write_tasks(path, "heldout", seed=1, count=256)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({task.task_name(line["payload"]) for line in lines}) == len(lines) == 256
+    assert len({line["task_id"] for line in lines}) == 256

@@ -1,0 +1,88 @@
+"""A gang without services: `torchrun -m tests.trainer.gang_run '{"config": {...}, ...}'`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from tests.trainer.support import make_samples
+from trainer import checkpoint
+from trainer.advantages import sequence_advantages
+from trainer.algorithm import make_algorithm
+from trainer.batch import plan, sequence, trainable_tokens
+from trainer.commands import Exit, Gather, Load, Release, Restore, Save, Train
+from trainer.config import TrainerConfig
+from trainer.gang import Leader, follow, join
+from trainer.worker import Worker
+
+
+def train(leader: Leader, config: TrainerConfig, step: int) -> dict[str, float]:
+    """One step on the samples that the step's number seeds."""
+    sequences = [sequence(sample) for sample in make_samples(step)]
+    advantages = sequence_advantages(sequences, make_algorithm(config), config.reward)
+    shares = plan(
+        sequences,
+        advantages,
+        num_ranks=leader.world_size,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
+    num_tokens = trainable_tokens(sequences)
+    commands = [Train(step=step, num_tokens=num_tokens, micro_batches=share) for share in shares]
+    return leader.do_each(commands)[0]
+
+
+def lead(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+    """Do the job, then the one that follows it, on the same ranks."""
+    perform(leader, config, job, out)
+    if "then" in job:
+        then: dict[str, object] = job["then"]  # type: ignore[assignment]
+        perform(leader, config, then, Path(str(then["out"])))
+    leader.do(Exit())
+
+
+def perform(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+    """Load, train, suspend and save as the job says; leave losses and weights in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if "load" in job:
+        leader.do(Load(folder=str(job["load"])))
+    metrics = []
+    for step in job["steps"]:  # type: ignore[attr-defined]
+        if step == job.get("suspend_before"):
+            leader.do(Release())
+            leader.do(Restore())
+        metrics.append(train(leader, config, step))
+        if step == job.get("save_after"):
+            partial = checkpoint.begin(config.checkpoint_folder, step)
+            leader.do(Save(folder=str(partial)))
+            state = checkpoint.Checkpoint(
+                run_id=config.run_id,
+                step=step,
+                weight_version=step,
+                world_size=leader.world_size,
+                mathematics=config.mathematics(),
+                record={},
+            )
+            checkpoint.complete(partial, state, keep=1)
+    leader.do(Gather())
+    save_file(leader.worker.gathered, out / "weights.safetensors")
+    (out / "metrics.json").write_text(json.dumps(metrics))
+
+
+def run_rank(job: dict[str, object]) -> None:
+    """Run this process's rank of the job."""
+    out = Path(str(job["out"]))
+    values = {**job["config"], "model": Path(str(job["model"]))}  # type: ignore[dict-item]
+    config = TrainerConfig(run_id="r", checkpoint_folder=out / "checkpoints", **values)
+    ranks = join(config)
+    worker = Worker(config)
+    if ranks.rank == 0:
+        lead(Leader(ranks, worker), config, job, out)
+    else:
+        follow(ranks, worker, grace_seconds=1.0)
+
+
+if __name__ == "__main__":
+    run_rank(json.loads(sys.argv[1]))

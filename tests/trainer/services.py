@@ -1,0 +1,199 @@
+"""Small real gRPC services around a trainer: a sample ledger, a weight store, a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from google.protobuf.duration_pb2 import Duration
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
+from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
+from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
+
+from services.chassis.config import ServerConfig
+from services.chassis.errors import Reason, failed_precondition, not_found, stale_epoch
+from services.chassis.server import Service, started
+from tests.trainer.support import make_samples
+
+
+class SampleLedger(sample_grpc.SampleServiceServicer):
+    """Endless groups of random samples, with the step ledger of the trajectory manager."""
+
+    def __init__(self, groups_per_step: int = 3) -> None:
+        self.epoch = 0
+        self.committed = 0
+        self.leased: dict[int, list[str]] = {}
+        self.bases: dict[int, int] = {}
+        self.extended = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.ready.set()
+        self.on_commit: Callable[[int], None] = lambda step: None
+        self.on_lease: Callable[[int], None] = lambda step: None
+        self._groups_per_step = groups_per_step
+        self._drawn = 0
+        self._batches: dict[int, list] = {}
+
+    async def Reconcile(self, request, context):
+        """Fence older trainers; commit what the checkpoint covers."""
+        self.epoch += 1
+        self.committed = max(self.committed, request.step)
+        self._forget()
+        pending = [step for step in self._batches if step > request.step]
+        return sample_pb2.ReconcileResponse(epoch=self.epoch, pending_steps=pending)
+
+    async def GetReadiness(self, request, context):
+        """Wait for `ready`."""
+        try:
+            async with asyncio.timeout(request.wait.ToTimedelta().total_seconds()):
+                await self.ready.wait()
+        except TimeoutError:
+            pass
+        return sample_pb2.GetReadinessResponse(
+            num_ready_groups=self._groups_per_step if self.ready.is_set() else 0,
+            groups_per_step=self._groups_per_step,
+        )
+
+    async def LeaseSamples(self, request, context):
+        """New samples for a new step, the same ones for a repeated step."""
+        self._fence(request.epoch)
+        self.on_lease(request.step)
+        if request.step not in self._batches:
+            self._drawn += 1
+            self._batches[request.step] = make_samples(self._drawn, self._groups_per_step)
+        samples = self._batches[request.step]
+        self.leased[request.step] = [sample.sample_id for sample in samples]
+        self.bases[request.step] = request.base_weight_version
+        token = f"{request.epoch}/{request.step}".encode()
+        return sample_pb2.LeaseSamplesResponse(samples=samples, lease_token=token)
+
+    async def ExtendLease(self, request, context):
+        """Leases live for a tenth of a second."""
+        if int(request.lease_token.split(b"/")[1]) <= self.committed:
+            raise failed_precondition(Reason.LEASE_EXPIRED, "committed")
+        self.extended.set()
+        remaining = Duration()
+        remaining.FromMilliseconds(100)
+        return sample_pb2.ExtendLeaseResponse(remaining=remaining)
+
+    async def CommitStep(self, request, context):
+        """Consume a step for good."""
+        self._fence(request.epoch)
+        self.on_commit(request.step)
+        self.committed = max(self.committed, request.step)
+        self._forget()
+        return sample_pb2.CommitStepResponse()
+
+    def _forget(self) -> None:
+        self._batches = {step: b for step, b in self._batches.items() if step > self.committed}
+
+    def _fence(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            raise stale_epoch("trainer", epoch, self.epoch)
+
+
+class WeightStore(weight_grpc.WeightServiceServicer):
+    """Versions in a folder; a commit must describe the files as they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._begun: dict[str, tuple[int, weight_pb2.BeginPublishRequest]] = {}
+        self.manifests: list[weight_pb2.Manifest] = []
+
+    async def BeginPublish(self, request, context):
+        """The next version for a new key."""
+        version, _ = self._begun.setdefault(
+            request.idempotency_key, (len(self._begun) + 1, request)
+        )
+        return weight_pb2.BeginPublishResponse(
+            weight_version=version, folder=str(self.folder(version))
+        )
+
+    async def CommitPublish(self, request, context):
+        """Check and remember."""
+        folder = self.folder(request.weight_version)
+        assert (folder / ".complete").exists()
+        for file in request.files:
+            content = (folder / file.name).read_bytes()
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (
+                file.num_bytes,
+                file.sha256,
+            )
+        (begun,) = [b for version, b in self._begun.values() if version == request.weight_version]
+        manifest = weight_pb2.Manifest(
+            run_id=request.run_id,
+            weight_version=request.weight_version,
+            step=begun.step,
+            parent_weight_version=begun.parent_weight_version,
+            files=request.files,
+        )
+        self.manifests.append(manifest)
+        return weight_pb2.CommitPublishResponse(manifest=manifest)
+
+    async def GetManifest(self, request, context):
+        """The newest."""
+        if not self.manifests:
+            raise not_found("weight version", "newest")
+        return weight_pb2.GetManifestResponse(manifest=self.manifests[-1])
+
+    def folder(self, version: int) -> Path:
+        """Where a version lies."""
+        return self._folder / f"weight_v{version:06d}"
+
+
+class Lender(scheduler_grpc.SchedulerServiceServicer):
+    """Grants the gang's nodes by resuming the trainer, takes them back by suspending it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.granted = False
+        self.calls: list[str] = []
+        self.switch: Callable[[bool, int], object] | None = None
+        """Awaited with (resume?, epoch): what a node agent would do."""
+
+    async def RequestNodes(self, request, context):
+        """Resume the trainer under a new epoch, unless it has the nodes."""
+        if not self.granted:
+            self.calls.append("request")
+            await self._move(True)
+        return scheduler_pb2.RequestNodesResponse(granted=True)
+
+    async def ReleaseNodes(self, request, context):
+        """Suspend the trainer under a new epoch, if it has the nodes."""
+        if self.granted:
+            self.calls.append("release")
+            await self._move(False)
+        return scheduler_pb2.ReleaseNodesResponse()
+
+    async def _move(self, granted: bool) -> None:
+        self.epoch += 1
+        self.granted = granted
+        await self.switch(granted, self.epoch)
+
+
+class Neighbours:
+    """The three services on one port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = SampleLedger()
+        self.weights = WeightStore(folder)
+        self.lender = Lender()
+        self.address = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve while the block runs."""
+        pairs = [
+            (sample_grpc.add_SampleServiceServicer_to_server, self.ledger),
+            (weight_grpc.add_WeightServiceServicer_to_server, self.weights),
+            (scheduler_grpc.add_SchedulerServiceServicer_to_server, self.lender),
+        ]
+        config = ServerConfig(admin_port=-1, drain_seconds=0.0)
+        async with started(Service(servicers=pairs), config) as port:
+            self.address = f"127.0.0.1:{port}"
+            yield

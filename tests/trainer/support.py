@@ -1,0 +1,133 @@
+"""A tiny real model, random ragged samples, and a gang to train them with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+
+ROOT = Path(__file__).parents[2]
+VOCABULARY = 16
+JOB_CONFIG = {"dtype": "float64", "learning_rate": 3e-3, "micro_batch_tokens": 60}
+
+
+def make_model(folder: Path, seed: int = 0) -> Path:
+    """Write a two-layer Qwen3 in float32 with a character tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    vocabulary = {chr(97 + index): index for index in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+def make_sample(
+    rng: np.random.Generator,
+    sample_id: str,
+    group_id: str,
+    *,
+    newest_version: int = 2,
+    temperature: float = 1.0,
+    reward: float | None = None,
+) -> trajectory_pb2.Sample:
+    """A ragged two-turn sample: prompt, answer, observation, answer; mixed weight versions."""
+    sizes = rng.integers(1, 7, 4)
+    kinds = (False, True, False, True)
+    total = int(sizes.sum())
+    spans, start, mask = [], 0, []
+    for size, policy in zip(sizes.tolist(), kinds, strict=True):
+        spans.append(
+            tokens_pb2.Span(
+                start=start,
+                num_tokens=size,
+                origin=tokens_pb2.ORIGIN_POLICY if policy else tokens_pb2.ORIGIN_ENVIRONMENT,
+                weight_version=int(rng.integers(0, newest_version + 1)) if policy else 0,
+                version_source=tokens_pb2.VERSION_SOURCE_ENGINE if policy else 0,
+            )
+        )
+        start += size
+        mask += [policy] * size
+    logprobs = np.where(mask, np.log(rng.uniform(0.02, 0.3, total)), 0.0)
+    return trajectory_pb2.Sample(
+        sample_id=sample_id,
+        rollout_id=sample_id,
+        group_id=group_id,
+        tokens=tokens_pb2.Tokens(
+            token_ids=rng.integers(0, VOCABULARY, total).tolist(),
+            logprobs=logprobs.tolist(),
+            spans=spans,
+        ),
+        loss_mask=mask,
+        rewards=[
+            tokens_pb2.Reward(
+                name="reward", value=float(rng.normal()) if reward is None else reward
+            )
+        ],
+        temperature=temperature,
+    )
+
+
+def make_samples(seed: int, groups: int = 3, group_size: int = 4) -> list[trajectory_pb2.Sample]:
+    """Complete groups of ragged samples, members adjacent."""
+    rng = np.random.default_rng(seed)
+    return [
+        make_sample(
+            rng, f"s{seed}-{group}-{member}", f"g{seed}-{group}", temperature=0.8 + 0.1 * group
+        )
+        for group in range(groups)
+        for member in range(group_size)
+    ]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a child process that finds the tree and uses one thread."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"
+    return {**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **extra}
+
+
+def torchrun(num_ranks: int, module: str, *arguments: str) -> None:
+    """Run a module under torchrun and fail with its output if it fails."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(num_ranks), "-m", module, *arguments),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def read_lines(path: Path) -> Sequence[dict[str, Any]]:
+    """The records of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

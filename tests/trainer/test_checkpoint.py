@@ -1,0 +1,70 @@
+"""A checkpoint is whole or it is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trainer import checkpoint
+
+
+class Weights:
+    """Stands for a policy with one parameter."""
+
+    def __init__(self, size: int) -> None:
+        self.shards = {"w": torch.zeros(size)}
+        self.loaded: dict[str, torch.Tensor] = {}
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Remember what came."""
+        self.loaded = tensors
+
+
+def state(step: int) -> checkpoint.Checkpoint:
+    """A checkpoint's words."""
+    return checkpoint.Checkpoint(
+        run_id="r", step=step, weight_version=step, world_size=1, mathematics={}, record={}
+    )
+
+
+def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path) -> None:
+    """Two of three are kept; a partial one of a crash is not seen and not in the way."""
+    assert checkpoint.newest(tmp_path) is None
+    for step in (8, 9, 10):
+        checkpoint.complete(checkpoint.begin(tmp_path, step), state(step), keep=2)
+    checkpoint.begin(tmp_path, 11)
+    found = checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found[1] == state(10)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == [
+        "step_000000009",
+        "step_000000010",
+    ]
+    checkpoint.complete(checkpoint.begin(tmp_path, 11), state(11), keep=2)
+    assert checkpoint.newest(tmp_path)[1].step == 11
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The message names the parameter and both shapes."""
+    tensors = {"parameter.w": torch.zeros(3), "rng": torch.get_rng_state()}
+    save_file(tensors, tmp_path / "rank_00000_of_00001.safetensors")
+    with pytest.raises(ValueError, match=r"\(3,\) for parameter w, the model has .*\(4,\)"):
+        checkpoint.load_shards(Weights(4), tmp_path, 0, 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) -> None:
+    """Seven rows written by two ranks, read by others: each gets the chunk that FSDP gives it."""
+    whole = torch.arange(14.0).reshape(7, 2)
+    for rank, part in enumerate(whole.chunk(2)):
+        tensors = {"parameter.w": part.contiguous(), "rng": torch.get_rng_state()}
+        save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
+    chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
+    for rank, chunk in enumerate(chunks):
+        policy = Weights(0)
+        policy.shards = {"w": torch.zeros_like(chunk)}
+        checkpoint.load_shards(policy, tmp_path, rank, world_size)
+        assert policy.loaded["parameter.w"].equal(chunk)

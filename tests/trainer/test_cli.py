@@ -1,0 +1,67 @@
+"""Mistakes are refused at the start, with their cure."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from services.chassis.errors import ConfigError
+from trainer import checkpoint
+from trainer.cli import build
+from trainer.config import TrainerConfig
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> TrainerConfig:
+    """A config that would work."""
+    return TrainerConfig(run_id="r", model=model, checkpoint_folder=tmp_path / "checkpoints")
+
+
+async def refused(config: TrainerConfig, **changes: object) -> str:
+    """The message that a changed config is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        async with build(dataclasses.replace(config, **changes)):
+            pytest.fail("was built")
+    return str(caught.value)
+
+
+async def test_an_existing_checkpoint_is_never_resumed_by_accident(config: TrainerConfig) -> None:
+    """Without `resume` it is an error that names the folder, the step and the setting."""
+    folder = checkpoint.begin(config.checkpoint_folder, 7)
+    state = checkpoint.Checkpoint(
+        run_id="other", step=7, weight_version=7, world_size=1, mathematics={}, record={}
+    )
+    checkpoint.complete(folder, state, keep=1)
+    message = await refused(config)
+    assert "step 7" in message
+    assert "set resume" in message
+    assert "run 'other', not 'r'" in await refused(config, resume=True)
+
+
+async def test_an_incomplete_model_folder_is_named_with_all_it_lacks(
+    config: TrainerConfig, tmp_path: Path
+) -> None:
+    """Missing folder, then missing weights and tokenizer."""
+    assert "no such folder" in await refused(config, model=tmp_path / "nowhere")
+    folder = tmp_path / "half"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    message = await refused(config, model=folder)
+    assert "has no weights" in message
+    assert "no tokenizer" in message
+
+
+async def test_an_unknown_algorithm_is_refused_with_the_known_ones(config: TrainerConfig) -> None:
+    """The message lists the built-ins and the form of a plug-in."""
+    assert "['grpo']" in await refused(config, algorithm="gpro")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_steps", 0), ("clip_low", -0.1), ("beta2", 1.0), ("max_grad_norm", 0)]
+)
+def test_a_value_out_of_bounds_is_named(config: TrainerConfig, field: str, value: float) -> None:
+    """Field, value and bound."""
+    with pytest.raises(ValueError, match=f"{field} is {value}: give"):
+        dataclasses.replace(config, **{field: value})

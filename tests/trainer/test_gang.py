@@ -1,0 +1,112 @@
+"""One rank, two ranks, interrupted and resumed: the same training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from tests.trainer.gang_run import run_rank
+from tests.trainer.support import JOB_CONFIG, make_samples, torchrun
+from trainer.batch import MicroBatch, plan, sequence
+from trainer.commands import Exit, Release, Train, decode, encode
+
+
+def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
+    """Run a gang and return its folder."""
+    description = {"config": JOB_CONFIG, "model": str(model), "out": str(out), **job}
+    if num_ranks == 1:
+        run_rank(description)
+    else:
+        torchrun(num_ranks, "tests.trainer.gang_run", json.dumps(description))
+    return out
+
+
+def greatest_difference(one: Path, other: Path) -> float:
+    """Between the final weights of two runs."""
+    first, second = (load_file(folder / "weights.safetensors") for folder in (one, other))
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def losses(folder: Path) -> list[float]:
+    """Of each step."""
+    return [metrics["loss"] for metrics in json.loads((folder / "metrics.json").read_text())]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten steps on two ranks; then back to the checkpoint of the fifth, suspended on the way."""
+    out = tmp_path_factory.mktemp("two")
+    resumed = {
+        "out": str(out / "resumed"),
+        "steps": list(range(6, 11)),
+        "load": str(out / "checkpoints/step_000000005"),
+        "suspend_before": 8,
+    }
+    return run(2, model, out, steps=list(range(1, 11)), save_after=5, then=resumed)
+
+
+def test_two_ranks_and_one_give_the_same_losses_and_weights(straight_run, two_ranks):
+    """In float64 to 1e-9 over ten steps, and the weights did move."""
+    assert losses(two_ranks) == pytest.approx(losses(straight_run), abs=1e-9)
+    assert len(losses(two_ranks)) == 10
+    assert greatest_difference(straight_run, two_ranks) < 1e-9
+    initial = load_file(straight_run / "checkpoints/step_000000005/rank_00000_of_00001.safetensors")
+    final = load_file(straight_run / "weights.safetensors")
+    assert max(float((initial[f"parameter.{n}"] - final[n]).abs().max()) for n in final) > 1e-3
+
+
+def test_two_ranks_resumed_and_suspended_equal_the_uninterrupted_run(two_ranks):
+    """Loaded from the checkpoint of step 5, device state out and in before step 8: bit-equal."""
+    assert losses(two_ranks / "resumed") == losses(two_ranks)[5:]
+    assert greatest_difference(two_ranks / "resumed", two_ranks) == 0.0
+
+
+def test_one_rank_resumes_bit_equal_and_from_two_ranks_to_rounding(
+    model, straight_run, two_ranks, tmp_path
+):
+    """The shards of another world size are put together and cut anew."""
+    for origin, tolerance in ((straight_run, 0.0), (two_ranks, 1e-9)):
+        resumed = run(
+            1,
+            model,
+            tmp_path / origin.name,
+            steps=list(range(6, 11)),
+            load=str(origin / "checkpoints/step_000000005"),
+            suspend_before=7,
+        )
+        assert greatest_difference(resumed, straight_run) <= tolerance
+
+
+def test_a_resume_without_optimizer_state_is_noticed(model, straight_run, tmp_path):
+    """Negative control: weights alone do not continue the run."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    name = "rank_00000_of_00001.safetensors"
+    tensors = load_file(straight_run / "checkpoints/step_000000005" / name)
+    kept = {key: value for key, value in tensors.items() if key == "rng" or "parameter." in key}
+    save_file(kept, folder / name)
+    resumed = run(1, model, tmp_path / "out", steps=[6, 7, 8, 9, 10], load=str(folder))
+    assert greatest_difference(resumed, straight_run) > 1e-4
+
+
+def test_commands_survive_their_encoding():
+    """A plan arrives at the other ranks as it was made, without pickle."""
+    sequences = [sequence(sample) for sample in make_samples(0)]
+    ((*batches,),) = plan(sequences, np.arange(12.0), num_ranks=1, micro_batch_tokens=64)
+    sent = Train(step=3, num_tokens=99, micro_batches=tuple(batches))
+    received = decode(encode(sent))
+    assert isinstance(received, Train)
+    assert (received.step, received.num_tokens) == (3, 99)
+    for one, other in zip(received.micro_batches, batches, strict=True):
+        for name in MicroBatch.__slots__:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            assert getattr(one, name).dtype == getattr(other, name).dtype
+    assert decode(encode(Release())) == Release()
+    assert decode(encode(Exit())) == Exit()

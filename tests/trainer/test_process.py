@@ -1,0 +1,219 @@
+"""The whole process against real gRPC neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from seamflow.channel import connect
+from seamflow.errors import StaleEpochError
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
+from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
+
+from tests.trainer.services import Neighbours
+from tests.trainer.support import ROOT, environment, read_lines
+from trainer.cli import build
+from trainer.config import TrainerConfig
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture
+async def neighbours(tmp_path: Path) -> AsyncIterator[Neighbours]:
+    """A ledger, a weight store and a scheduler."""
+    around = Neighbours(tmp_path / "weights")
+    async with around.serving():
+        yield around
+
+
+class Child:
+    """A trainer process and what it says."""
+
+    def __init__(self, folder: Path, model: Path, neighbours: Neighbours) -> None:
+        self.port_file = folder / "port.json"
+        self.metrics_file = folder / "metrics.jsonl"
+        self._arguments = [
+            *("--run-id", "r", "--model", str(model), "--dtype", "float64"),
+            *("--checkpoint-folder", str(folder / "checkpoints")),
+            *("--trajectory-manager", neighbours.address, "--weights", neighbours.address),
+            *("--metrics-file", str(self.metrics_file), "--learning-rate", "3e-3"),
+            *("--micro-batch-tokens", "60", "--exit-when-finished", "true"),
+        ]
+
+    async def start(self, *extra: str, launcher: tuple[str, ...] = ()) -> None:
+        """Start it with more flags."""
+        self.port_file.unlink(missing_ok=True)
+        command = [*launcher, "-m", "trainer", *self._arguments, *extra]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            cwd=ROOT,
+            env=environment(SEAMFLOW_PORT_FILE=str(self.port_file)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+
+    async def finish(self) -> tuple[int, str]:
+        """Its exit code and output."""
+        assert self.process.stdout is not None
+        output = await self.process.stdout.read()
+        return await self.process.wait(), output.decode()
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[trainer_grpc.TrainerServiceStub]:
+        """A client, once it serves."""
+        while not self.port_file.exists():
+            assert self.process.returncode is None
+            await asyncio.sleep(0.02)
+        port = json.loads(self.port_file.read_text())["port"]
+        async with connect(f"127.0.0.1:{port}") as channel:
+            yield trainer_grpc.TrainerServiceStub(channel)
+
+
+async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_ready(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """A gang under torchrun starts suspended, is resumed for work, gives its nodes back."""
+    child = Child(tmp_path, model, neighbours)
+    lender, ledger = neighbours.lender, neighbours.ledger
+    ledger.on_commit = lambda step: ledger.ready.clear() if step == 2 else None
+    flags = ("--num-steps", "4", "--scheduler", neighbours.address)
+    await child.start(*flags, launcher=TORCHRUN)
+
+    async def switch(resume: bool, epoch: int) -> None:
+        async with child.client() as stub:
+            if resume:
+                await stub.Resume(trainer_pb2.ResumeRequest(epoch=epoch))
+                return
+            response = await stub.Suspend(trainer_pb2.SuspendRequest(epoch=epoch))
+            assert response.num_bytes > 0
+            status = await stub.GetStatus(trainer_pb2.GetStatusRequest())
+            if not lender.calls.count("release") > 1:
+                assert status.state == trainer_pb2.TRAINER_STATE_SUSPENDED
+                assert (status.step, status.weight_version, status.world_size) == (2, 2, 2)
+                ledger.ready.set()
+
+    lender.switch = switch
+    code, output = await child.finish()
+    assert code == 0, output
+    assert lender.calls == ["request", "release", "request", "release"]
+    assert [(m.step, m.weight_version) for m in neighbours.weights.manifests] == [
+        (step, step) for step in (1, 2, 3, 4)
+    ]
+    assert ledger.bases == {1: 0, 2: 1, 3: 2, 4: 3}
+    assert ledger.committed == 4
+    records = read_lines(child.metrics_file)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert {"loss", "reward_mean", "grad_norm", "num_tokens", "max_staleness"} <= set(records[0])
+
+
+async def test_a_crash_between_checkpoint_and_commit_trains_each_sample_once(
+    tmp_path: Path, model: Path, neighbours: Neighbours, straight_run: Path
+) -> None:
+    """SIGKILL between checkpoint and CommitStep: the resumed run equals an undisturbed one."""
+    child = Child(tmp_path, model, neighbours)
+    ledger = neighbours.ledger
+
+    def kill_once(step: int) -> None:
+        if step == 3 and ledger.epoch == 1:
+            os.kill(child.process.pid, signal.SIGKILL)
+            raise ConnectionError
+
+    ledger.on_commit = kill_once
+    await child.start("--num-steps", "10")
+    code, output = await child.finish()
+    assert code == -signal.SIGKILL, output
+    assert ledger.committed == 2
+
+    await child.start("--num-steps", "10", "--resume", "true")
+    code, output = await child.finish()
+    assert code == 0, output
+    assert ledger.committed == 10
+    records = read_lines(child.metrics_file)
+    assert [record["step"] for record in records] == list(range(1, 11))
+    trained = [name for record in records for name in record["sample_ids"]]
+    assert trained == [name for step in range(1, 11) for name in ledger.leased[step]]
+    assert len(set(trained)) == len(trained)
+    newest = neighbours.weights.manifests[-1]
+    assert newest.step == 10
+    published = load_file(neighbours.weights.folder(newest.weight_version) / "model.safetensors")
+    straight = load_file(straight_run / "weights.safetensors")
+    assert published.keys() == straight.keys()
+    assert all(published[name].equal(straight[name]) for name in straight)
+
+
+async def test_a_checkpoint_lost_after_its_commit_is_noticed(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """Negative control: committing before the checkpoint is durable trains on other samples."""
+    config = in_process(tmp_path, model, neighbours, num_steps=3)
+    async with build(config) as service:
+        await service.background[0]()
+    before = read_lines(tmp_path / "metrics.jsonl")[-1]["sample_ids"]
+    shutil.rmtree(config.checkpoint_folder / "step_000000003")
+    async with build(dataclasses.replace(config, resume=True)) as service:
+        await service.background[0]()
+    records = read_lines(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert not set(records[-1]["sample_ids"]) & set(before)
+    # The undone step's weights were replaced by a new version, never by the same one again.
+    steps = [(manifest.step, manifest.weight_version) for manifest in neighbours.weights.manifests]
+    assert steps == [(1, 1), (2, 2), (3, 3), (2, 4), (3, 5)]
+
+
+async def test_an_old_trainer_ends_when_a_new_one_has_taken_over(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """The fence moves on during the first step: the loop raises and nothing more is committed."""
+
+    def take_over(step: int) -> None:
+        neighbours.ledger.epoch += 1
+
+    neighbours.ledger.on_commit = take_over
+    async with build(in_process(tmp_path, model, neighbours, num_steps=5)) as service:
+        with pytest.raises(StaleEpochError):
+            await service.background[0]()
+    assert neighbours.ledger.committed == 1
+    assert sorted(neighbours.ledger.leased) == [1]
+
+
+async def test_leases_are_kept_alive_until_they_are_committed(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """Waiting for step 3, with the leases of steps 1 and 2 uncommitted, it extends them."""
+    ledger = neighbours.ledger
+    ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
+    config = in_process(tmp_path, model, neighbours, num_steps=4, checkpoint_every=4)
+    async with build(config) as service, asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(service.background[1]())
+        training = tasks.create_task(service.background[0]())
+        await ledger.extended.wait()
+        ledger.ready.set()
+        await training
+        keeping.cancel()
+    assert ledger.committed == 4
+
+
+def in_process(
+    folder: Path, model: Path, neighbours: Neighbours, **values: object
+) -> TrainerConfig:
+    """The config of a trainer that runs in the test's own process."""
+    return TrainerConfig(
+        run_id="r",
+        model=model,
+        checkpoint_folder=folder / "checkpoints",
+        metrics_file=folder / "metrics.jsonl",
+        trajectory_manager=neighbours.address,
+        weights=neighbours.address,
+        **values,
+    )

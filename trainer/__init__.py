@@ -1,0 +1,1 @@
+"""The trainer: leases samples, takes optimizer steps under FSDP2, publishes weights."""

@@ -1,0 +1,90 @@
+"""What a reinforcement-learning algorithm is to the trainer: advantages and a loss.
+
+Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the step.
+"""
+# ruff: noqa: N803, N815 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.chassis import plugins
+from trainer.config import TrainerConfig
+
+__all__ = ["ALGORITHMS", "Algorithm", "LossTerms", "PolicyTokens", "make_algorithm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTokens:
+    """What a loss is computed from, all shaped [B, T]."""
+
+    logprobs_BT: torch.Tensor
+    """Log-prob under the weights in training, after temperature; carries the gradient."""
+    behaviour_logprobs_BT: torch.Tensor
+    """Log-prob recorded when it was sampled."""
+    advantages_BT: torch.Tensor
+    """Advantage of its rollout."""
+    weight_versions_BT: torch.Tensor
+    """Weights it was sampled under."""
+    loss_mask_BT: torch.Tensor
+    """True where the loss counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """Sums over the trainable tokens of a micro-batch.
+
+    The trainer divides by the number of trainable tokens of the whole step: the result depends
+    neither on the micro-batching nor on the ranks.
+    """
+
+    loss: torch.Tensor
+    """Sum of the token losses; backward starts here."""
+    sums: Mapping[str, torch.Tensor]
+    """Sums to report as means, by metric name."""
+
+
+class Algorithm(Protocol):
+    """A plug-in. Its constructor takes the `TrainerConfig`."""
+
+    def advantages(
+        self, rewards_R: NDArray[np.float64], group_ids: Sequence[str]
+    ) -> NDArray[np.float64]:
+        """Advantage of each rollout from the rewards of its group."""
+        ...
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        """Token losses of a micro-batch, summed. Uses no state: micro-batches come in any order."""
+        ...
+
+
+def _grpo(config: TrainerConfig) -> Algorithm:
+    from trainer.algorithms.grpo import Grpo
+
+    return Grpo.from_config(config)
+
+
+ALGORITHMS: Mapping[str, Callable[[TrainerConfig], Algorithm]] = {"grpo": _grpo}
+
+
+def make_algorithm(config: TrainerConfig) -> Algorithm:
+    """The algorithm that `config.algorithm` names: a built-in, or "package.module:Name".
+
+    Raises:
+        ValueError: neither of the two.
+    """
+    if config.algorithm in ALGORITHMS:
+        return ALGORITHMS[config.algorithm](config)
+    if ":" not in config.algorithm:
+        raise ValueError(
+            f"algorithm is {config.algorithm!r}: give one of {sorted(ALGORITHMS)}, "
+            'or "package.module:Name"'
+        )
+    algorithm: Algorithm = plugins.load(config.algorithm)(config)
+    return algorithm

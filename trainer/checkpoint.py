@@ -1,0 +1,132 @@
+"""Checkpoints that a run resumes from: one safetensors file for each rank, and JSON.
+
+    checkpoint_folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
+                                  state.json                        `Checkpoint`
+                                  .complete                         written last
+
+A folder is filled under a temporary name and renamed when complete: one called step_* is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from trainer import durable
+from trainer.policy import Policy
+
+__all__ = ["Checkpoint", "begin", "complete", "load_shards", "newest", "save_shard"]
+
+_STATE = "state.json"
+_RNG = "rng"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint says besides its tensors."""
+
+    run_id: str
+    """Training job."""
+    step: int
+    """Newest optimizer step it covers."""
+    weight_version: int
+    """Newest version that was published when it was written."""
+    world_size: int
+    """Ranks that wrote it."""
+    mathematics: Mapping[str, str | int | float | bool]
+    """`TrainerConfig.mathematics` of the run."""
+    record: Mapping[str, Any]
+    """Step record as far as it went: the metrics file may lack its line after a crash."""
+
+
+def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
+    """The newest complete checkpoint in `folder`."""
+    found = sorted(path for path in folder.glob("step_*") if (path / durable.COMPLETE).exists())
+    if not found:
+        return None
+    return found[-1], Checkpoint(**json.loads((found[-1] / _STATE).read_text()))
+
+
+def begin(folder: Path, step: int) -> Path:
+    """An empty temporary folder for the checkpoint of `step`."""
+    partial = folder / f".partial_{step:09d}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def save_shard(policy: Policy, folder: Path, rank: int, world_size: int) -> None:
+    """Write this rank's state and make it durable."""
+    tensors = {name: tensor.contiguous() for name, tensor in policy.state().items()}
+    tensors[_RNG] = torch.get_rng_state()
+    durable.write_tensors(folder / _shard_name(rank, world_size), tensors)
+
+
+def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write what the ranks did not, rename the folder, delete all but the `keep` newest."""
+    durable.write_json(partial / _STATE, asdict(checkpoint))
+    durable.write_marker(partial)
+    final = partial.parent / f"step_{checkpoint.step:09d}"
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    durable.sync(final.parent)
+    for old in sorted(final.parent.glob("step_*"))[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> None:
+    """Take over the state in `folder`, whatever the number of ranks that wrote it.
+
+    Raises:
+        ValueError: the checkpoint is of another model.
+    """
+    paths = sorted(folder.glob("rank_*.safetensors"))
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        # A rank whose shard is empty has no optimizer state for it; rank 0 always has.
+        names = files[rank if len(files) == world_size else 0].keys()
+        tensors = {name: _resharded(files, name, rank, world_size) for name in names}
+    rng = tensors.pop(_RNG)
+    _check(policy, tensors, folder)
+    policy.load_state(tensors)
+    torch.set_rng_state(rng)
+
+
+def _shard_name(rank: int, world_size: int) -> str:
+    return f"rank_{rank:05d}_of_{world_size:05d}.safetensors"
+
+
+def _resharded(files: list[Any], name: str, rank: int, world_size: int) -> torch.Tensor:
+    """This rank's part of a tensor; FSDP shards dimension 0 as `torch.chunk` does."""
+    if len(files) == world_size:
+        return _tensor(files[rank], name)
+    parts = [_tensor(file, name) for file in files if name in file.keys()]  # noqa: SIM118 -- not a dict
+    if name == _RNG or parts[0].dim() == 0:
+        return parts[0]
+    chunks = torch.cat(parts).chunk(world_size)
+    return chunks[rank] if rank < len(chunks) else chunks[0][:0]
+
+
+def _tensor(file: Any, name: str) -> torch.Tensor:
+    tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
+
+
+def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    for name, shard in policy.shards.items():
+        stored = tensors.get(f"parameter.{name}")
+        if stored is None or stored.shape != shard.shape or stored.dtype != shard.dtype:
+            found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
+            raise ValueError(
+                f"checkpoint {folder} holds {found} for parameter {name}, the model has "
+                f"{shard.dtype} {tuple(shard.shape)}: it is of another model, or another dtype"
+            )

@@ -1,0 +1,106 @@
+"""`python -m trainer --config FILE`, or `torchrun --nproc-per-node N -m trainer --config FILE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from seamflow.errors import StaleEpochError
+from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
+
+from services.chassis import log
+from services.chassis.clients import channel
+from services.chassis.config import load_or_exit
+from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.chassis.server import Service, run
+from trainer.config import TrainerConfig
+from trainer.device import Device, GangThread
+from trainer.loop import Trainer, find_checkpoint
+from trainer.peers import Nodes, Samples
+from trainer.publish import Publisher
+from trainer.servicer import TrainerServicer
+
+__all__ = ["build", "main"]
+
+_TABLE = "trainer"
+_FOLLOW_SECONDS = 15.0
+
+
+def main() -> None:
+    """Lead the gang as rank 0, or follow."""
+    if os.environ.get("RANK", "0") == "0":
+        run(_TABLE, TrainerConfig, build)
+    _follow()
+
+
+@asynccontextmanager
+async def build(config: TrainerConfig) -> AsyncIterator[Service]:
+    """Rank 0: the gang, the loop, and the service that speaks for them."""
+    gang = GangThread()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(gang.stop)
+        try:
+            find_checkpoint(config)
+            await gang.start(config)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        device = Device(gang)
+        samples_channel = await stack.enter_async_context(
+            channel(config, config.trajectory_manager)
+        )
+        weights_channel = await stack.enter_async_context(channel(config, config.weights))
+        nodes_channel = (
+            await stack.enter_async_context(channel(config, config.scheduler))
+            if config.scheduler
+            else None
+        )
+        samples = Samples(samples_channel, config.run_id)
+        trainer = Trainer(
+            config,
+            gang,
+            device,
+            samples,
+            Nodes(nodes_channel, config.run_id, config.gang_id, config.gang_nodes),
+            Publisher(weights_channel, config.run_id, config.model),
+        )
+        yield Service(
+            servicers=[
+                (
+                    trainer_grpc.add_TrainerServiceServicer_to_server,
+                    TrainerServicer(config, trainer, device, gang),
+                )
+            ],
+            background=[lambda: _train(trainer, config), samples.keep_leases],
+        )
+
+
+async def _train(trainer: Trainer, config: TrainerConfig) -> None:
+    try:
+        await trainer.train()
+    except StaleEpochError as error:
+        log.get_logger().error("replaced_by_newer_trainer", error=str(error))
+        raise
+    except OSError as error:
+        # A full disk, a folder that is not ours: nothing a traceback explains.
+        raise DependencyUnavailable("storage", str(error)) from error
+    log.get_logger().info("finished", step=trainer.progress.step)
+    if config.exit_when_finished:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _follow() -> None:
+    from trainer.gang import follow, join
+    from trainer.worker import Worker
+
+    config = load_or_exit(TrainerConfig, _TABLE)
+    log.configure(config, _TABLE)
+    try:
+        ranks = join(config)
+        worker = Worker(config)
+    except ValueError as error:
+        print(f"{_TABLE}: {error}", file=sys.stderr)
+        raise SystemExit(ConfigError.exit_code) from error
+    follow(ranks, worker, config.drain_seconds + _FOLLOW_SECONDS)

@@ -1,0 +1,137 @@
+"""What a trainer can be told: table [trainer]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from services.chassis.config import ServerConfig
+
+__all__ = ["TrainerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig(ServerConfig):
+    """Settings of one training gang; every rank reads the same file."""
+
+    run_id: str
+    """Training job; it exists already in the trajectory manager."""
+    model: Path
+    """Hugging Face folder of a causal language model: config, safetensors, tokenizer."""
+    checkpoint_folder: Path
+    """Where checkpoints are written; shared by all ranks."""
+
+    trajectory_manager: str = "127.0.0.1:50051"
+    """Address (host:port) of the SampleService."""
+    weights: str = "127.0.0.1:50055"
+    """Address of the WeightService."""
+    scheduler: str | None = None
+    """Address of the SchedulerService; without one the trainer keeps its device for itself."""
+    gang_id: str = "trainer"
+    """Names this gang to the scheduler."""
+    gang_nodes: int = 1
+    """Nodes the gang asks the scheduler for, all or none."""
+
+    num_steps: int = 100
+    """Optimizer steps in all."""
+    algorithm: str = "grpo"
+    """Built-in algorithm, or "package.module:Name" of your own."""
+    reward: str = "reward"
+    """Name of the reward to train on."""
+    shuffle_rewards: bool = False
+    """Permute the rewards over a step's rollouts: a control experiment that must not learn."""
+    clip_low: float = 0.2
+    """Trust region: no push below 1 - clip_low times the behaviour's probability. inf: none."""
+    clip_high: float = 0.28
+    """Trust region: no push above 1 + clip_high times the behaviour's probability. inf: none."""
+    importance_cap: float = 2.0
+    """Greatest importance weight of a token."""
+    advantage_epsilon: float = 1e-4
+    """Added to the standard deviation of a group's rewards."""
+
+    learning_rate: float = 1e-6
+    """AdamW's, constant after the warm-up."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate grows linearly to its value."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean squared gradient."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    micro_batch_tokens: int = 8192
+    """Tokens of a forward pass on one rank, padding included."""
+    seed: int = 0
+    """Seeds everything random in the trainer."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Of the computation and the published weights; bfloat16 keeps float32 master weights."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the ranks compute: gloo on cpu, NCCL on cuda."""
+    threads: int = 1
+    """CPU threads of each rank."""
+
+    checkpoint_every: int = 1
+    """Steps between durable checkpoints; samples are committed with them."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept."""
+    publish_every: int = 1
+    """Steps between published weight versions; the last step always publishes."""
+    resume: bool = False
+    """Go on from the newest checkpoint, if there is one. Without it an existing one is an error."""
+    metrics_file: Path | None = None
+    """JSON lines, one for each step."""
+    exit_when_finished: bool = False
+    """End the process after the last step instead of serving GetStatus until a signal."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number above 0")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number in [0, 1)")
+
+    def mathematics(self) -> dict[str, str | int | float | bool]:
+        """The settings that decide what a step computes: two runs that differ here may differ."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: values[name] for name in _MATHEMATICS}
+
+
+_POSITIVE = (
+    "num_steps",
+    "gang_nodes",
+    "importance_cap",
+    "advantage_epsilon",
+    "learning_rate",
+    "max_grad_norm",
+    "micro_batch_tokens",
+    "threads",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "publish_every",
+)
+_NOT_NEGATIVE = ("clip_low", "clip_high", "warmup_steps", "weight_decay", "seed")
+_MATHEMATICS = (
+    "algorithm",
+    "reward",
+    "shuffle_rewards",
+    "clip_low",
+    "clip_high",
+    "importance_cap",
+    "advantage_epsilon",
+    "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "max_grad_norm",
+    "micro_batch_tokens",
+    "seed",
+    "dtype",
+)

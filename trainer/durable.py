@@ -1,0 +1,61 @@
+"""Files that survive a crash of the machine once these functions return."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+__all__ = ["COMPLETE", "copy_file", "sync", "write_json", "write_marker", "write_tensors"]
+
+COMPLETE = ".complete"
+"""Name of the file that says a folder holds all it should."""
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` as JSON."""
+    path.write_text(json.dumps(content, indent=1))
+    sync(path)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors as safetensors.
+
+    Raises:
+        OSError: the disk is full, or the like.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
+    sync(path)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's content."""
+    shutil.copyfile(source, target)
+    sync(target)
+
+
+def write_marker(folder: Path) -> None:
+    """Declare `folder` complete; everything in it is durable before the marker is."""
+    sync(folder)
+    (folder / COMPLETE).touch()
+    sync(folder / COMPLETE)
+    sync(folder)

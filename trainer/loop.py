@@ -1,0 +1,242 @@
+"""The training loop: what a trainer does, on one screen.
+
+STARTING -> WAITING -> TRAINING -> WAITING ... -> FINISHED; SUSPENDED whenever the device is lent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+
+from services.chassis.log import get_logger
+from trainer import checkpoint
+from trainer.advantages import sequence_advantages
+from trainer.algorithm import make_algorithm
+from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
+from trainer.commands import Gather, Load, Save, Train
+from trainer.config import TrainerConfig
+from trainer.device import Device, GangThread
+from trainer.peers import Nodes, Samples
+from trainer.publish import Publisher
+from trainer.record import MetricsFile, StepRecord
+
+__all__ = ["Progress", "Trainer", "find_checkpoint"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where training stands."""
+
+    step: int = 0
+    """Finished optimizer steps."""
+    weight_version: int = 0
+    """Newest version published; 0: the model the run started from."""
+    checkpoint_step: int = 0
+    """Newest step with a durable checkpoint; 0: none."""
+    training: bool = False
+    """True while a step is computed."""
+    finished: bool = False
+    """True after the last step."""
+    record: StepRecord | None = None
+    """Of the last step."""
+
+
+class Trainer:
+    """Rank 0's loop: optimizer step, checkpoint durable, samples committed, weights published."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        gang: GangThread,
+        device: Device,
+        samples: Samples,
+        nodes: Nodes,
+        publisher: Publisher,
+    ) -> None:
+        self.progress = Progress()
+        self._config = config
+        self._gang, self._device = gang, device
+        self._samples, self._nodes, self._publisher = samples, nodes, publisher
+        self._algorithm = make_algorithm(config)
+        self._metrics = MetricsFile(config.metrics_file)
+
+    async def train(self) -> None:
+        """Reconcile, then step after step until the last one."""
+        await self._begin()
+        while self.progress.step < self._config.num_steps:
+            step = self.progress.step + 1
+            record = StepRecord(step, self.progress.weight_version)
+            leased = await self._lease(step, record)
+            async with self._device.use(self._nodes.acquire):
+                await self._optimize(leased, record)
+                if self._due(step, self._config.checkpoint_every):
+                    await self._checkpoint(record)
+                due = self._due(step, self._config.publish_every)
+                weights = await self._gather(record) if due else {}
+            if self.progress.checkpoint_step == step:
+                await self._samples.commit(step)
+            if weights:
+                await self._publish(weights, record)
+            self._close(record)
+        self.progress.finished = True
+        await self._nodes.release()
+
+    async def save_checkpoint(self) -> int:
+        """Checkpoint the newest finished step, unless one covers it; its number."""
+        record = self.progress.record
+        if record is None or self.progress.checkpoint_step == self.progress.step:
+            return self.progress.checkpoint_step
+        async with self._device.use(self._nodes.acquire):
+            await self._checkpoint(record)
+        await self._samples.commit(self.progress.checkpoint_step)
+        return self.progress.checkpoint_step
+
+    async def _begin(self) -> None:
+        """Load the newest checkpoint, take over the run's samples, show the weights."""
+        found = find_checkpoint(self._config)
+        if found is not None:
+            state = found[1]
+            self.progress.step = self.progress.checkpoint_step = state.step
+            self.progress.weight_version = state.weight_version
+            get_logger().info("resumed", step=state.step, changed=_changed(state, self._config))
+        self._metrics.begin(self.progress.step, found[1].record if found else {})
+        await self._samples.reconcile(self.progress.step)
+        lost = await self._weights_lost()
+        async with self._device.use(self._nodes.acquire):
+            if found is not None:
+                await self._gang.do(Load(folder=str(found[0])))
+            record = StepRecord(self.progress.step, self.progress.weight_version)
+            weights = await self._gather(record) if lost else {}
+        if weights:
+            await self._publish(weights, record)
+        if self._config.scheduler is not None:
+            # The node belongs to whom the scheduler gives it; it will resume us.
+            await self._device.begin_suspended()
+
+    async def _weights_lost(self) -> bool:
+        """Whether servers lack the weights training goes on with: they see older or undone ones."""
+        step = self.progress.step
+        newest = await self._publisher.newest()
+        if newest is not None:
+            self.progress.weight_version = newest.weight_version
+        published = 0 if newest is None else newest.step
+        due = self._due(step, self._config.publish_every)
+        return published > step or (published < step and due)
+
+    async def _lease(self, step: int, record: StepRecord) -> sample_pb2.LeaseSamplesResponse:
+        """Wait for a batch, giving the nodes back meanwhile; then for the nodes."""
+        while True:
+            with record.phase("wait"):
+                if not await self._samples.ready(step, poll=False):
+                    await self._nodes.release()
+                    while not await self._samples.ready(step, poll=True):
+                        pass
+                await self._nodes.acquire()
+            with record.phase("lease"):
+                leased = await self._samples.lease(step, self.progress.weight_version)
+            if leased is not None:
+                return leased
+
+    async def _optimize(self, leased: sample_pb2.LeaseSamplesResponse, record: StepRecord) -> None:
+        self.progress.training = True
+        with record.phase("train"):
+            sequences = [sequence(sample) for sample in leased.samples]
+            commands = self._commands(record.step, sequences)
+            record.batch(
+                sequences, self._config.reward, commands[0].num_tokens, leased.max_staleness
+            )
+            answers = await self._gang.do_each(commands)
+            record.result(answers[0])
+        self.progress.step = record.step
+        self.progress.record = record
+
+    def _commands(self, step: int, sequences: list[TokenSequence]) -> list[Train]:
+        shuffle = np.random.default_rng([self._config.seed, step])
+        advantages = sequence_advantages(
+            sequences,
+            self._algorithm,
+            self._config.reward,
+            shuffle if self._config.shuffle_rewards else None,
+        )
+        shares = plan(
+            sequences,
+            advantages,
+            num_ranks=self._gang.world_size,
+            micro_batch_tokens=self._config.micro_batch_tokens,
+        )
+        num_tokens = trainable_tokens(sequences)
+        return [Train(step=step, num_tokens=num_tokens, micro_batches=share) for share in shares]
+
+    async def _checkpoint(self, record: StepRecord) -> None:
+        with record.phase("checkpoint"):
+            partial = checkpoint.begin(self._config.checkpoint_folder, record.step)
+            await self._gang.do(Save(folder=str(partial)))
+            state = checkpoint.Checkpoint(
+                run_id=self._config.run_id,
+                step=record.step,
+                weight_version=self.progress.weight_version,
+                world_size=self._gang.world_size,
+                mathematics=self._config.mathematics(),
+                record=record.line(),
+            )
+            checkpoint.complete(partial, state, self._config.keep_checkpoints)
+        self.progress.checkpoint_step = record.step
+
+    async def _gather(self, record: StepRecord) -> dict[str, torch.Tensor]:
+        """The whole weights, on the host."""
+        with record.phase("publish"):
+            await self._gang.do(Gather())
+            return self._gang.gathered()
+
+    async def _publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
+        with record.phase("publish"):
+            self.progress.weight_version = await self._publisher.publish(
+                weights,
+                step=record.step,
+                parent=self.progress.weight_version,
+                epoch=self._samples.epoch,
+            )
+
+    def _close(self, record: StepRecord) -> None:
+        self.progress.training = False
+        self._metrics.append(record)
+        record.observe()
+        numbers = {**record.numbers(), "step": record.step}
+        get_logger().info("step", weight_version=self.progress.weight_version, **numbers)
+
+    def _due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self._config.num_steps
+
+
+def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint.Checkpoint] | None:
+    """The checkpoint to resume from.
+
+    Raises:
+        ValueError: there is one and `resume` is not set, or it is of another run.
+    """
+    found = checkpoint.newest(config.checkpoint_folder)
+    if found is None:
+        return None
+    folder, state = found
+    if not config.resume:
+        raise ValueError(
+            f"checkpoint_folder {config.checkpoint_folder} holds a checkpoint of step "
+            f"{state.step}: set resume to go on from it, or give another folder"
+        )
+    if state.run_id != config.run_id:
+        raise ValueError(
+            f"checkpoint {folder} is of run {state.run_id!r}, not {config.run_id!r}: "
+            "give the run's own checkpoint_folder"
+        )
+    return found
+
+
+def _changed(state: checkpoint.Checkpoint, config: TrainerConfig) -> list[str]:
+    """Settings that differ from the checkpoint's: the run goes on, but not as it would have."""
+    now = config.mathematics()
+    return sorted(name for name in now if now[name] != state.mathematics.get(name))

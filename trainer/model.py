@@ -1,0 +1,85 @@
+"""From a Hugging Face folder to a model sharded over the ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from trainer.config import TrainerConfig
+
+__all__ = ["DTYPES", "check_model_folder", "load_sharded"]
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be trained and published.
+
+    Raises:
+        ValueError: names all that is missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
+    wanted = {
+        "config.json": (folder / "config.json").is_file(),
+        "weights (*.safetensors)": any(folder.glob("*.safetensors")),
+        f"tokenizer ({', '.join(_TOKENIZER_FILES)})": any(
+            (folder / name).is_file() for name in _TOKENIZER_FILES
+        ),
+    }
+    missing = [name for name, present in wanted.items() if not present]
+    if missing:
+        raise ValueError(f"model {folder}: has no {' and no '.join(missing)}")
+
+
+def load_sharded(config: TrainerConfig, mesh: DeviceMesh) -> nn.Module:
+    """Load the causal language model of `config.model`; shard each block, then the rest.
+
+    Raises:
+        ValueError: the folder is incomplete, or holds another kind of model.
+    """
+    check_model_folder(config.model)
+    model = _load(config)
+    # Dropout would make log-probs differ from the engine's; gradients flow all the same.
+    model.eval()
+    precision = _precision(config.dtype)
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    return model
+
+
+def _load(config: TrainerConfig) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    master = torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype=master,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"model {config.model}: {error}") from error
+    return model.to(config.device)
+
+
+def _precision(dtype: str) -> MixedPrecisionPolicy:
+    if dtype != "bfloat16":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: what Hugging Face says must not be split over devices."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]

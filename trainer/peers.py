@@ -1,0 +1,181 @@
+"""The services a trainer calls, each call repeated until it gets through: all are idempotent.
+
+A trainer outlives restarts of the services around it; it ends when a newer trainer has taken over
+(`seamflow.errors.StaleEpochError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from seamflow.errors import DeadlineError, NotFoundError, PreconditionError, SeamflowError
+from seamflow.retry import retrying
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
+from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
+
+from services.chassis.log import get_logger
+
+__all__ = ["Nodes", "Samples", "persistently"]
+
+_POLL_SECONDS = 20.0
+"""How long one long-poll may last."""
+_LEASE_POLL_SECONDS = 5.0
+"""Shorter: meanwhile the gang holds nodes that could be lent."""
+_MARGIN_SECONDS = 15.0
+"""Time beyond a long-poll's own after which the peer counts as frozen."""
+
+T = TypeVar("T")
+
+
+async def persistently(what: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat an idempotent call while its service is away, frozen or busy, saying so in the log."""
+
+    def report(error: SeamflowError) -> None:
+        get_logger().warning("call_repeated", call=what, error=str(error))
+
+    while True:
+        try:
+            return await retrying(call, on_retry=report)
+        except DeadlineError as error:
+            report(error)
+
+
+class Samples:
+    """The trajectory manager's SampleService for one start of one trainer."""
+
+    def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
+        # The generated constructor is typed for blocking channels.
+        self._stub: sample_grpc.SampleServiceAsyncStub = sample_grpc.SampleServiceStub(channel)  # type: ignore[assignment]
+        self._run_id = run_id
+        self._trainer_id = uuid.uuid4().hex
+        self._pending: frozenset[int] = frozenset()
+        self._groups_per_step = 0
+        self._leases: dict[int, bytes] = {}
+        self.epoch = 0
+        """Fencing number; 0 until `reconcile`."""
+
+    async def reconcile(self, step: int) -> None:
+        """Take over from any older trainer; the newest durable checkpoint covers `step`."""
+        request = sample_pb2.ReconcileRequest(
+            run_id=self._run_id, step=step, trainer_id=self._trainer_id
+        )
+        response = await persistently("Reconcile", lambda: self._stub.Reconcile(request))
+        self.epoch, self._pending = response.epoch, frozenset(response.pending_steps)
+
+    async def ready(self, step: int, *, poll: bool) -> bool:
+        """Whether enough groups wait for `step`; with `poll`, waits a while for them."""
+        if step in self._pending:
+            return True
+        wait = _POLL_SECONDS if poll else 0.0
+        request = sample_pb2.GetReadinessRequest(
+            run_id=self._run_id,
+            min_ready_groups=self._groups_per_step,
+            wait=_duration(wait),
+        )
+        response = await persistently(
+            "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=wait + _MARGIN_SECONDS)
+        )
+        self._groups_per_step = response.groups_per_step
+        return bool(response.num_ready_groups >= response.groups_per_step)
+
+    async def lease(
+        self, step: int, base_weight_version: int
+    ) -> sample_pb2.LeaseSamplesResponse | None:
+        """The samples of `step`, kept until `commit`; None if too few were fit to be leased."""
+        request = sample_pb2.LeaseSamplesRequest(
+            run_id=self._run_id,
+            epoch=self.epoch,
+            step=step,
+            base_weight_version=base_weight_version,
+            wait=_duration(_LEASE_POLL_SECONDS),
+        )
+        timeout = _LEASE_POLL_SECONDS + _MARGIN_SECONDS
+        response = await persistently(
+            "LeaseSamples", lambda: self._stub.LeaseSamples(request, timeout=timeout)
+        )
+        if not response.samples:
+            return None
+        self._leases[step] = response.lease_token
+        return response
+
+    async def commit(self, step: int) -> None:
+        """Tell that a durable checkpoint covers `step` and all before it."""
+        request = sample_pb2.CommitStepRequest(run_id=self._run_id, epoch=self.epoch, step=step)
+        await persistently("CommitStep", lambda: self._stub.CommitStep(request))
+        self._leases = {leased: token for leased, token in self._leases.items() if leased > step}
+
+    async def keep_leases(self) -> None:
+        """Extend every uncommitted lease for as long as the trainer lives."""
+        while True:
+            remaining = [await self._extend(step) for step in tuple(self._leases)]
+            await asyncio.sleep(min([1.0, *(seconds / 3 for seconds in remaining)]))
+
+    async def _extend(self, step: int) -> float:
+        request = sample_pb2.ExtendLeaseRequest(
+            run_id=self._run_id, lease_token=self._leases.get(step, b"")
+        )
+        try:
+            response = await persistently("ExtendLease", lambda: self._stub.ExtendLease(request))
+        except (PreconditionError, NotFoundError) as error:
+            # Committed meanwhile, or expired. The ledger gives a repeated step the same samples.
+            if self._leases.pop(step, None) is not None:
+                get_logger().warning("lease_lost", step=step, error=str(error))
+            return float("inf")
+        return float(response.remaining.ToTimedelta().total_seconds())
+
+
+class Nodes:
+    """The gang's nodes, asked for and given back; without a scheduler they are always ours."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel | None, run_id: str, gang_id: str, num_nodes: int
+    ) -> None:
+        self._stub: scheduler_grpc.SchedulerServiceAsyncStub | None = (
+            None if channel is None else scheduler_grpc.SchedulerServiceStub(channel)  # type: ignore[assignment]
+        )
+        self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
+        self._asked = True
+
+    async def acquire(self) -> None:
+        """Wait until the scheduler has granted all nodes."""
+        if self._stub is None:
+            return
+        self._asked = True
+        stub = self._stub
+        request = scheduler_pb2.RequestNodesRequest(
+            run_id=self._run_id,
+            gang_id=self._gang_id,
+            tag="train",
+            num_nodes=self._num_nodes,
+            wait=_duration(_POLL_SECONDS),
+        )
+        timeout = _POLL_SECONDS + _MARGIN_SECONDS
+        granted = False
+        while not granted:
+            response = await persistently(
+                "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
+            )
+            granted = response.granted
+
+    async def release(self) -> None:
+        """Give the nodes back, to be lent until the next `acquire`."""
+        if self._stub is None or not self._asked:
+            return
+        stub = self._stub
+        request = scheduler_pb2.ReleaseNodesRequest(run_id=self._run_id, gang_id=self._gang_id)
+        await persistently("ReleaseNodes", lambda: stub.ReleaseNodes(request))
+        self._asked = False
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromTimedelta(timedelta(seconds=seconds))
+    return duration

@@ -1,0 +1,187 @@
+"""The policy in training on one rank: its shard of the model, its optimizer, one step.
+
+Shape suffixes: B rows of a micro-batch, T tokens, V vocabulary.
+"""
+# ruff: noqa: N803, N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainer.algorithm import Algorithm, PolicyTokens
+from trainer.batch import MicroBatch
+from trainer.config import TrainerConfig
+
+__all__ = ["NonFiniteError", "Policy", "token_logprobs"]
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient is not a number; no step was taken."""
+
+
+class Policy:
+    """A sharded model and the AdamW state of its local shards.
+
+    The optimizer sees plain local tensors that share storage with the model's DTensors: AdamW is
+    elementwise, so the result is the same, without a dispatch per operation and parameter.
+    """
+
+    def __init__(self, model: nn.Module, algorithm: Algorithm, config: TrainerConfig) -> None:
+        self.model = model
+        self.shards = {name: _shard(parameter) for name, parameter in model.named_parameters()}
+        self._parameters = dict(model.named_parameters())
+        self._algorithm = algorithm
+        self._config = config
+        self._optimizer = torch.optim.AdamW(
+            [shard for shard in self.shards.values() if shard.numel()],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def step(
+        self, step: int, micro_batches: Sequence[MicroBatch], num_tokens: int
+    ) -> dict[str, float]:
+        """Take optimizer step `step` (1 is the first); its metrics, the same on every rank.
+
+        Collective. A step without a trainable token changes nothing.
+
+        Raises:
+            NonFiniteError: the loss or the gradient's norm is not finite.
+        """
+        if num_tokens == 0:
+            return {}
+        self.model.zero_grad(set_to_none=True)
+        sums = [self._backward(batch, num_tokens) for batch in micro_batches]
+        metrics = self._reduced(sums, num_tokens)
+        metrics["grad_norm"] = self._grad_norm()
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(metrics[name]):
+                raise NonFiniteError(
+                    f"{name} of step {step} is {metrics[name]}: no step was taken; "
+                    "lower learning_rate or max_grad_norm, or look at the step's rewards"
+                )
+        metrics["learning_rate"] = self._learning_rate(step)
+        self._update(metrics["grad_norm"], metrics["learning_rate"])
+        return metrics
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and buffers by name, whole, one at a time. Collective."""
+        for name, parameter in self._parameters.items():
+            yield name, _full(parameter.detach())
+        persistent = self.model.state_dict()
+        for name, buffer in self.model.named_buffers():
+            if name in persistent:
+                yield name, buffer
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """This rank's shards and optimizer state by name; the tensors themselves, not copies."""
+        tensors = {f"parameter.{name}": shard.detach() for name, shard in self.shards.items()}
+        for name, shard in self.shards.items():
+            for key, value in self._optimizer.state.get(shard, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take over what `state` gave: parameters in place, optimizer state anew."""
+        for name, shard in self.shards.items():
+            shard.detach().copy_(tensors[f"parameter.{name}"])
+            if f"exp_avg.{name}" in tensors and shard.numel():
+                self._optimizer.state[shard] = {
+                    key: tensors[f"{key}.{name}"].to(
+                        device=shard.device if key != "step" or shard.is_cuda else "cpu", copy=True
+                    )
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+
+    def _backward(self, batch: MicroBatch, num_tokens: int) -> dict[str, torch.Tensor]:
+        tokens = self._forward(batch)
+        terms = self._algorithm.loss(tokens)
+        # FSDP averages gradients over the ranks; the loss is a sum over them.
+        (terms.loss * (dist.get_world_size() / num_tokens)).backward()  # type: ignore[no-untyped-call]
+        return {"loss": terms.loss.detach(), **terms.sums}
+
+    def _forward(self, batch: MicroBatch) -> PolicyTokens:
+        device = self._config.device
+        token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
+        # Padding is on the right and attention is causal: no token ever sees it, no mask is needed.
+        logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
+        temperatures_B = torch.from_numpy(batch.temperatures_B).to(device)
+        logprobs_BT = token_logprobs(logits_BTV, token_ids_BT[:, 1:], temperatures_B)
+        advantages_B = torch.from_numpy(batch.advantages_B).to(device, logprobs_BT.dtype)
+        return PolicyTokens(
+            logprobs_BT=logprobs_BT,
+            behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(
+                device, logprobs_BT.dtype
+            ),
+            advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
+            weight_versions_BT=torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device),
+            loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),
+        )
+
+    def _reduced(
+        self, sums: Sequence[dict[str, torch.Tensor]], num_tokens: int
+    ) -> dict[str, float]:
+        names = sorted(sums[0])
+        totals = torch.stack(
+            [torch.stack([each[name].double() for each in sums]).sum() for name in names]
+        )
+        dist.all_reduce(totals)
+        return dict(zip(names, (totals / num_tokens).tolist(), strict=True))
+
+    def _grad_norm(self) -> float:
+        squares = [
+            _local(parameter.grad).double().square().sum()
+            for parameter in self._parameters.values()
+            if parameter.grad is not None
+        ]
+        total = torch.stack(squares).sum()
+        dist.all_reduce(total)
+        return math.sqrt(total.item())
+
+    def _learning_rate(self, step: int) -> float:
+        if step >= self._config.warmup_steps:
+            return self._config.learning_rate
+        return self._config.learning_rate * step / self._config.warmup_steps
+
+    def _update(self, grad_norm: float, learning_rate: float) -> None:
+        scale = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self.shards[name].grad = _local(parameter.grad).mul_(scale)
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
+
+
+def token_logprobs(
+    logits_BTV: torch.Tensor, token_ids_BT: torch.Tensor, temperatures_B: torch.Tensor
+) -> torch.Tensor:
+    """Log-probs [B, T] of `token_ids_BT` after temperature, in float32 at least."""
+    wide = torch.promote_types(logits_BTV.dtype, torch.float32)
+    scaled_BTV = logits_BTV.to(wide) / temperatures_B.to(wide)[:, None, None]
+    return torch.log_softmax(scaled_BTV, -1).gather(-1, token_ids_BT[..., None])[..., 0]
+
+
+def _shard(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(_local(parameter.detach()))
+
+
+def _local(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert isinstance(tensor, DTensor), "fully_shard makes every parameter a DTensor"
+    local: torch.Tensor = tensor.to_local()
+    return local
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, DTensor), "fully_shard makes every parameter a DTensor"
+    full: torch.Tensor = tensor.full_tensor()
+    return full

@@ -1,0 +1,83 @@
+"""TrainerService: protobuf to the loop and the device, no logic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
+from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
+
+from services.chassis.errors import Reason, failed_precondition, invalid_argument
+from trainer.config import TrainerConfig
+from trainer.device import Device, GangThread
+from trainer.loop import Trainer
+
+__all__ = ["TrainerServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TrainerServicer(trainer_grpc.TrainerServiceServicer):
+    """Rank 0 to the outside."""
+
+    def __init__(
+        self, config: TrainerConfig, trainer: Trainer, device: Device, gang: GangThread
+    ) -> None:
+        self._config = config
+        self._trainer = trainer
+        self._device = device
+        self._gang = gang
+
+    async def GetStatus(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.GetStatusRequest, context: Context
+    ) -> trainer_pb2.GetStatusResponse:
+        """Where training stands."""
+        progress = self._trainer.progress
+        return trainer_pb2.GetStatusResponse(
+            run_id=self._config.run_id,
+            state=self._state(),
+            step=progress.step,
+            num_steps=self._config.num_steps,
+            weight_version=progress.weight_version,
+            world_size=self._gang.world_size,
+            checkpoint_step=progress.checkpoint_step,
+            metrics=progress.record.numbers() if progress.record else {},
+        )
+
+    async def Suspend(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.SuspendRequest, context: Context
+    ) -> trainer_pb2.SuspendResponse:
+        """Move device state out; answers when it is."""
+        num_bytes = await self._device.suspend(_epoch(request.epoch))
+        return trainer_pb2.SuspendResponse(num_bytes=num_bytes)
+
+    async def Resume(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.ResumeRequest, context: Context
+    ) -> trainer_pb2.ResumeResponse:
+        """Move device state back; answers when it is."""
+        await self._device.resume(_epoch(request.epoch))
+        return trainer_pb2.ResumeResponse()
+
+    async def SaveCheckpoint(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.SaveCheckpointRequest, context: Context
+    ) -> trainer_pb2.SaveCheckpointResponse:
+        """Checkpoint the newest finished step."""
+        if self._trainer.progress.step == 0:
+            raise failed_precondition(Reason.WRONG_STATE, "no optimizer step is finished yet")
+        return trainer_pb2.SaveCheckpointResponse(step=await self._trainer.save_checkpoint())
+
+    def _state(self) -> trainer_pb2.TrainerState.ValueType:
+        if self._trainer.progress.finished:
+            return trainer_pb2.TRAINER_STATE_FINISHED
+        if self._device.suspended:
+            return trainer_pb2.TRAINER_STATE_SUSPENDED
+        if self._trainer.progress.training:
+            return trainer_pb2.TRAINER_STATE_TRAINING
+        return trainer_pb2.TRAINER_STATE_WAITING
+
+
+def _epoch(epoch: int) -> int:
+    if epoch < 0:
+        raise invalid_argument("epoch", epoch, "give the assignment's epoch, 0 or more")
+    return epoch

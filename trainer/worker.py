@@ -1,0 +1,63 @@
+"""One rank: carries out rank 0's commands, in the order they come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from trainer import checkpoint
+from trainer.algorithm import make_algorithm
+from trainer.commands import Command, Exit, Gather, Load, Release, Restore, Save, Train
+from trainer.config import TrainerConfig
+from trainer.device_state import DeviceState
+from trainer.model import DTYPES, load_sharded
+from trainer.policy import Policy
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """This rank's policy and what can be done with it. The process group exists already."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        torch.manual_seed(config.seed)
+        mesh = init_device_mesh(config.device, (dist.get_world_size(),))
+        self.gathered: dict[str, torch.Tensor] = {}
+        """On rank 0 after `Gather`: the whole parameters by name, on the host."""
+        self._policy = Policy(load_sharded(config, mesh), make_algorithm(config), config)
+        self._device_state = DeviceState()
+        self._published_dtype = DTYPES[config.dtype]
+
+    def do(self, command: Command) -> dict[str, float]:
+        """Carry out one command; the numbers it gave."""
+        match command:
+            case Train(step=step, micro_batches=batches, num_tokens=num_tokens):
+                return self._policy.step(step, batches, num_tokens)
+            case Save(folder=folder):
+                checkpoint.save_shard(self._policy, Path(folder), *_place())
+            case Load(folder=folder):
+                checkpoint.load_shards(self._policy, Path(folder), *_place())
+            case Gather():
+                self._gather()
+            case Release():
+                return {"num_bytes": self._device_state.release(self._policy.state().values())}
+            case Restore():
+                self._device_state.restore()
+            case Exit():
+                dist.destroy_process_group()
+        return {}
+
+    def _gather(self) -> None:
+        self.gathered = {}
+        for name, full in self._policy.full_weights():
+            if dist.get_rank() == 0:
+                # A copy even on the CPU: the next step must not change what is being published.
+                dtype = self._published_dtype if full.is_floating_point() else full.dtype
+                self.gathered[name] = full.to("cpu", dtype, copy=True)
+
+
+def _place() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
