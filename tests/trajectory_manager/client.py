@@ -1,0 +1,197 @@
+"""A small client for the trajectory manager's tests: stubs, and an agent that uses them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import (
+    sample_service_pb2,
+    task_service_pb2,
+    trajectory_pb2,
+    trajectory_service_pb2,
+)
+from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
+from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
+RULES = trajectory_pb2.RunConfig(
+    group_size=2,
+    groups_per_step=1,
+    max_staleness=1,
+    staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
+    lease_seconds=60.0,
+    durability=trajectory_pb2.DURABILITY_FAST,
+)
+
+
+def message(
+    ids: Sequence[int], origin: tokens_pb2.Origin = tokens_pb2.ORIGIN_ENVIRONMENT, version: int = 0
+) -> tokens_pb2.Tokens:
+    """`ids` as one span."""
+    sampled = origin == tokens_pb2.ORIGIN_POLICY
+    source = tokens_pb2.VERSION_SOURCE_ENGINE if sampled else tokens_pb2.VERSION_SOURCE_UNSPECIFIED
+    span = tokens_pb2.Span(
+        start=0,
+        num_tokens=len(ids),
+        origin=origin,
+        weight_version=version,
+        version_source=source,
+        server_id="server-1" if sampled else "",
+    )
+    logprobs = [-0.5 if sampled else 0.0] * len(ids)
+    return tokens_pb2.Tokens(token_ids=ids, logprobs=logprobs, spans=[span])
+
+
+@dataclass(slots=True)
+class Client:
+    """One caller of the three services of a run."""
+
+    channel: grpc.aio.Channel
+    run_id: str
+
+    @property
+    def trajectories(self) -> TrajectoryServiceStub:
+        """Stub of TrajectoryService."""
+        return TrajectoryServiceStub(self.channel)
+
+    @property
+    def tasks(self) -> TaskServiceStub:
+        """Stub of TaskService."""
+        return TaskServiceStub(self.channel)
+
+    @property
+    def samples(self) -> SampleServiceStub:
+        """Stub of SampleService."""
+        return SampleServiceStub(self.channel)
+
+    async def create_run(self, config: trajectory_pb2.RunConfig = RULES) -> bool:
+        """Create the run; whether it is new."""
+        request = trajectory_service_pb2.CreateRunRequest(run_id=self.run_id, config=config)
+        answer = await self.trajectories.CreateRun(request, wait_for_ready=True)
+        return bool(answer.created)
+
+    async def submit(self, *task_ids: str) -> None:
+        """Queue TRAIN tasks."""
+        tasks = [
+            task_service_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN)
+            for name in task_ids
+        ]
+        request = task_service_pb2.SubmitTasksRequest(run_id=self.run_id, tasks=tasks)
+        await self.tasks.SubmitTasks(request)
+
+    async def lease(self, wait: int = 0) -> task_service_pb2.LeaseTaskResponse:
+        """Lease a task, waiting up to `wait` seconds."""
+        request = task_service_pb2.LeaseTaskRequest(run_id=self.run_id, wait=Duration(seconds=wait))
+        return await self.tasks.LeaseTask(request)
+
+    async def start(self, rollout_id: str, lease_token: str = "") -> None:
+        """Open a rollout, EVAL unless leased."""
+        purpose = tokens_pb2.PURPOSE_TRAIN if lease_token else tokens_pb2.PURPOSE_EVAL
+        request = trajectory_service_pb2.StartRolloutRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            lease_token=lease_token,
+            purpose=purpose,
+            credential_digest=CREDENTIAL,
+        )
+        await self.trajectories.StartRollout(request)
+
+    async def begin(
+        self, rollout_id: str, turn_id: str, prompt: Sequence[int], attempt_id: str = "a"
+    ) -> trajectory_service_pb2.BeginTurnResponse:
+        """Open a turn."""
+        request = trajectory_service_pb2.BeginTurnRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            turn_id=turn_id,
+            attempt_id=attempt_id,
+            token_ids=prompt,
+            temperature=1.0,
+            credential_digest=CREDENTIAL,
+        )
+        return await self.trajectories.BeginTurn(request)
+
+    async def append(
+        self, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: tokens_pb2.Tokens
+    ) -> int:
+        """Append tokens; return how many the turn has."""
+        request = trajectory_service_pb2.AppendTokensRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            turn_id=turn_id,
+            epoch=epoch,
+            offset=offset,
+            tokens=tokens,
+        )
+        return int((await self.trajectories.AppendTokens(request)).num_tokens)
+
+    async def end(self, rollout_id: str, turn_id: str, epoch: int) -> None:
+        """Close a turn with STOP."""
+        request = trajectory_service_pb2.EndTurnRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            turn_id=turn_id,
+            epoch=epoch,
+            finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        )
+        await self.trajectories.EndTurn(request)
+
+    async def finish(self, rollout_id: str, value: float = 1.0) -> None:
+        """Close a rollout with a reward."""
+        request = trajectory_service_pb2.FinishRolloutRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            credential_digest=CREDENTIAL,
+            rewards=[tokens_pb2.Reward(name="reward", value=value)],
+        )
+        await self.trajectories.FinishRollout(request)
+
+    async def get(self, rollout_id: str) -> trajectory_pb2.Trajectory:
+        """Read a trajectory."""
+        request = trajectory_service_pb2.GetTrajectoryRequest(
+            run_id=self.run_id, rollout_id=rollout_id
+        )
+        return (await self.trajectories.GetTrajectory(request)).trajectory
+
+    async def play(self, version: int = 0) -> str:
+        """One whole rollout of two turns, the second continuing the first; return its name."""
+        lease = await self.lease()
+        name = lease.rollout_id
+        await self.start(name, lease.lease_token)
+        prompt, answers = [1, 2], ([3, 4], [6])
+        for turn_id, answer in zip(("t1", "t2"), answers, strict=True):
+            opened = await self.begin(name, turn_id, prompt)
+            new = prompt[len(opened.prefix_token_ids) :]
+            await self.append(name, turn_id, opened.epoch, 0, message(new))
+            sampled = message(answer, tokens_pb2.ORIGIN_POLICY, version)
+            await self.append(name, turn_id, opened.epoch, len(new), sampled)
+            await self.end(name, turn_id, opened.epoch)
+            prompt = [*prompt, *answer, 5]
+        await self.finish(name)
+        return name
+
+    async def reconcile(self, trainer_id: str = "trainer", step: int = 0) -> int:
+        """Take over as trainer; return the epoch."""
+        request = sample_service_pb2.ReconcileRequest(
+            run_id=self.run_id, step=step, trainer_id=trainer_id
+        )
+        return int((await self.samples.Reconcile(request)).epoch)
+
+    async def lease_samples(
+        self, epoch: int, step: int, base: int = 0, wait: int = 0
+    ) -> sample_service_pb2.LeaseSamplesResponse:
+        """Lease the samples of a step."""
+        request = sample_service_pb2.LeaseSamplesRequest(
+            run_id=self.run_id,
+            epoch=epoch,
+            step=step,
+            base_weight_version=base,
+            wait=Duration(seconds=wait),
+        )
+        return await self.samples.LeaseSamples(request)

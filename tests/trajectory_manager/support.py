@@ -1,0 +1,184 @@
+"""What the store's tests share: short ways to say what agents and gateways do."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from trajectory_manager.metrics import Metrics
+from trajectory_manager.packing import pack_ids, pack_logprobs
+from trajectory_manager.records import (
+    Durability,
+    FailureClass,
+    Opening,
+    Origin,
+    Outcome,
+    Purpose,
+    Reward,
+    Rollout,
+    RunConfig,
+    Span,
+    StalenessPolicy,
+    Task,
+    TaskLease,
+    Tokens,
+    VersionSource,
+)
+from trajectory_manager.rollouts import OpenedTurn, Prompt, Rollouts
+from trajectory_manager.store import Store
+
+CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
+RULES = RunConfig(
+    group_size=2,
+    groups_per_step=1,
+    max_staleness=1,
+    staleness_policy=StalenessPolicy.DROP,
+    lease_seconds=60.0,
+    zero_variance_reward="",
+    durability=Durability.FAST,
+)
+ENV = Span(num_tokens=1, origin=Origin.ENVIRONMENT)
+
+
+def policy(version: int = 0, source: VersionSource = VersionSource.ENGINE) -> Span:
+    """A span of sampled tokens."""
+    return Span(
+        num_tokens=1,
+        origin=Origin.POLICY,
+        weight_version=version,
+        version_source=source,
+        server_id="server-1",
+    )
+
+
+def tokens(ids: Sequence[int], span: Span = ENV) -> Tokens:
+    """`ids` as one span, with log-probs that follow from the ids."""
+    return Tokens(
+        ids=pack_ids(ids),
+        logprobs=pack_logprobs([-token / 8 for token in ids]),
+        spans=(replace(span, num_tokens=len(ids)),),
+    )
+
+
+def rewarded(value: float = 1.0) -> Outcome:
+    """An outcome with one reward."""
+    return Outcome(rewards=(Reward(name="reward", value=value),))
+
+
+def failed(failure_class: FailureClass = FailureClass.ENVIRONMENT) -> Outcome:
+    """An outcome without a reward."""
+    return Outcome(failure_class=failure_class, failure_message="it broke")
+
+
+@dataclass(slots=True)
+class Run:
+    """A run on a store, and what agents do in it."""
+
+    store: Store
+    run_id: str
+    nonces: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """The flows on this store."""
+        return Rollouts(self.store, Metrics())
+
+    async def submit(
+        self, *task_ids: str, num_samples: int = 2, purpose: Purpose = Purpose.TRAIN
+    ) -> None:
+        """Queue tasks."""
+        tasks = [
+            Task(task_id=name, payload_json="{}", num_samples=num_samples, purpose=purpose)
+            for name in task_ids
+        ]
+        await self.store.runs.submit(self.run_id, tasks, 1000)
+
+    async def lease(self) -> TaskLease | None:
+        """Lease a task of any purpose."""
+        nonce = f"nonce-{next(self.nonces)}"
+        return await self.store.runs.lease_task(self.run_id, (Purpose.EVAL, Purpose.TRAIN), nonce)
+
+    async def start(self, rollout_id: str, nonce: str | None = None) -> None:
+        """Open a rollout."""
+        purpose = Purpose.EVAL if nonce is None else Purpose.TRAIN
+        rollout = Rollout(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            purpose=purpose,
+            credential_digest=CREDENTIAL,
+        )
+        await self.rollouts.start(rollout, nonce)
+
+    async def begin(
+        self,
+        rollout_id: str,
+        turn_id: str,
+        prompt: Sequence[int] | Sequence[str],
+        attempt_id: str = "a",
+        parent: str = "",
+        fingerprint: str = "",
+    ) -> OpenedTurn:
+        """Open a turn with a prompt of ids or of message keys."""
+        ids = [part for part in prompt if isinstance(part, int)]
+        message_keys = tuple(part for part in prompt if isinstance(part, str))
+        opening = Opening(
+            turn_id=turn_id,
+            attempt_id=attempt_id,
+            prompt_digest="",
+            parent_turn_id=parent,
+            template_fingerprint=fingerprint,
+        )
+        given = Prompt(token_ids=ids, message_keys=message_keys)
+        return await self.rollouts.begin_turn(self.run_id, rollout_id, CREDENTIAL, opening, given)
+
+    async def append(
+        self, rollout_id: str, turn_id: str, epoch: int, offset: int, added: Tokens
+    ) -> int:
+        """Append tokens; return how many the turn has."""
+        return await self.rollouts.append(self.run_id, rollout_id, turn_id, epoch, offset, added)
+
+    async def end(self, rollout_id: str, turn_id: str, epoch: int, answer_key: str = "") -> None:
+        """Close a turn with STOP."""
+        await self.store.tokens.end_turn(self.run_id, rollout_id, turn_id, epoch, 1, answer_key)
+
+    async def turn(
+        self,
+        rollout_id: str,
+        turn_id: str,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        span: Span | None = None,
+    ) -> OpenedTurn:
+        """A whole turn: the new part of the prompt, then the answer."""
+        opened = await self.begin(rollout_id, turn_id, prompt)
+        new = list(prompt[len(opened.prefix_ids) // 4 :])
+        if new:
+            await self.append(rollout_id, turn_id, opened.turn.epoch, 0, tokens(new))
+        added = tokens(answer, span or policy())
+        await self.append(rollout_id, turn_id, opened.turn.epoch, len(new), added)
+        await self.end(rollout_id, turn_id, opened.turn.epoch)
+        return opened
+
+    async def finish(self, rollout_id: str, outcome: Outcome | None = None) -> None:
+        """Close a rollout."""
+        await self.rollouts.finish(self.run_id, rollout_id, CREDENTIAL, outcome or rewarded())
+
+    async def play(
+        self, version: int = 0, outcome: Outcome | None = None, span: Span | None = None
+    ) -> TaskLease | None:
+        """One whole rollout: lease, start, a turn, finish; None if admission is closed."""
+        lease = await self.lease()
+        if lease is not None:
+            await self.start(lease.rollout_id, lease.nonce)
+            await self.turn(lease.rollout_id, "t1", [1, 2, 3], [4, 5], span or policy(version))
+            await self.finish(lease.rollout_id, outcome)
+        return lease
+
+    async def fill(self, version: int = 0) -> int:
+        """Play until nothing is leased any more; return how many rollouts that were."""
+        played = 0
+        while await self.play(version):
+            played += 1
+        return played

@@ -1,0 +1,47 @@
+"""Every Lua script touches one cluster slot: its keys are declared and hash to the same one."""
+
+from __future__ import annotations
+
+import re
+
+from redis.crc import key_slot
+
+from trajectory_manager import keys
+from trajectory_manager.redis_store import SCRIPTS
+
+TOKEN_SCRIPTS = {"create_rollout", "open_turn", "append", "end_turn", "close_rollout"}
+NAMES = ("run", "a/7/1", "turn:1/x")
+
+
+def key_sets() -> dict[str, list[str]]:
+    """The KEYS that each script is called with."""
+    run_id, rollout_id, turn_id = NAMES
+    of_rollout = keys.rollout_keys(run_id, rollout_id)
+    of_turn = of_rollout + keys.turn_keys(run_id, rollout_id, turn_id)
+    return {
+        path.stem: (of_turn if path.stem == "append" else of_rollout)
+        if path.stem in TOKEN_SCRIPTS
+        else keys.run_keys(run_id)
+        for path in SCRIPTS.glob("*.lua")
+    }
+
+
+def test_the_keys_of_each_script_share_a_slot() -> None:
+    """Token scripts stay with their rollout, run scripts with their run."""
+    for script, names in key_sets().items():
+        assert len({key_slot(name.encode()) for name in names}) == 1, script
+        assert len(set(names)) == len(names), script
+
+
+def test_scripts_make_no_keys_of_their_own() -> None:
+    """Each key is named in keys.py and reaches Lua through KEYS."""
+    for path in SCRIPTS.glob("*.lua"):
+        assert "sf:" not in path.read_text(), path.name
+        source = path.read_text().replace("'INFO', 'server'", "")
+        assert not re.search(r"redis\.call\('\w+', '", source), path.name
+
+
+def test_tokens_of_different_rollouts_spread() -> None:
+    """A run is not bound to one node of a cluster."""
+    slots = {key_slot(keys.rollout_keys("run", f"a/{i}/1")[0].encode()) for i in range(64)}
+    assert len(slots) > 32

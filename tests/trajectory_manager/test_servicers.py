@@ -1,0 +1,324 @@
+"""The services over real gRPC: two replicas on one store, which own nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import grpc.aio
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from seamflow.common.v1 import error_pb2, tokens_pb2
+from seamflow.trajectory.v1 import (
+    sample_service_pb2,
+    task_service_pb2,
+    trajectory_pb2,
+    trajectory_service_pb2,
+)
+
+from services.chassis.server import started
+from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message
+from trajectory_manager.cli import service
+from trajectory_manager.config import TrajectoryManagerConfig
+from trajectory_manager.store import Store
+
+POLICY = tokens_pb2.ORIGIN_POLICY
+
+
+@pytest.fixture
+async def replicas(store: Store) -> AsyncIterator[tuple[Client, Client]]:
+    """A client of each of two replicas on one store, for one fresh run."""
+    config = TrajectoryManagerConfig(
+        port=0, admin_port=-1, max_queued_tasks=8, drain_seconds=0.2, sweep_seconds=0.05
+    )
+    run_id = uuid.uuid4().hex
+    async with AsyncExitStack() as stack:
+        clients = []
+        for _ in range(2):
+            port = await stack.enter_async_context(started(service(config, store), config))
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+            await stack.enter_async_context(channel)
+            clients.append(Client(channel, run_id))
+        await clients[0].create_run()
+        yield clients[0], clients[1]
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The ErrorInfo reason in the trailers of a failed call."""
+    details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    info = error_pb2.ErrorInfo()
+    info.ParseFromString(error_pb2.Status.FromString(details).details[0].value)
+    return info.reason
+
+
+async def test_a_rollout_may_use_any_replica(replicas: tuple[Client, Client]) -> None:
+    """What one replica stored, another one continues, reads and leases."""
+    first, second = replicas
+    await first.submit("a")
+    name = await first.play(version=3)
+    other = await second.play(version=3)
+    assert {name, other} == {"a/0/1", "a/1/1"}
+    stored = await second.get(name)
+    assert stored.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
+    assert [turn.parent_turn_id for turn in stored.turns] == ["", "t1"]
+    assert list(stored.turns[1].tokens.token_ids) == [5, 6]
+    epoch = await first.reconcile()
+    leased = await second.lease_samples(epoch, 1, base=4, wait=5)
+    assert [sample.rollout_id for sample in leased.samples] == [name, other]
+    assert leased.max_staleness == 1
+    sample = leased.samples[0]
+    assert sample.sample_id == f"{name}#t2"
+    assert list(sample.tokens.token_ids) == [1, 2, 3, 4, 5, 6]
+    assert list(sample.loss_mask) == [False, False, True, True, False, True]
+    assert (sample.min_weight_version, sample.max_weight_version) == (3, 3)
+    assert [span.start for span in sample.tokens.spans] == [0, 2, 4, 5]
+    assert sample.rewards[0].value == 1.0
+
+
+async def test_a_waiting_trainer_is_woken_by_another_replica(
+    replicas: tuple[Client, Client],
+) -> None:
+    """A long-poll answers when the group completes, wherever that happens."""
+    first, second = replicas
+    await first.submit("a")
+    epoch = await first.reconcile()
+    waiting = asyncio.create_task(first.lease_samples(epoch, 1, wait=30))
+    await second.play()
+    await second.play()
+    assert len((await waiting).samples) == 2
+
+
+async def test_readiness_waits_for_enough_groups(replicas: tuple[Client, Client]) -> None:
+    """GetReadiness answers once that many groups are ready, and counts everything."""
+    first, second = replicas
+    await first.submit("a", "b", "c")
+    request = sample_service_pb2.GetReadinessRequest(
+        run_id=first.run_id, min_ready_groups=1, wait=Duration(seconds=30)
+    )
+    waiting = first.samples.GetReadiness(request)
+    await second.play()
+    await second.play()
+    counts = await waiting
+    assert (counts.num_ready_groups, counts.num_queued_tasks) == (1, 2)
+    assert (counts.num_admitted_groups, counts.num_admissible_groups) == (1, 1)
+
+
+async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client]) -> None:
+    """LeaseTask waits for work, and answers empty when its time is up."""
+    first, second = replicas
+    assert not (await first.lease()).HasField("task")
+    waiting = asyncio.create_task(first.lease(wait=30))
+    await second.submit("a")
+    lease = await waiting
+    assert (lease.task.task_id, lease.task.num_samples) == ("a", 2)
+    assert lease.lease_duration.seconds == 60
+
+
+async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
+    """An unfinished rollout is replaced, and extending its lease says so."""
+    first, second = replicas
+    await first.submit("a")
+    lease = await first.lease()
+    await first.start(lease.rollout_id, lease.lease_token)
+    complete = task_service_pb2.CompleteTaskRequest(
+        run_id=first.run_id, lease_token=lease.lease_token
+    )
+    for client in replicas:
+        await client.tasks.CompleteTask(complete)
+    extend = task_service_pb2.ExtendTasksRequest(
+        run_id=first.run_id, lease_tokens=[lease.lease_token]
+    )
+    assert (await second.tasks.ExtendTasks(extend)).lost_lease_tokens == [lease.lease_token]
+    stored = await second.get(lease.rollout_id)
+    assert stored.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+    assert (await second.lease()).rollout_id == "a/0/2"
+
+
+async def test_a_taken_over_turn_is_refused_with_the_current_epoch(
+    replicas: tuple[Client, Client],
+) -> None:
+    """The fenced gateway gets ABORTED / STALE_EPOCH at its next append."""
+    first, second = replicas
+    await first.start("r")
+    old = (await first.begin("r", "t", [1], "a")).epoch
+    await first.append("r", "t", old, 0, message([1]))
+    new = await second.begin("r", "t", [1], "b")
+    assert list(new.tokens.token_ids) == [1]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await first.append("r", "t", old, 1, message([2], POLICY))
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    assert reason_of(caught.value) == "STALE_EPOCH"
+    assert await second.append("r", "t", new.epoch, 1, message([2], POLICY)) == 2
+
+
+async def test_creating_a_run_again_needs_the_same_rules(
+    replicas: tuple[Client, Client],
+) -> None:
+    """Other rules are refused with the fields that differ."""
+    first, second = replicas
+    assert not await second.create_run()
+    other = trajectory_pb2.RunConfig()
+    other.CopyFrom(RULES)
+    other.group_size = 5
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await first.create_run(other)
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "group_size (is 2, given 5)" in (caught.value.details() or "")
+    assert "max_staleness" not in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("staleness_policy", trajectory_pb2.STALENESS_POLICY_WAIT, "FAILED_PRECONDITION"),
+        ("staleness_policy", trajectory_pb2.STALENESS_POLICY_UNSPECIFIED, "INVALID_ARGUMENT"),
+        ("durability", trajectory_pb2.DURABILITY_DURABLE, "FAILED_PRECONDITION"),
+        ("durability", trajectory_pb2.DURABILITY_REPLICATED, "FAILED_PRECONDITION"),
+        ("group_size", 0, "INVALID_ARGUMENT"),
+        ("groups_per_step", 0, "INVALID_ARGUMENT"),
+        ("max_staleness", -1, "INVALID_ARGUMENT"),
+        ("lease_seconds", float("nan"), "INVALID_ARGUMENT"),
+    ],
+)
+async def test_rules_that_cannot_be_kept_are_refused(
+    replicas: tuple[Client, Client], field: str, value: float, code: str
+) -> None:
+    """At creation, with the field's name."""
+    rules = trajectory_pb2.RunConfig()
+    rules.CopyFrom(RULES)
+    setattr(rules, field, value)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await Client(replicas[0].channel, "other").create_run(rules)
+    assert caught.value.code().name == code
+    assert field in (caught.value.details() or "")
+
+
+def _spans(*lengths: tuple[int, int]) -> tokens_pb2.Tokens:
+    spans = [
+        tokens_pb2.Span(start=start, num_tokens=length, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
+        for start, length in lengths
+    ]
+    return tokens_pb2.Tokens(token_ids=[1, 2], logprobs=[0, 0], spans=spans)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        tokens_pb2.Tokens(),
+        tokens_pb2.Tokens(token_ids=[1], logprobs=[0, 0], spans=[]),
+        _spans(),
+        _spans((0, 1)),
+        _spans((0, 3)),
+        _spans((1, 1)),
+        _spans((0, 2), (1, 1)),
+        _spans((0, 0), (0, 2)),
+        tokens_pb2.Tokens(
+            token_ids=[1],
+            logprobs=[float("nan")],
+            spans=[tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_POLICY)],
+        ),
+        tokens_pb2.Tokens(token_ids=[1], logprobs=[0], spans=[tokens_pb2.Span(num_tokens=1)]),
+    ],
+)
+async def test_malformed_tokens_are_refused(
+    replicas: tuple[Client, Client], bad: tokens_pb2.Tokens
+) -> None:
+    """Lengths that differ, spans that do not cover, log-probs that are no numbers."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await replicas[0].append("r", "t", 1, 0, bad)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(caught.value) == "INVALID_FIELD"
+
+
+async def test_training_needs_a_lease(replicas: tuple[Client, Client]) -> None:
+    """TRAIN without one or under another name is refused, and an EVAL name that looks leased."""
+    first, _ = replicas
+    await first.submit("a")
+    lease = await first.lease()
+    start = first.trajectories.StartRollout
+    for rollout_id, token, purpose in (
+        ("r", "", tokens_pb2.PURPOSE_TRAIN),
+        ("r", lease.lease_token, tokens_pb2.PURPOSE_TRAIN),
+        ("a/0/1", "", tokens_pb2.PURPOSE_EVAL),
+    ):
+        request = trajectory_service_pb2.StartRolloutRequest(
+            run_id=first.run_id,
+            rollout_id=rollout_id,
+            lease_token=token,
+            purpose=purpose,
+            credential_digest=CREDENTIAL,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await start(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_reader_with_a_credential_needs_the_right_one(
+    replicas: tuple[Client, Client],
+) -> None:
+    """The gateway reads for agents; tools inside read without one."""
+    first, second = replicas
+    await first.start("r")
+    request = trajectory_service_pb2.GetTrajectoryRequest(
+        run_id=first.run_id, rollout_id="r", credential_digest=CREDENTIAL
+    )
+    assert (await second.trajectories.GetTrajectory(request)).trajectory.rollout_id == "r"
+    assert (await second.get("r")).rollout_id == "r"
+    request.credential_digest = "0" * 64
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await second.trajectories.GetTrajectory(request)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_trajectories_are_listed_and_watched(replicas: tuple[Client, Client]) -> None:
+    """Pages come oldest first; the change feed ends when the rollout closes."""
+    first, second = replicas
+    for name in ("r1", "r2", "r3"):
+        await first.start(name)
+    request = trajectory_service_pb2.ListTrajectoriesRequest(run_id=first.run_id, page_size=2)
+    page = await second.trajectories.ListTrajectories(request)
+    assert [item.rollout_id for item in page.trajectories] == ["r1", "r2"]
+    request.page_token = page.next_page_token
+    page = await second.trajectories.ListTrajectories(request)
+    assert ([item.rollout_id for item in page.trajectories], page.next_page_token) == (["r3"], "")
+    watch = second.trajectories.WatchTrajectory(
+        trajectory_service_pb2.WatchTrajectoryRequest(
+            run_id=first.run_id, rollout_id="r1", interval=Duration(nanos=20_000_000)
+        )
+    )
+    states = []
+    async for change in watch:
+        states.append((len(change.trajectory.turns), change.trajectory.state))
+        if len(states) == 1:
+            await first.begin("r1", "t", [1])
+        if len(states) == 2:
+            await first.finish("r1")
+    running, finished = (
+        trajectory_pb2.ROLLOUT_STATE_RUNNING,
+        trajectory_pb2.ROLLOUT_STATE_FINISHED,
+    )
+    assert states == [(0, running), (1, running), (1, finished)]
+
+
+async def test_the_trainer_s_calls_go_through(replicas: tuple[Client, Client]) -> None:
+    """Extend, release, lease again, commit."""
+    first, second = replicas
+    await first.submit("a")
+    await first.play()
+    await first.play()
+    epoch = await first.reconcile()
+    leased = await first.lease_samples(epoch, 1)
+    extend = sample_service_pb2.ExtendLeaseRequest(
+        run_id=first.run_id, lease_token=leased.lease_token
+    )
+    assert (await second.samples.ExtendLease(extend)).remaining.seconds == 60
+    release = sample_service_pb2.ReleaseSamplesRequest(
+        run_id=first.run_id, lease_token=leased.lease_token
+    )
+    await second.samples.ReleaseSamples(release)
+    assert await second.lease_samples(epoch, 1) == leased
+    commit = sample_service_pb2.CommitStepRequest(run_id=first.run_id, epoch=epoch, step=1)
+    assert (await second.samples.CommitStep(commit)).num_samples == 2

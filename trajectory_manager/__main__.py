@@ -1,0 +1,3 @@
+from trajectory_manager.cli import main
+
+main()

@@ -1,0 +1,99 @@
+"""`python -m trajectory_manager`: wire the service and serve it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import fields
+from typing import NoReturn
+
+from seamflow.trajectory.v1.sample_service_pb2_grpc import add_SampleServiceServicer_to_server
+from seamflow.trajectory.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
+    add_TrajectoryServiceServicer_to_server,
+)
+
+from services.chassis.errors import ServiceError
+from services.chassis.log import get_logger
+from services.chassis.server import Service, run
+from trajectory_manager.config import TrajectoryManagerConfig
+from trajectory_manager.memory_store import memory_store
+from trajectory_manager.metrics import Metrics
+from trajectory_manager.records import Durability, Readiness
+from trajectory_manager.redis_store import redis_store
+from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.sample_servicer import SampleServicer
+from trajectory_manager.store import Store
+from trajectory_manager.task_servicer import TaskServicer
+from trajectory_manager.trajectory_servicer import TrajectoryServicer
+from trajectory_manager.waiting import Waiting
+
+
+def main() -> NoReturn:
+    """Run the process."""
+    run("trajectory_manager", TrajectoryManagerConfig, build)
+
+
+@asynccontextmanager
+async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
+    """The service on the store that `config` names."""
+    if config.redis_url is None:
+        yield service(config, memory_store())
+        return
+    wanted = Durability[config.durability.upper()]
+    async with redis_store(config.redis_url, wanted, config.start_seconds) as store:
+        yield service(config, store)
+
+
+def service(config: TrajectoryManagerConfig, store: Store) -> Service:
+    """The three gRPC services and the sweeper on `store`; any number of them may share it."""
+    metrics = Metrics()
+    rollouts = Rollouts(store, metrics)
+    waiting = Waiting(store.runs)
+
+    draining = asyncio.Event()
+
+    async def sweeper() -> None:
+        # Ends by itself at the drain: redis-py may swallow a cancellation that meets a reply.
+        while not draining.is_set():
+            await sweep(store, rollouts, metrics)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(draining.wait(), config.sweep_seconds)
+
+    async def drain() -> None:
+        draining.set()
+        waiting.drain()
+
+    trajectories = TrajectoryServicer(store, rollouts, config.max_turn_tokens)
+    tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
+    return Service(
+        servicers=[
+            (add_TrajectoryServiceServicer_to_server, trajectories),
+            (add_TaskServiceServicer_to_server, tasks),
+            (add_SampleServiceServicer_to_server, SampleServicer(store, waiting, metrics)),
+        ],
+        background=[sweeper],
+        ready=store.ready,
+        drain=drain,
+    )
+
+
+async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
+    """Look after every run once; a store that is away is tried again at the next sweep."""
+    totals = dict.fromkeys((field.name for field in fields(Readiness)), 0)
+    try:
+        run_ids = await store.runs.run_ids()
+    except ServiceError as error:
+        get_logger().warning("sweep_failed", reason=error.reason.value, error=error.message)
+        return
+    for run_id in run_ids:
+        try:
+            await rollouts.sweep(run_id)
+            counts = await store.runs.readiness(run_id)
+        except ServiceError as error:
+            # One run must not keep the others from being swept.
+            get_logger().warning("sweep_failed", run_id=run_id, error=error.message)
+            continue
+        totals = {name: total + getattr(counts, name) for name, total in totals.items()}
+    metrics.depth(Readiness(**totals))

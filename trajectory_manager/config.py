@@ -1,0 +1,36 @@
+"""Configuration of the trajectory manager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.chassis.config import ServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryManagerConfig(ServerConfig):
+    """What the trajectory manager can be told, table [trajectory_manager]."""
+
+    port: int = 50051
+    """gRPC port; 0 takes a free one."""
+    redis_url: str | None = field(default=None, metadata={"secret": True})
+    """Store, such as redis://:password@host:6379/0; not set: memory, which nothing survives."""
+    durability: Literal["fast", "durable"] = "fast"
+    """Class that the store must give; checked against its settings at start."""
+    start_seconds: float = 15.0
+    """How long to wait at start for a store that does not answer."""
+    max_queued_tasks: int = 1024
+    """Tasks of a run that may wait to be admitted."""
+    max_turn_tokens: int = 1 << 20
+    """Tokens that one turn may add."""
+    sweep_seconds: float = 1.0
+    """Time between two looks for expired leases and unsettled rollouts."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        for name in ("start_seconds", "max_queued_tasks", "max_turn_tokens", "sweep_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: must be more than 0")
+        if self.redis_url is None and self.durability != "fast":
+            raise ValueError(f"durability is {self.durability}: set redis_url, memory is only fast")

@@ -1,0 +1,46 @@
+"""The opaque tokens that prove a lease: what the manager needs to know is in them."""
+
+from __future__ import annotations
+
+import secrets
+
+from services.chassis.errors import invalid_argument
+
+
+def new_nonce() -> str:
+    """An unguessable proof."""
+    return secrets.token_urlsafe(12)
+
+
+def task_token(rollout_id: str, nonce: str) -> str:
+    """Token of a task lease."""
+    return f"{nonce}.{rollout_id}"
+
+
+def parse(token: str) -> tuple[str, str]:
+    """(rollout_id, nonce) of a task lease.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, not a token of ours.
+    """
+    nonce, dot, rollout_id = token.partition(".")
+    if not (nonce and dot and rollout_id) or len(token) > 400:
+        raise invalid_argument("lease_token", token[:40], "a token from LeaseTask")
+    return rollout_id, nonce
+
+
+def step_token(step: int, epoch: int) -> bytes:
+    """Token of a sample lease."""
+    return f"{step}.{epoch}".encode()
+
+
+def parse_step(token: bytes) -> tuple[int, int]:
+    """(step, epoch) of a sample lease.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, not a token of ours.
+    """
+    step, _, epoch = token.partition(b".")
+    if not (step.isdigit() and epoch.isdigit() and len(token) < 40):
+        raise invalid_argument("lease_token", token[:40], "a token from LeaseSamples")
+    return int(step), int(epoch)

@@ -1,0 +1,18 @@
+-- Closes a rollout if it runs. ARGV: rollout_id, has credential (0/1), credential, state, outcome, identity.
+-- Without a credential also one that never started, so that it cannot start later.
+local header = KEYS[1]
+local rollout_id, has_credential, credential, state, outcome, identity = unpack(ARGV)
+local stored = redis.call('HMGET', header, 'state', 'credential')
+local time = redis.call('TIME')
+local now = time[1] .. '.' .. string.format('%06d', time[2])
+if not stored[1] then
+  if has_credential == '1' then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
+  redis.call('HSET', header, 'identity', identity, 'credential', '', 'traceparent', '', 'created', now)
+  stored[1] = '1'
+elseif has_credential == '1' and stored[2] ~= credential then
+  return {'refused', 'BAD_CREDENTIAL', rollout_id}
+end
+if stored[1] == '1' then
+  redis.call('HSET', header, 'state', state, 'outcome', outcome, 'finished', now)
+end
+return {'ok', redis.call('HGETALL', header)}

@@ -1,0 +1,20 @@
+-- Lists a rollout in its run, after checking its lease. ARGV: run_id, rollout_id, has lease (0/1), nonce.
+-- Answers the purpose of the leased task.
+local config, counters, groups, leases, nonces, listed = KEYS[1], KEYS[2], KEYS[8], KEYS[9], KEYS[10], KEYS[12]
+local run_id, rollout_id, has_lease, nonce = unpack(ARGV)
+if redis.call('EXISTS', config) == 0 then return {'refused', 'UNKNOWN_RUN', run_id} end
+local purpose = ''
+if has_lease == '1' then
+  local time = redis.call('TIME')
+  local score = redis.call('ZSCORE', leases, rollout_id)
+  local expired = not score or tonumber(score) <= time[1] * 1000 + time[2] / 1000
+  if expired or redis.call('HGET', nonces, rollout_id) ~= nonce then
+    return {'refused', 'LOST_LEASE', rollout_id}
+  end
+  local group = redis.call('HGET', groups, string.match(rollout_id, '^(.+)/%d+/%d+$'))
+  purpose = cjson.decode(group).purpose
+end
+if not redis.call('ZSCORE', listed, rollout_id) then
+  redis.call('ZADD', listed, redis.call('HINCRBY', counters, 'listed', 1), rollout_id)
+end
+return {'ok', purpose}

@@ -1,0 +1,26 @@
+"""A store in this process's memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from trajectory_manager.memory_runs import MemoryRunStore
+from trajectory_manager.memory_tokens import MemoryTokenStore
+from trajectory_manager.records import Durability
+from trajectory_manager.store import Store
+
+
+def memory_store(clock: Callable[[], float] = time.time, incarnation: int | None = None) -> Store:
+    """A fresh store; `clock` gives Unix seconds, `incarnation` (default: now) marks this start."""
+    start = int(clock()) if incarnation is None else incarnation
+    return Store(
+        tokens=MemoryTokenStore(clock, start),
+        runs=MemoryRunStore(clock),
+        durability=Durability.FAST,
+        ready=_always,
+    )
+
+
+async def _always() -> bool:
+    return True

@@ -1,0 +1,196 @@
+"""In-memory TokenStore: the reference the Redis one is tested against, for tests and laptops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from trajectory_manager.records import (
+    FailureClass,
+    Opening,
+    Outcome,
+    Purpose,
+    Rollout,
+    RolloutState,
+    Span,
+    Tokens,
+    Turn,
+)
+from trajectory_manager.refusals import refusal
+
+GAP_MESSAGE = "tokens before an appended chunk are missing"
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A turn and who writes it."""
+
+    turn: Turn
+    attempt_id: str
+    tokens: Tokens = field(default_factory=Tokens)
+
+
+@dataclass(slots=True)
+class _Record:
+    """A rollout and its turns in the order they began."""
+
+    rollout: Rollout
+    turns: dict[str, _Writer] = field(default_factory=dict)
+
+
+class MemoryTokenStore:
+    """Implements `TokenStore`; nothing survives the process."""
+
+    def __init__(self, clock: Callable[[], float], incarnation: int) -> None:
+        """`clock` gives Unix seconds; `incarnation` differs between any two starts."""
+        self._clock = clock
+        self._incarnation = incarnation
+        self._records: dict[tuple[str, str], _Record] = {}
+
+    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+        """See `TokenStore`."""
+        key = (rollout.run_id, rollout.rollout_id)
+        record = self._records.get(key)
+        if record is None:
+            self._records[key] = _Record(replace(rollout, create_time=self._clock()))
+            return
+        _refuse_closed(record)
+        may_change = leased and not record.turns
+        stored = record.rollout
+        wanted = replace(rollout, create_time=stored.create_time)
+        if may_change:
+            stored = replace(stored, credential_digest=wanted.credential_digest)
+        if replace(stored, traceparent="") != replace(wanted, traceparent=""):
+            raise refusal("OTHER_ROLLOUT", rollout.rollout_id)
+        record.rollout = stored
+
+    async def open_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    ) -> Turn:
+        """See `TokenStore`."""
+        record = self._record(run_id, rollout_id)
+        if record.rollout.credential_digest != credential_digest:
+            raise refusal("BAD_CREDENTIAL", rollout_id)
+        writer = record.turns.get(opening.turn_id)
+        if writer is not None and writer.turn.opening.prompt_digest != opening.prompt_digest:
+            raise refusal("OTHER_PROMPT", opening.turn_id)
+        if writer is not None and writer.turn.finish_reason:
+            return writer.turn
+        _refuse_closed(record)
+        if writer is None:
+            turn = Turn(opening=opening, epoch=self._incarnation << 32 | 1)
+            record.turns[opening.turn_id] = _Writer(turn, opening.attempt_id)
+            return turn
+        if writer.attempt_id != opening.attempt_id:
+            writer.attempt_id = opening.attempt_id
+            writer.turn = replace(writer.turn, epoch=writer.turn.epoch + 1)
+        return writer.turn
+
+    async def append(
+        self, run_id: str, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: Tokens
+    ) -> tuple[int, int]:
+        """See `TokenStore`."""
+        record, writer = self._fenced(run_id, rollout_id, turn_id, epoch)
+        _refuse_closed(record)
+        if writer.turn.finish_reason:
+            raise refusal("CLOSED_TURN", turn_id)
+        stored = writer.tokens.num_tokens
+        if offset > stored:
+            outcome = Outcome(
+                failure_class=FailureClass.INFRASTRUCTURE, failure_message=GAP_MESSAGE
+            )
+            record.rollout = self._closed(record.rollout, outcome)
+            raise refusal("GAP", turn_id, offset, stored)
+        overlap = min(stored - offset, tokens.num_tokens)
+        old, new = writer.tokens.cut(offset, offset + overlap), tokens.cut(0, overlap)
+        if (old.ids, old.logprobs) != (new.ids, new.logprobs):
+            raise refusal("OTHER_TOKENS", turn_id, offset)
+        writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
+        return writer.tokens.num_tokens, tokens.num_tokens - overlap
+
+    async def end_turn(
+        self,
+        run_id: str,
+        rollout_id: str,
+        turn_id: str,
+        epoch: int,
+        finish_reason: int,
+        answer_key: str,
+    ) -> None:
+        """See `TokenStore`."""
+        record, writer = self._fenced(run_id, rollout_id, turn_id, epoch)
+        turn = writer.turn
+        if turn.finish_reason:
+            if (turn.finish_reason, turn.answer_key) != (finish_reason, answer_key):
+                raise refusal("OTHER_FINISH", turn_id)
+            return
+        _refuse_closed(record)
+        writer.turn = replace(turn, finish_reason=finish_reason, answer_key=answer_key)
+
+    async def close(
+        self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
+    ) -> Rollout:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        if record is None:
+            if credential_digest is not None:
+                raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            given_up = Rollout(
+                run_id=run_id,
+                rollout_id=rollout_id,
+                purpose=Purpose.TRAIN,
+                create_time=self._clock(),
+            )
+            record = self._records[run_id, rollout_id] = _Record(given_up)
+        elif credential_digest not in (None, record.rollout.credential_digest):
+            raise refusal("BAD_CREDENTIAL", rollout_id)
+        if record.rollout.state is RolloutState.RUNNING:
+            record.rollout = self._closed(record.rollout, outcome)
+        return record.rollout
+
+    async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        return record.rollout if record else None
+
+    async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        return [writer.turn for writer in record.turns.values()] if record else []
+
+    async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
+        """See `TokenStore`."""
+        turns = self._record(run_id, rollout_id).turns if turn_ids else {}
+        return [turns[turn_id].tokens for turn_id in turn_ids]
+
+    async def spans(
+        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
+    ) -> list[tuple[Span, ...]]:
+        """See `TokenStore`."""
+        return [tokens.spans for tokens in await self.tokens(run_id, rollout_id, turn_ids)]
+
+    def _record(self, run_id: str, rollout_id: str) -> _Record:
+        record = self._records.get((run_id, rollout_id))
+        if record is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        return record
+
+    def _fenced(
+        self, run_id: str, rollout_id: str, turn_id: str, epoch: int
+    ) -> tuple[_Record, _Writer]:
+        record = self._record(run_id, rollout_id)
+        writer = record.turns.get(turn_id)
+        if writer is None:
+            raise refusal("UNKNOWN_TURN", turn_id)
+        if writer.turn.epoch != epoch:
+            raise refusal("STALE_TURN", turn_id, epoch, writer.turn.epoch)
+        return record, writer
+
+    def _closed(self, rollout: Rollout, outcome: Outcome) -> Rollout:
+        return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
+
+
+def _refuse_closed(record: _Record) -> None:
+    if record.rollout.state is not RolloutState.RUNNING:
+        state = record.rollout.state.name
+        raise refusal("CLOSED_ROLLOUT", record.rollout.rollout_id, state)

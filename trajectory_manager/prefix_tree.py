@@ -1,0 +1,163 @@
+"""The turns of a rollout as a prefix tree: sequences, matches, and what of it is trained.
+
+A turn shares the first `prefix_length` tokens of its parent's whole sequence and adds its own.
+Parents only grow, so a match that held once holds for ever. Nothing here knows a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trajectory_manager.records import BYTES_PER_TOKEN, Span, Turn, cut_spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Own tokens [0, stop) of a turn, as part of a longer sequence."""
+
+    turn_id: str
+    """The turn that added them."""
+    stop: int
+    """How many of its own tokens the sequence runs through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Where a prompt continues what is stored."""
+
+    parent_turn_id: str = ""
+    """Turn that matched; empty: none."""
+    prefix_length: int = 0
+    """Tokens shared with its whole sequence."""
+    num_messages: int = 0
+    """Messages they cover."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePlan:
+    """A root-to-leaf sequence and which part of each piece it trains."""
+
+    leaf_turn_id: str
+    """Turn it ends in."""
+    pieces: tuple[Piece, ...]
+    """From the root."""
+    trained_from: tuple[int, ...]
+    """Per piece: own tokens before this index are trained by an earlier sample."""
+
+
+class PrefixTree:
+    """The turns of one rollout and how many tokens each added."""
+
+    def __init__(self, turns: Sequence[Turn], lengths: Sequence[int]) -> None:
+        """`turns` in the order they began, `lengths` of their own tokens."""
+        self._turns = {turn.turn_id: turn for turn in turns}
+        self._lengths = dict(zip(self._turns, lengths, strict=True))
+
+    def whole_length(self, turn_id: str) -> int:
+        """Tokens of the turn's whole sequence, shared ones included."""
+        return self._turns[turn_id].opening.prefix_length + self._lengths[turn_id]
+
+    def pieces(self, turn_id: str, length: int | None = None) -> tuple[Piece, ...]:
+        """The first `length` tokens (default: all) of the turn's whole sequence, from the root."""
+        remaining = self.whole_length(turn_id) if length is None else length
+        pieces: list[Piece] = []
+        while remaining > 0:
+            opening = self._turns[turn_id].opening
+            if remaining > opening.prefix_length:
+                pieces.append(Piece(turn_id=turn_id, stop=remaining - opening.prefix_length))
+                remaining = opening.prefix_length
+            turn_id = opening.parent_turn_id
+        return tuple(reversed(pieces))
+
+    def leaves(self) -> Iterator[str]:
+        """Turns with own tokens that no turn with own tokens continues to the end, oldest first."""
+        continued = set[str]()
+        for turn_id, length in self._lengths.items():
+            path = self.pieces(turn_id)
+            # A turn without tokens of its own shares the leaf of what it continues.
+            whole = path[:-1] if length else ()
+            continued.update(
+                piece.turn_id for piece in whole if piece.stop == self._lengths[piece.turn_id]
+            )
+        yield from (name for name, n in self._lengths.items() if n and name not in continued)
+
+    def sample_plans(self, spans: Mapping[str, Sequence[Span]]) -> Iterator[SamplePlan]:
+        """One plan per leaf that trains something; a token is trained by the first that has it."""
+        trained = dict.fromkeys(self._turns, 0)
+        for leaf in self.leaves():
+            pieces = self.pieces(leaf)
+            trained_from = tuple(trained[piece.turn_id] for piece in pieces)
+            pairs = list(zip(pieces, trained_from, strict=True))
+            if not any(
+                span.trainable
+                for piece, start in pairs
+                for span in cut_spans(spans[piece.turn_id], start, piece.stop)
+            ):
+                continue
+            for piece, start in pairs:
+                trained[piece.turn_id] = max(start, piece.stop)
+            yield SamplePlan(leaf_turn_id=leaf, pieces=pieces, trained_from=trained_from)
+
+    def match_token_ids(
+        self, prompt: bytes, ids: Mapping[str, bytes], fingerprint: str, parent_turn_id: str
+    ) -> Match:
+        """The turn that shares the longest prefix with `prompt` (int32 ids); ties: the oldest.
+
+        Work is linear in the tokens stored: a turn is compared from where its parent's match ended.
+        """
+        shared: dict[str, int] = {}
+        best = Match()
+        for turn_id, turn in self._turns.items():
+            opening = turn.opening
+            start = min(shared.get(opening.parent_turn_id, 0), opening.prefix_length)
+            if start == opening.prefix_length:
+                rest = prompt[start * BYTES_PER_TOKEN :]
+                start += common_tokens(rest, ids[turn_id])
+            shared[turn_id] = start
+            eligible = opening.template_fingerprint == fingerprint and (
+                parent_turn_id in ("", turn_id)
+            )
+            if eligible and start > best.prefix_length:
+                best = Match(parent_turn_id=turn_id, prefix_length=start)
+        return best
+
+    def match_messages(
+        self, message_keys: Sequence[str], fingerprint: str, parent_turn_id: str
+    ) -> Match:
+        """The finished turn that is the longest prefix of `message_keys`; ties: the newest."""
+        best = Match()
+        for turn_id, turn in self._turns.items():
+            keys = turn.message_keys
+            eligible = (
+                turn.answer_key != ""
+                and turn.opening.template_fingerprint == fingerprint
+                and parent_turn_id in ("", turn_id)
+            )
+            if (
+                eligible
+                and len(keys) >= best.num_messages
+                and keys == tuple(message_keys[: len(keys)])
+            ):
+                best = Match(
+                    parent_turn_id=turn_id,
+                    prefix_length=self.whole_length(turn_id),
+                    num_messages=len(keys),
+                )
+        return best
+
+
+def common_tokens(first: bytes, second: bytes) -> int:
+    """Length of the common prefix of two int32 arrays, in tokens."""
+    size = min(len(first), len(second))
+    if first[:size] == second[:size]:
+        return size // BYTES_PER_TOKEN
+    low, high = 0, size // BYTES_PER_TOKEN
+    while high - low > 1:
+        middle = (low + high) // 2
+        window = slice(low * BYTES_PER_TOKEN, middle * BYTES_PER_TOKEN)
+        if first[window] == second[window]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,112 @@
+# ruff: noqa: N802 -- rpcs are named as the contract names them
+"""TaskService: tasks in from the dataloader, out to agents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from seamflow.trajectory.v1 import task_service_pb2 as pb
+from seamflow.trajectory.v1 import task_service_pb2_grpc as pb_grpc
+
+from services.chassis.log import get_logger
+from trajectory_manager import conversion, lease_token, validation
+from trajectory_manager.metrics import Metrics
+from trajectory_manager.records import Purpose, TaskLease, Topic
+from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.store import Store
+from trajectory_manager.waiting import Waiting
+
+_EVAL_FIRST = (Purpose.EVAL, Purpose.TRAIN)
+
+
+class TaskServicer(pb_grpc.TaskServiceServicer):
+    """Serves the task feed over gRPC."""
+
+    def __init__(
+        self,
+        store: Store,
+        rollouts: Rollouts,
+        waiting: Waiting,
+        metrics: Metrics,
+        max_queued_tasks: int,
+    ) -> None:
+        """`max_queued_tasks` bounds the queue of a run."""
+        self._store = store
+        self._rollouts = rollouts
+        self._waiting = waiting
+        self._metrics = metrics
+        self._max_queued_tasks = max_queued_tasks
+
+    async def SubmitTasks(
+        self, request: pb.SubmitTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SubmitTasksResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        config = await self._store.runs.config(run_id)
+        tasks = [conversion.task_from(task, config) for task in request.tasks]
+        submitted = await self._store.runs.submit(run_id, tasks, self._max_queued_tasks)
+        return pb.SubmitTasksResponse(
+            num_accepted=submitted.num_accepted, num_free=submitted.num_free
+        )
+
+    async def LeaseTask(
+        self, request: pb.LeaseTaskRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.LeaseTaskResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        agent_id = validation.optional_name("agent_id", request.agent_id)
+        wait = validation.seconds("wait", request.wait)
+        purposes: Sequence[Purpose] = _EVAL_FIRST
+        if request.purpose:
+            purposes = (conversion.purpose_from("purpose", request.purpose),)
+
+        async def attempt() -> TaskLease | None:
+            return await self._lease(run_id, purposes)
+
+        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt)
+        if lease is None:
+            return pb.LeaseTaskResponse()
+        get_logger().debug(
+            "task_leased", run_id=run_id, rollout_id=lease.rollout_id, agent_id=agent_id
+        )
+        duration = Duration()
+        duration.FromMilliseconds(int(lease.seconds * 1000))
+        return pb.LeaseTaskResponse(
+            task=conversion.task_to(lease.task),
+            rollout_id=lease.rollout_id,
+            lease_token=lease_token.task_token(lease.rollout_id, lease.nonce),
+            lease_duration=duration,
+        )
+
+    async def _lease(self, run_id: str, purposes: Sequence[Purpose]) -> TaskLease | None:
+        nonce = lease_token.new_nonce()
+        lease = await self._store.runs.lease_task(run_id, purposes, nonce)
+        if lease is None and await self._rollouts.sweep(run_id):
+            lease = await self._store.runs.lease_task(run_id, purposes, nonce)
+        if lease is not None:
+            self._metrics.leases("leased")
+        return lease
+
+    async def ExtendTasks(
+        self, request: pb.ExtendTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExtendTasksResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        leases = [lease_token.parse(token) for token in request.lease_tokens]
+        held = await self._store.runs.extend_tasks(run_id, leases)
+        lost = [token for token, ok in zip(request.lease_tokens, held, strict=True) if not ok]
+        self._metrics.leases("extended", len(held) - len(lost))
+        self._metrics.leases("lost", len(lost))
+        return pb.ExtendTasksResponse(lost_lease_tokens=lost)
+
+    async def CompleteTask(
+        self, request: pb.CompleteTaskRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CompleteTaskResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        await self._rollouts.complete(run_id, *lease_token.parse(request.lease_token))
+        self._metrics.leases("completed")
+        return pb.CompleteTaskResponse()

@@ -1,0 +1,281 @@
+# ruff: noqa: N802 -- rpcs are named as the contract names them
+"""TrajectoryService: records tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import Any
+
+import grpc.aio
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
+
+from services.chassis.errors import already_exists, invalid_argument
+from trajectory_manager import conversion, lease_token, validation
+from trajectory_manager.packing import unpack_ids
+from trajectory_manager.records import (
+    Opening,
+    Purpose,
+    Rollout,
+    RolloutState,
+    RunConfig,
+    SlotName,
+)
+from trajectory_manager.refusals import refusal
+from trajectory_manager.rollouts import Prompt, Rollouts
+from trajectory_manager.store import Store
+
+_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_DEFAULT_WATCH_SECONDS = 0.5
+_MIN_WATCH_SECONDS = 0.02
+_ENDS = (
+    tokens_pb2.FINISH_REASON_STOP,
+    tokens_pb2.FINISH_REASON_LENGTH,
+    tokens_pb2.FINISH_REASON_CANCELLED,
+)
+
+
+class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
+    """Serves the record over gRPC."""
+
+    def __init__(self, store: Store, rollouts: Rollouts, max_turn_tokens: int) -> None:
+        """`max_turn_tokens` bounds what one turn may add."""
+        self._store = store
+        self._rollouts = rollouts
+        self._max_turn_tokens = max_turn_tokens
+
+    async def CreateRun(
+        self, request: pb.CreateRunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CreateRunResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        config = conversion.config_from(request.config)
+        validation.run_config(config, self._store.durability)
+        existing = await self._store.runs.create_run(run_id, config)
+        if existing is not None and existing != config:
+            raise already_exists("run", f"{run_id}, with other {_differences(existing, config)}")
+        return pb.CreateRunResponse(created=existing is None)
+
+    async def StartRollout(
+        self, request: pb.StartRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.StartRolloutResponse:
+        """See the contract."""
+        rollout = Rollout(
+            run_id=validation.run_name(request.run_id),
+            rollout_id=validation.name("rollout_id", request.rollout_id),
+            purpose=conversion.purpose_from("purpose", request.purpose),
+            credential_digest=validation.digest("credential_digest", request.credential_digest),
+            pinned_weight_version=_pinned(request),
+            traceparent=validation.text("traceparent", request.traceparent),
+        )
+        group_id = await self._rollouts.start(rollout, _nonce(request))
+        return pb.StartRolloutResponse(group_id=group_id)
+
+    async def BeginTurn(
+        self, request: pb.BeginTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.BeginTurnResponse:
+        """See the contract."""
+        opened = await self._rollouts.begin_turn(
+            *_rollout_name(request),
+            validation.digest("credential_digest", request.credential_digest),
+            Opening(
+                turn_id=validation.name("turn_id", request.turn_id),
+                attempt_id=validation.name("attempt_id", request.attempt_id),
+                prompt_digest="",
+                parent_turn_id=validation.optional_name("parent_turn_id", request.parent_turn_id),
+                template_fingerprint=validation.text(
+                    "template_fingerprint", request.template_fingerprint
+                ),
+                temperature=validation.finite("temperature", request.temperature),
+            ),
+            _prompt(request),
+        )
+        opening = opened.turn.opening
+        return pb.BeginTurnResponse(
+            epoch=opened.turn.epoch,
+            parent_turn_id=opening.parent_turn_id,
+            prefix_token_ids=unpack_ids(opened.prefix_ids),
+            num_matched_messages=opening.num_matched_messages,
+            tokens=conversion.tokens_to(opened.tokens),
+            finish_reason=opened.turn.finish_reason,  # type: ignore[arg-type]
+            pinned_weight_version=opened.rollout.pinned_weight_version,
+        )
+
+    async def AppendTokens(
+        self, request: pb.AppendTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AppendTokensResponse:
+        """See the contract."""
+        offset = validation.not_negative("offset", request.offset)
+        end = offset + len(request.tokens.token_ids)
+        if end > self._max_turn_tokens:
+            cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
+            raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
+        stored = await self._rollouts.append(
+            *_rollout_name(request),
+            validation.name("turn_id", request.turn_id),
+            request.epoch,
+            offset,
+            conversion.tokens_from(request.tokens),
+        )
+        return pb.AppendTokensResponse(num_tokens=stored)
+
+    async def EndTurn(
+        self, request: pb.EndTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EndTurnResponse:
+        """See the contract."""
+        if request.finish_reason not in _ENDS:
+            raise invalid_argument(
+                "finish_reason", request.finish_reason, "STOP, LENGTH or CANCELLED"
+            )
+        await self._store.tokens.end_turn(
+            *_rollout_name(request),
+            validation.name("turn_id", request.turn_id),
+            request.epoch,
+            request.finish_reason,
+            validation.optional_name("message_key", request.message_key),
+        )
+        return pb.EndTurnResponse()
+
+    async def FinishRollout(
+        self, request: pb.FinishRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.FinishRolloutResponse:
+        """See the contract."""
+        outcome = conversion.outcome_from(
+            request.rewards, request.failure_class, request.failure_message
+        )
+        await self._rollouts.finish(
+            *_rollout_name(request),
+            validation.digest("credential_digest", request.credential_digest),
+            outcome,
+        )
+        return pb.FinishRolloutResponse()
+
+    async def GetTrajectory(
+        self, request: pb.GetTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetTrajectoryResponse:
+        """See the contract."""
+        run_id, rollout_id = _rollout_name(request)
+        if request.credential_digest:
+            await self._check_credential(run_id, rollout_id, request.credential_digest)
+        trajectory = await self._required(run_id, rollout_id)
+        return pb.GetTrajectoryResponse(trajectory=trajectory)
+
+    async def ListTrajectories(
+        self, request: pb.ListTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListTrajectoriesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        limit = validation.bounded("page_size", request.page_size, _MAX_PAGE) or _DEFAULT_PAGE
+        start = _page_start(request.page_token)
+        names = await self._store.runs.listed(run_id, start, limit + 1)
+        read = await asyncio.gather(
+            *(self._read(run_id, name, not request.headers_only) for name in names[:limit])
+        )
+        return pb.ListTrajectoriesResponse(
+            trajectories=[trajectory for trajectory in read if trajectory is not None],
+            next_page_token=str(start + limit) if len(names) > limit else "",
+        )
+
+    async def WatchTrajectory(
+        self, request: pb.WatchTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.WatchTrajectoryResponse]:
+        """See the contract."""
+        run_id, rollout_id = _rollout_name(request)
+        interval = validation.seconds("interval", request.interval) or _DEFAULT_WATCH_SECONDS
+        last = None
+        while True:
+            trajectory = await self._required(run_id, rollout_id)
+            if trajectory != last:
+                yield pb.WatchTrajectoryResponse(trajectory=trajectory)
+            if trajectory.state != int(RolloutState.RUNNING):
+                return
+            last = trajectory
+            await asyncio.sleep(max(_MIN_WATCH_SECONDS, interval))
+
+    async def _check_credential(self, run_id: str, rollout_id: str, digest: str) -> None:
+        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+        if rollout is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        if rollout.credential_digest != validation.digest("credential_digest", digest):
+            raise refusal("BAD_CREDENTIAL", rollout_id)
+
+    async def _required(self, run_id: str, rollout_id: str) -> trajectory_pb2.Trajectory:
+        trajectory = await self._read(run_id, rollout_id, with_tokens=True)
+        if trajectory is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        return trajectory
+
+    async def _read(
+        self, run_id: str, rollout_id: str, with_tokens: bool
+    ) -> trajectory_pb2.Trajectory | None:
+        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+        if rollout is None:
+            return None
+        turns = await self._store.tokens.turns(run_id, rollout_id)
+        names = [turn.turn_id for turn in turns]
+        tokens = await self._store.tokens.tokens(run_id, rollout_id, names) if with_tokens else None
+        return conversion.trajectory_to(rollout, turns, tokens)
+
+
+_OfRollout = (
+    pb.BeginTurnRequest
+    | pb.AppendTokensRequest
+    | pb.EndTurnRequest
+    | pb.FinishRolloutRequest
+    | pb.GetTrajectoryRequest
+    | pb.WatchTrajectoryRequest
+)
+
+
+def _rollout_name(request: _OfRollout) -> tuple[str, str]:
+    return validation.run_name(request.run_id), validation.name("rollout_id", request.rollout_id)
+
+
+def _pinned(request: pb.StartRolloutRequest) -> int | None:
+    if not request.HasField("pinned_weight_version"):
+        return None
+    if request.purpose != int(Purpose.EVAL):
+        version = request.pinned_weight_version
+        raise invalid_argument("pinned_weight_version", version, "only for purpose EVAL")
+    return validation.not_negative("pinned_weight_version", request.pinned_weight_version)
+
+
+def _nonce(request: pb.StartRolloutRequest) -> str | None:
+    """The proof in the request's lease token; None without a lease, which only EVAL may lack."""
+    if request.lease_token:
+        rollout_id, nonce = lease_token.parse(request.lease_token)
+        if rollout_id != request.rollout_id:
+            raise invalid_argument("rollout_id", request.rollout_id, f"{rollout_id}, as leased")
+        return nonce
+    if request.purpose != int(Purpose.EVAL):
+        raise invalid_argument("lease_token", "", "a lease from LeaseTask, or purpose EVAL")
+    if SlotName.parse(request.rollout_id) is not None:
+        cure = "a name that does not end like a leased one (/slot/attempt)"
+        raise invalid_argument("rollout_id", request.rollout_id, cure)
+    return None
+
+
+def _prompt(request: pb.BeginTurnRequest) -> Prompt:
+    if bool(request.token_ids) == bool(request.message_keys):
+        given = "both" if request.token_ids else "neither"
+        raise invalid_argument("token_ids, message_keys", given, "exactly one of them")
+    keys = tuple(validation.name("message_keys", key) for key in request.message_keys)
+    return Prompt(token_ids=request.token_ids, message_keys=keys)
+
+
+def _page_start(page_token: str) -> int:
+    if not page_token:
+        return 0
+    if not (page_token.isdecimal() and len(page_token) < 18):
+        raise invalid_argument("page_token", page_token, "next_page_token of the previous page")
+    return int(page_token)
+
+
+def _differences(existing: RunConfig, given: RunConfig) -> str:
+    """The fields in which two configs differ, with both values."""
+    pairs = ((f.name, getattr(existing, f.name), getattr(given, f.name)) for f in fields(RunConfig))
+    return ", ".join(f"{name} (is {old}, given {new})" for name, old, new in pairs if old != new)
