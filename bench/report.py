@@ -1,7 +1,7 @@
 """The one form of every measurement: a JSON line for programs, a table for people.
 
-    {"bench": name, "figures": {name: number}, "raw": {name: [samples]}, "seeds": [],
-     "versions": {package: version}}
+{"bench": name, "figures": {name: number}, "raw": {name: [samples]}, "seeds": [],
+ "versions": {package: version}}
 """
 
 from __future__ import annotations

@@ -203,6 +203,7 @@ class Trainer:
             )
 
     def _close(self, record: StepRecord) -> None:
+        record.published(self.progress.weight_version)
         self.progress.training = False
         self._metrics.append(record)
         record.observe()

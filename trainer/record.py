@@ -64,6 +64,10 @@ class StepRecord:
         """Add what the optimizer step gave."""
         self._numbers |= numbers
 
+    def published(self, weight_version: int) -> None:
+        """Add the newest version after the step: its own, unless publishing was not due."""
+        self._numbers["weight_version"] = weight_version
+
     def numbers(self) -> dict[str, float]:
         """All that is a finite number, by name, seconds as `seconds_<phase>`."""
         named = {f"seconds_{name}": seconds for name, seconds in self._seconds.items()}

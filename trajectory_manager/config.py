@@ -20,8 +20,8 @@ class TrajectoryManagerConfig(ServerConfig):
     """Class that the store must give; checked against its settings at start."""
     start_seconds: float = 15.0
     """How long to wait at start for a store that does not answer."""
-    max_queued_tasks: int = 1024
-    """Tasks of a run that may wait to be admitted."""
+    max_queued_tasks: int = 512
+    """Tasks of a run that may wait to start, of each purpose."""
     max_turn_tokens: int = 1 << 20
     """Tokens that one turn may add."""
     sweep_seconds: float = 1.0

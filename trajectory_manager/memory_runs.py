@@ -153,15 +153,19 @@ class MemoryRunStore:
                 new[task.task_id] = task
             elif known != task:
                 raise refusal("OTHER_TASK", task.task_id)
-        num_free = max_queued - sum(len(queue) for queue in run.queue.values())
-        if len(new) > num_free:
-            raise refusal("FULL_QUEUE", len(new), max(0, num_free))
+        purposes = {task.purpose for task in tasks} or {Purpose.TRAIN}
+        free = {purpose: max_queued - len(run.queue[purpose]) for purpose in purposes}
+        for purpose, left in free.items():
+            wanted = sum(task.purpose == purpose for task in new.values())
+            if wanted > left:
+                raise refusal("FULL_QUEUE", wanted, max(0, left))
+            free[purpose] = left - wanted
         run.seen |= new
         for task in new.values():
             run.queue[task.purpose].append(task)
         if new:
             run.changed(Topic.TASKS)
-        return Submitted(num_accepted=len(new), num_free=num_free - len(new))
+        return Submitted(num_accepted=len(new), num_free=min(free.values()))
 
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str

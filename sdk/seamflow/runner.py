@@ -59,11 +59,11 @@ class RunnerConfig:
     """Seconds a rollout may take; after that its sample is replaced."""
     token: str | None = None
     """Bearer token, where the services ask for one."""
-    ca_file: str | None = None
+    tls_ca_file: str | None = None
     """PEM file of the services' certificate authority; without one connections are plaintext."""
-    cert_file: str | None = None
+    tls_cert_file: str | None = None
     """PEM file of this runner's certificate, where the services ask for one."""
-    key_file: str | None = None
+    tls_key_file: str | None = None
     """PEM file of its private key."""
     token_log: str | None = None
     """File that every received chunk is appended to, one JSON line each: the agents' own record
@@ -200,7 +200,8 @@ class AgentRunner:
 
 
 def _credentials(config: RunnerConfig) -> dict[str, Any]:
-    files = {name: getattr(config, name) for name in ("ca_file", "cert_file", "key_file")}
+    names = ("ca_file", "cert_file", "key_file")
+    files = {name: getattr(config, f"tls_{name}") for name in names}
     return {"token": config.token, **{n: Path(f) if f else None for n, f in files.items()}}
 
 

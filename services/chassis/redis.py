@@ -80,6 +80,12 @@ def store_errors(operation: str) -> Iterator[None]:
     except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError) as error:
         message = f"{operation}: the store does not answer"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    except exceptions.ResponseError as error:
+        # What Redis says when its disk is full: it refuses to write until it can save again.
+        if not str(error).startswith("MISCONF"):
+            raise
+        message = f"{operation}: the store cannot write to its disk; is it full?"
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
 
 
 class Scripts:

@@ -29,6 +29,8 @@ from services.chassis.interceptors import CallInterceptor
 
 __all__ = ["Service", "run", "started"]
 
+_CANCEL_AGAIN_SECONDS = 0.5
+
 ConfigType = TypeVar("ConfigType", bound=ServerConfig)
 Build = Callable[[ConfigType], AbstractAsyncContextManager["Service"]]
 
@@ -143,9 +145,23 @@ async def _listening(
 
 async def _work(service: Service, state: Health) -> None:
     """Run the background loops; one that raises ends the others."""
-    async with asyncio.TaskGroup() as tasks:
-        for loop in (*service.background, state.watch):
-            tasks.create_task(_awaited(loop))
+    loops = (*service.background, state.watch)
+    tasks = [asyncio.create_task(_awaited(loop)) for loop in loops]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        await _cancelled(tasks)
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    # Again and again: redis-py swallows a cancellation that meets a reply.
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
 
 
 async def _awaited(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,5 @@
 """`WeightService`: what each call means in terms of the store and the folders."""
+# ruff: noqa: N802 -- rpcs are named by the contract
 
 from __future__ import annotations
 

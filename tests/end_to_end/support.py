@@ -29,7 +29,7 @@ _TEMPLATE = (
 class Process:
     """One process of seamflow on a port that stays the same over restarts."""
 
-    def __init__(self, module: str, table: str, folder: Path, **settings: object) -> None:
+    def __init__(self, module: str, table: str, folder: Path, /, **settings: object) -> None:
         self.port = free_port()
         self._command = [sys.executable, "-m", module]
         self._folder = folder

@@ -225,6 +225,14 @@ async def test_a_full_queue_pushes_back(run: Run) -> None:
     assert (submitted.num_accepted, submitted.num_free) == (1, 0)
 
 
+async def test_tasks_to_train_on_never_keep_evaluations_out(run: Run) -> None:
+    """Each purpose has a queue and a bound of its own."""
+    await run.store.runs.submit(run.run_id, [two_samples("x")], 1)
+    evaluation = replace(two_samples("y"), purpose=Purpose.EVAL)
+    submitted = await run.store.runs.submit(run.run_id, [evaluation], 1)
+    assert (submitted.num_accepted, submitted.num_free) == (1, 0)
+
+
 def two_samples(task_id: str) -> Task:
     """A task of two samples."""
     return Task(task_id=task_id, payload_json="{}", num_samples=2, purpose=Purpose.TRAIN)

@@ -13,13 +13,23 @@ for i = 3, #ARGV, 3 do
     return {'refused', 'OTHER_TASK', task_id}
   end
 end
-local free = tonumber(ARGV[2]) - redis.call('LLEN', KEYS[4]) - redis.call('LLEN', KEYS[5])
-if #new > free then
-  return {'refused', 'FULL_QUEUE', string.format('%d', #new), string.format('%d', math.max(0, free))}
+-- Each purpose has a queue and a bound of its own: tasks to train on never keep evaluations out.
+local free = tonumber(ARGV[2])
+for purpose, queue in pairs(queues) do
+  local asked, wanted = #ARGV == 2 and purpose == '1', 0
+  for i = 3, #ARGV, 3 do asked = asked or ARGV[i + 1] == purpose end
+  for _, i in ipairs(new) do
+    if ARGV[i + 1] == purpose then wanted = wanted + 1 end
+  end
+  local left = tonumber(ARGV[2]) - redis.call('LLEN', queue)
+  if wanted > left then
+    return {'refused', 'FULL_QUEUE', string.format('%d', wanted), string.format('%d', math.max(0, left))}
+  end
+  if asked then free = math.min(free, left - wanted) end
 end
 for _, i in ipairs(new) do
   redis.call('HSET', tasks, ARGV[i], ARGV[i + 2])
   redis.call('RPUSH', queues[ARGV[i + 1]], ARGV[i])
 end
 if #new > 0 then redis.call('HINCRBY', counters, 'version:tasks', 1) end
-return {'ok', #new, free - #new}
+return {'ok', #new, free}

@@ -303,9 +303,9 @@ class GetReadinessResponse(google.protobuf.message.Message):
     num_ready_groups: builtins.int
     """Complete groups that wait for the trainer."""
     num_running_groups: builtins.int
-    """Groups with at least one rollout under way."""
+    """Groups admitted and not complete."""
     num_admissible_groups: builtins.int
-    """Groups admission would let start now."""
+    """Groups that admission would let start now, whatever is queued."""
     num_queued_tasks: builtins.int
     """Tasks waiting to be admitted."""
     num_running_rollouts: builtins.int

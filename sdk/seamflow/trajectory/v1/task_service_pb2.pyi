@@ -79,7 +79,7 @@ class SubmitTasksResponse(google.protobuf.message.Message):
     num_accepted: builtins.int
     """Tasks that were new."""
     num_free: builtins.int
-    """Tasks the queue still takes; the dataloader reads no further ahead."""
+    """Tasks of these purposes the queue still takes; the dataloader reads no further ahead."""
     def __init__(
         self,
         *,

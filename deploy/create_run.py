@@ -1,0 +1,101 @@
+"""Create the run that all other services work for, with the rules of `[run]`; then exit.
+
+    python -m deploy.create_run --config deploy/config/run.toml
+
+Doing it again with the same rules changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from seamflow.errors import SeamflowError
+from seamflow.retry import retrying
+from seamflow.trajectory.v1.trajectory_pb2 import Durability, RunConfig, StalenessPolicy
+from seamflow.trajectory.v1.trajectory_service_pb2 import CreateRunRequest
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from services.chassis.clients import channel
+from services.chassis.config import ServerConfig, load_or_exit
+from services.chassis.errors import ExitCode
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["CreateRunConfig", "main"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateRunConfig(ServerConfig):
+    """The rules of a run."""
+
+    run_id: str
+    """Training job."""
+    trajectory_manager: str = "127.0.0.1:50051"
+    """Where the run is created."""
+    timeout_seconds: float = 60.0
+    """How long to wait for the trajectory manager."""
+    group_size: int = 8
+    """Samples of each task that are compared with each other."""
+    groups_per_step: int = 16
+    """Groups in a training step."""
+    max_staleness: int = 2
+    """Greatest allowed distance between a step's base version and a sample's oldest version."""
+    staleness_policy: Literal["drop", "mask", "withhold"] = "drop"
+    """What happens to samples beyond it."""
+    lease_seconds: float = 20.0
+    """Time after which a silent agent's or trainer's work is given to another."""
+    zero_variance_reward: str = ""
+    """Discard groups whose samples all got the same reward of this name; empty keeps all."""
+    durability: Literal["fast", "durable"] = "durable"
+    """durable: every acknowledged write is on disk."""
+
+
+def main() -> None:
+    """Create the run; exit codes: 69 the trajectory manager is away, 78 it refuses the rules."""
+    config = load_or_exit(CreateRunConfig, "run")
+    try:
+        created = asyncio.run(_create(config))
+    except TimeoutError:
+        _end(f"no answer from {config.trajectory_manager}", ExitCode.UNAVAILABLE)
+    except SeamflowError as error:
+        _end(str(error), ExitCode.CONFIG)
+    else:
+        sys.stdout.write(f"run {config.run_id} {'created' if created else 'exists'}\n")
+
+
+async def _create(config: CreateRunConfig) -> bool:
+    request = CreateRunRequest(run_id=config.run_id, config=_rules(config))
+    async with (
+        asyncio.timeout(config.timeout_seconds),
+        channel(config, config.trajectory_manager) as manager,
+    ):
+        stub = cast("TrajectoryServiceAsyncStub", TrajectoryServiceStub(manager))
+        answer = await retrying(lambda: stub.CreateRun(request))
+    return answer.created
+
+
+def _rules(config: CreateRunConfig) -> RunConfig:
+    return RunConfig(
+        group_size=config.group_size,
+        groups_per_step=config.groups_per_step,
+        max_staleness=config.max_staleness,
+        staleness_policy=StalenessPolicy.Value(
+            f"STALENESS_POLICY_{config.staleness_policy.upper()}"
+        ),
+        lease_seconds=config.lease_seconds,
+        zero_variance_reward=config.zero_variance_reward,
+        durability=Durability.Value(f"DURABILITY_{config.durability.upper()}"),
+    )
+
+
+def _end(message: str, code: ExitCode) -> None:
+    sys.stderr.write(f"create_run: {message}\n")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Install what one image needs, at build time: torch from its own index, then the extra.
+
+Environment: EXTRA (extras of pyproject.toml, comma-separated) and TORCH_INDEX_URL.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+
+def main() -> None:
+    """Run pip as often as it takes."""
+    extra = os.environ["EXTRA"]
+    for requirement in torch_of(extra, Path("pyproject.toml")):
+        _pip(requirement, "--index-url", os.environ["TORCH_INDEX_URL"])
+    _pip(f".[{extra}]")
+
+
+def torch_of(extra: str, project: Path) -> list[str]:
+    """The pinned torch of the extras, if any: the default index would bring CUDA to every CPU."""
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    wanted = {requirement for name in extra.split(",") for requirement in extras[name]}
+    return [requirement for requirement in wanted if requirement.startswith("torch==")]
+
+
+def _pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()

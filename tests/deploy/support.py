@@ -1,0 +1,33 @@
+"""Where the deployment's files are, and the secrets they refer to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.generate_secrets import generate
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+CONFIG = ROOT / "deploy" / "config"
+DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
+
+
+def compose() -> dict[str, Any]:
+    """The compose file, anchors and merges resolved."""
+    document: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return document
+
+
+def secrets(folder: Path) -> Path:
+    """A fresh set of secrets; returns the folder that services see as /secrets."""
+    generate(folder / "authority", folder / "secrets")
+    return folder / "secrets"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`, by its relative path."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -1,0 +1,134 @@
+"""The compose file, as far as it can be judged without starting it."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.generate_secrets import SERVICES
+from tests.deploy.support import COMPOSE, ROOT, compose
+
+PROCESSES = {
+    "trajectory_manager",
+    "rollout.gateway",
+    "rollout.server",
+    "scheduler",
+    "trainer",
+    "services.weights",
+    "services.node_agent",
+    "services.dataloader",
+    "seamflow.runner",
+}
+NAMES = sorted(compose()["services"])
+
+
+def service(name: str) -> dict[str, Any]:
+    """One service of the file."""
+    found: dict[str, Any] = compose()["services"][name]
+    return found
+
+
+def test_every_process_has_a_service() -> None:
+    """Nothing of the architecture is missing, and Redis is there."""
+    modules = {
+        entry["command"][0] for entry in compose()["services"].values() if "command" in entry
+    }
+    assert modules >= PROCESSES
+    assert "redis" in NAMES
+
+
+def test_compose_version_1_can_read_it() -> None:
+    """Nothing that only version 2 knows."""
+    document = compose()
+    assert not {"name", "include", "version"} & document.keys()
+    for entry in document["services"].values():
+        assert not {"gpus", "develop", "provider", "post_start"} & entry.keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_service_is_confined(name: str) -> None:
+    """Read-only, no capability, no way to gain one, no way around the image's user."""
+    entry = service(name)
+    assert entry["read_only"]
+    assert entry["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in entry["security_opt"]
+    assert not entry.get("privileged")
+    assert entry.get("user", "10001").split(":")[0] not in ("0", "root")
+    assert "ports" not in entry, "nothing is published on the host unasked"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_service_refers_to_what_exists(name: str) -> None:
+    """Modules, configuration files, volumes and the services it waits for."""
+    entry = service(name)
+    for other in entry.get("depends_on", {}):
+        assert other in NAMES
+    for volume in entry.get("volumes", ()):
+        source = volume.split(":")[0]
+        exists = (
+            (ROOT / source).exists() if source.startswith(".") else source in compose()["volumes"]
+        )
+        assert exists, volume
+    for word in entry.get("command", ()):
+        if str(word).startswith("/app/"):
+            assert (ROOT / Path(word).relative_to("/app")).is_file()
+    if "command" in entry:
+        assert find_spec(entry["command"][0]) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_service_waits_for_a_state_not_a_start(name: str) -> None:
+    """Conditions are healthy or completed, and who is waited for has a health check or ends."""
+    for other, wanted in service(name).get("depends_on", {}).items():
+        awaited = service(other)
+        if wanted["condition"] == "service_healthy":
+            assert not awaited.get("healthcheck", {}).get("disable")
+        else:
+            assert wanted["condition"] == "service_completed_successfully"
+            assert awaited["restart"] == "no"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_secrets_job_writes_secrets(name: str) -> None:
+    """Everybody else mounts them read-only, and nobody else sees the authority's key."""
+    if name == "secrets":
+        return
+    volumes = service(name).get("volumes", ())
+    assert not any(volume.startswith("authority:") for volume in volumes)
+    assert all(v.endswith(":ro") for v in volumes if v.startswith("secrets:"))
+
+
+def test_every_certificate_is_for_a_service() -> None:
+    """Names in certificates are names of services, and each service that serves has one."""
+    named = {host for name, more in SERVICES.items() for host in (more or (name,))}
+    assert named == set(NAMES) - {"secrets", "prepare"}
+
+
+def test_no_secret_is_written_down() -> None:
+    """No password, token or key in any file of the deployment; images are pinned."""
+    secret = re.compile(
+        r"(password|passwd|requirepass|token|secret)\s*[:=]\s*[\"']?(?!/)\w{4,}", re.I
+    )
+    files = [COMPOSE, *(ROOT / "deploy").rglob("*.toml"), *(ROOT / "deploy").rglob("*.yml")]
+    for path in [*files, *(ROOT / "deploy").rglob("*.conf"), *(ROOT / "deploy").rglob("*file")]:
+        found = [m for m in secret.finditer(path.read_text()) if "/secrets" not in m.group()]
+        assert not found, f"{path}: {found}"
+    for name in NAMES:
+        assert not service(name)["image"].endswith(":latest")
+
+
+def test_redis_is_durable_and_closed() -> None:
+    """Every acknowledged write on disk, nothing evicted, TLS with client certificates, users."""
+    lines = set((ROOT / "deploy" / "config" / "redis.conf").read_text().splitlines())
+    assert lines >= {
+        "port 0",
+        "tls-auth-clients yes",
+        "aclfile /secrets/redis/users.acl",
+        "appendonly yes",
+        "appendfsync always",
+        "maxmemory-policy noeviction",
+    }

@@ -1,0 +1,75 @@
+"""The Dockerfiles, as far as they can be judged without building them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from deploy.docker.install import torch_of
+from tests.deploy.support import DOCKERFILES, ROOT, compose
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Instructions with their arguments, continuation lines joined, comments dropped."""
+    text = path.read_text().replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines()]
+    return [
+        (line.split()[0], line.split(maxsplit=1)[1])
+        for line in lines
+        if line and not line.startswith("#")
+    ]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_the_final_user_is_not_root(path: Path) -> None:
+    """By number, so that Kubernetes can tell as well."""
+    users = [argument for name, argument in instructions(path) if name == "USER"]
+    assert users[-1] == "10001:10001"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_no_shell_is_needed(path: Path) -> None:
+    """Every command is in exec form, at build time and at run time."""
+    for name, argument in instructions(path):
+        if name in ("RUN", "CMD", "ENTRYPOINT"):
+            assert argument.startswith("["), f"{name} {argument}"
+        if name == "HEALTHCHECK" and argument != "NONE":
+            assert "CMD [" in argument
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_the_base_can_be_replaced(path: Path) -> None:
+    """Every stage starts from BASE_IMAGE, whose default is pinned."""
+    first, *_ = instructions(path)
+    assert first[0] == "ARG"
+    assert first[1].startswith("BASE_IMAGE=python:3.11")
+    bases = [argument for name, argument in instructions(path) if name == "FROM"]
+    assert all(base.startswith("${BASE_IMAGE}") for base in bases)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_what_is_copied_exists(path: Path) -> None:
+    """Paths are relative to the repository."""
+    for name, argument in instructions(path):
+        if name == "COPY" and not argument.startswith("--from"):
+            for source in argument.split()[:-1]:
+                assert (ROOT / source).exists(), source
+
+
+def test_every_extra_exists() -> None:
+    """Compose builds images of extras that pyproject.toml has."""
+    for service in compose()["services"].values():
+        extra = service.get("build", {}).get("args", {}).get("EXTRA")
+        for name in (extra or "chassis").split(","):
+            assert name in EXTRAS
+
+
+def test_torch_comes_from_its_own_index() -> None:
+    """Images with torch install the pinned one first; the others install none."""
+    project = ROOT / "pyproject.toml"
+    assert torch_of("trainer,launcher", project) == ["torch==2.13.0"]
+    assert torch_of("weights", project) == []
