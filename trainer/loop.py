@@ -208,7 +208,7 @@ class Trainer:
         self._metrics.append(record)
         record.observe()
         numbers = {**record.numbers(), "step": record.step}
-        get_logger().info("step", weight_version=self.progress.weight_version, **numbers)
+        get_logger().info("step", **numbers)
 
     def _due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self._config.num_steps

@@ -1,8 +1,8 @@
 """The quickstart's task: drive a lift floor by floor, one call after the other.
 
 A task names the floor where the cabin stands and the floors that call it. In each turn one call
-arrives ("up to 19"); the agent prints every floor that the cabin passes, the called floor last, and
-ends its answer. From the second turn on it knows where it stands only from its own previous answer.
+arrives ("at 12 up to 19"); the agent prints every floor that the cabin passes, the called floor
+last, and ends its answer. The next turn goes on from there.
 Most calls are a few floors away and a few are very far, so the lengths have a long tail.
 """
 
@@ -29,8 +29,8 @@ __all__ = [
     "user_message",
 ]
 
-FLOORS = 60
-"""Floors of the building, named 00 to 59."""
+FLOORS = 40
+"""Floors of the building, named 00 to 39."""
 TURNS = 2
 """Calls in a task, one user message each."""
 
@@ -78,11 +78,11 @@ def paths(payload: Payload) -> list[list[int]]:
 
 
 def user_message(payload: Payload, turn: int) -> str:
-    """Return what the user says in `turn` (0, 1, ...): "at 12 up to 19", then "down to 16"."""
+    """Return what the user says in `turn` (0, 1, ...): "at 12 up to 19", then "at 19 down to 16"."""
     stops = [payload["start"], *payload["calls"]]
     here, there = stops[turn], stops[turn + 1]
-    call = f"{'up' if there > here else 'down'} to {floor_name(there)}"
-    return f"at {floor_name(here)} {call}" if turn == 0 else call
+    direction = "up" if there > here else "down"
+    return f"at {floor_name(here)} {direction} to {floor_name(there)}"
 
 
 def score(payload: Payload, answers: Sequence[str]) -> tuple[float, bool]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seamflow.common.v1 import tokens_pb2
 
-__all__ = ["after", "environment", "num_environment"]
+__all__ = ["after", "environment", "joined", "num_environment"]
 
 
 def environment(token_ids: Sequence[int]) -> tokens_pb2.Tokens:
@@ -34,3 +34,16 @@ def after(tokens: tokens_pb2.Tokens, start: int) -> tokens_pb2.Tokens:
             kept.start = max(span.start - start, 0)
             kept.num_tokens = end - max(span.start, start)
     return rest
+
+
+def joined(first: tokens_pb2.Tokens, second: tokens_pb2.Tokens) -> tokens_pb2.Tokens:
+    """Both in order, with the second's spans counted from the start of the first."""
+    whole = tokens_pb2.Tokens()
+    whole.CopyFrom(first)
+    whole.token_ids.extend(second.token_ids)
+    whole.logprobs.extend(second.logprobs)
+    for span in second.spans:
+        moved = whole.spans.add()
+        moved.CopyFrom(span)
+        moved.start += len(first.token_ids)
+    return whole

@@ -66,15 +66,16 @@ class Turn:
         self._prompt_ids: list[int] = []  # shared prefix and this turn's environment tokens
         self._sampled: list[int] = []
         self._num_stored = 0  # tokens of this turn in the store, environment ones included
+        # The prompt is recorded with the first sampled tokens: nobody needs it before.
+        self._unrecorded = tokens_pb2.Tokens()
         self._finish = tokens_pb2.FINISH_REASON_UNSPECIFIED
 
     async def events(self) -> AsyncIterator[pb.GenerateResponse]:
         """What the agent gets: recorded tokens, then new ones, then the end."""
-        recorded = await self._begin()
-        yield _chunk(
-            tokens.after(recorded, self._request.resume_from_offset),
-            self._request.resume_from_offset,
-        )
+        offset = self._request.resume_from_offset
+        unseen = tokens.after(await self._begin(), offset)
+        if unseen.token_ids:
+            yield _chunk(unseen, offset)
         was_ended = self._finish in _ENDED
         self._finish = self._finish or self._finish_by_tokens()
         while self._finish not in _ENDED:
@@ -93,11 +94,10 @@ class Turn:
         if answer.HasField("pinned_weight_version"):
             self._pinned = answer.pinned_weight_version
         stored = answer.tokens
-        if not stored.token_ids:
-            stored = tokens.environment(self._prompt.remaining_ids(answer))
-            await self._append(stored)
-        num_environment = tokens.num_environment(stored)
         self._num_stored = len(stored.token_ids)
+        if not stored.token_ids:
+            stored = self._unrecorded = tokens.environment(self._prompt.remaining_ids(answer))
+        num_environment = tokens.num_environment(stored)
         self._prompt_ids = [*answer.prefix_token_ids, *stored.token_ids[:num_environment]]
         self._sampled = list(stored.token_ids[num_environment:])
         await self._check_nothing_lost()
@@ -147,13 +147,11 @@ class Turn:
         await self._append(new)
         offset = len(self._sampled)
         self._sampled.extend(new.token_ids)
-        self._num_stored += len(new.token_ids)
         _FORWARDED.inc(len(new.token_ids))
         return _chunk(new, offset)
 
     async def _append(self, new: tokens_pb2.Tokens) -> None:
-        if not new.token_ids:
-            return
+        new = tokens.joined(self._unrecorded, new)
         await self._record(
             store_pb.AppendTokensRequest(
                 run_id=self._request.run_id,
@@ -164,8 +162,12 @@ class Turn:
                 tokens=new,
             )
         )
+        self._num_stored += len(new.token_ids)
+        self._unrecorded.Clear()
 
     async def _end(self, text: str) -> None:
+        if self._unrecorded.token_ids:
+            await self._append(tokens_pb2.Tokens())
         request = store_pb.EndTurnRequest(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,

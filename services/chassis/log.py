@@ -58,7 +58,10 @@ def _formatter(
         render: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer()]
     else:
         render = [
-            structlog.processors.dict_tracebacks,
+            # Without the frames' variables: they hold tokens, texts and secrets.
+            structlog.processors.ExceptionRenderer(
+                structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+            ),
             structlog.processors.EventRenamer("msg"),
             structlog.processors.JSONRenderer(),
         ]

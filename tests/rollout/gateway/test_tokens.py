@@ -79,3 +79,14 @@ def test_the_prompt_ends_at_the_first_sampled_token() -> None:
     """A turn stores its prompt first."""
     assert tokens.num_environment(record([3, 2, 2])) == 3
     assert tokens.num_environment(tokens.after(record([3, 2]), 3)) == 0
+
+
+@given(lengths=LENGTHS, start=st.integers(0, 5))
+def test_joining_undoes_cutting(lengths: list[int], start: int) -> None:
+    """Ids, log-probs and the origin of each token are as before."""
+    whole = record(lengths)
+    head = tokens.after(whole, len(whole.token_ids))
+    assert tokens.joined(head, whole) == whole
+    tail = tokens.after(whole, start)
+    both = tokens.joined(tail, tail)
+    assert tokens.after(both, len(tail.token_ids)) == tail
