@@ -5,7 +5,12 @@ RUN = $(VENV)/bin/python -m
 SEED ?= 0
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart quickstart-control train test check proto descriptors up down clean
+.DEFAULT_GOAL := help
+.PHONY: quickstart quickstart-control bench-quickstart bench-install test test-sdk-range check proto \
+	descriptors up down clean help
+
+help: ## What there is to make.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
 
 quickstart: $(VENV)/.quickstart ## Train an agent through every service, on this machine, in minutes.
 	$(RUN) services.launcher --config examples/quickstart/multiplexed.toml --name $(NAME) --seed $(SEED)
@@ -14,13 +19,22 @@ quickstart-control: $(VENV)/.quickstart ## The same with shuffled rewards: nothi
 	SEAMFLOW_TRAINER_SHUFFLE_REWARDS=true $(RUN) services.launcher \
 		--config examples/quickstart/multiplexed.toml --name $(NAME)-shuffled --seed $(SEED)
 
+bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; bench/results/quickstart.json.
+	$(RUN) bench.quickstart
+
+bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
+	$(PYTHON) -m bench.install
+
 test: $(VENV)/.dev ## All tests.
 	$(RUN) pytest
+
+test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf it promises.
+	.venv-oldest/bin/python -m pytest tests/sdk
 
 check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
-	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer
+	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer bench examples
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
@@ -42,7 +56,7 @@ down:
 	docker compose down
 
 clean:
-	rm -rf $(VENV) .venv-proto runs
+	rm -rf $(VENV) .venv-proto .venv-oldest runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +68,13 @@ $(VENV)/.quickstart: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.quickstart
 	$(VENV)/bin/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+.venv-oldest/.made: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet 'grpcio==1.62.3' 'protobuf==4.25.*' \
+		'grpcio-health-checking==1.62.3' pytest pytest-asyncio pytest-timeout
+	.venv-oldest/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
 .venv-proto/.made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc.aio
@@ -49,14 +50,15 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.SuspendRequest, context: Context
     ) -> trainer_pb2.SuspendResponse:
         """Move device state out; answers when it is."""
-        num_bytes = await self._device.suspend(_epoch(request.epoch))
+        # To the end even if the caller goes away: state half moved would be in no known place.
+        num_bytes = await asyncio.shield(self._device.suspend(_epoch(request.epoch)))
         return trainer_pb2.SuspendResponse(num_bytes=num_bytes)
 
     async def Resume(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.ResumeRequest, context: Context
     ) -> trainer_pb2.ResumeResponse:
         """Move device state back; answers when it is."""
-        await self._device.resume(_epoch(request.epoch))
+        await asyncio.shield(self._device.resume(_epoch(request.epoch)))
         return trainer_pb2.ResumeResponse()
 
     async def SaveCheckpoint(  # noqa: N802 -- named by the contract

@@ -35,15 +35,16 @@ TURNS = 2
 """Calls in a task, one user message each."""
 
 WAIT = "wait"
-"""The word that a sloppy teacher says instead of moving on; never right."""
+"""The word that a sloppy teacher says instead of setting off; never right."""
 
 Split = Literal["train", "heldout"]
 Payload = Mapping[str, Any]
 
 # Lengths: one scale for the whole task and a smaller variation of each call; p99 / median of the
 # floors in a task is about 5.
-_SCALE_MEAN, _SCALE_SIGMA, _CALL_SIGMA = 1.35, 0.85, 0.35
-_HELDOUT_SHARE = 0.1
+_SCALE_MEAN, _SCALE_SIGMA, _CALL_SIGMA = 1.2, 0.95, 0.35
+# Half, so that there are enough short tasks to hold out: both splits are equally hard.
+_HELDOUT_SHARE = 0.5
 
 
 def tasks(seed: int, count: int, split: Split) -> Iterator[dict[str, Any]]:
@@ -78,7 +79,7 @@ def paths(payload: Payload) -> list[list[int]]:
 
 
 def user_message(payload: Payload, turn: int) -> str:
-    """Return what the user says in `turn` (0, 1, ...): "at 12 up to 19", then "at 19 down to 16"."""
+    """Return what the user says in `turn`, 0 being the first: "at 12 up to 19"."""
     stops = [payload["start"], *payload["calls"]]
     here, there = stops[turn], stops[turn + 1]
     direction = "up" if there > here else "down"
@@ -101,8 +102,9 @@ def score(payload: Payload, answers: Sequence[str]) -> tuple[float, bool]:
 
 
 def demonstration(payload: Payload, rng: random.Random, noise: float) -> list[str]:
-    """Return a teacher's answers; with probability `noise` it waits before a floor, a fault."""
-    return [" ".join(_dawdle(path, rng, noise)) for path in paths(payload)]
+    """Return a teacher's answers; with probability `noise` one begins with a wait, a fault."""
+    answers = [" ".join(map(floor_name, path)) for path in paths(payload)]
+    return [f"{WAIT} {answer}" if rng.random() < noise else answer for answer in answers]
 
 
 def _draw(rng: random.Random) -> dict[str, Any]:
@@ -136,10 +138,3 @@ def _common_prefix(wanted: Sequence[str], given: Sequence[str]) -> int:
             break
         length += 1
     return length
-
-
-def _dawdle(path: Sequence[int], rng: random.Random, noise: float) -> Iterator[str]:
-    for floor in path:
-        while rng.random() < noise:
-            yield WAIT
-        yield floor_name(floor)

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -122,14 +123,16 @@ class RolloutServerServicer(RolloutServerServiceServicer):
         self, request: pb.ReleaseMemoryRequest, context: Any
     ) -> pb.ReleaseMemoryResponse:
         """Give turns up and memory back."""
-        return pb.ReleaseMemoryResponse(num_bytes=await self._server.release())
+        return pb.ReleaseMemoryResponse(num_bytes=await _to_the_end(self._server.release()))
 
     async def RestoreMemory(
         self, request: pb.RestoreMemoryRequest, context: Any
     ) -> pb.RestoreMemoryResponse:
         """Take memory and the newest weights, then serve."""
         try:
-            return pb.RestoreMemoryResponse(weight_version=await self._server.restore())
+            return pb.RestoreMemoryResponse(
+                weight_version=await _to_the_end(self._server.restore())
+            )
         except WeightsError as error:
             raise _weights_refused(error) from error
 
@@ -182,3 +185,8 @@ def _engine_failed() -> ServiceError:
 
 def _weights_refused(error: WeightsError) -> ServiceError:
     return failed_precondition(Reason.CHECKSUM_MISMATCH, str(error))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, int]) -> int:
+    """Finish even if the caller goes away: memory half moved would be in no known state."""
+    return await asyncio.shield(asyncio.ensure_future(work))

@@ -13,10 +13,10 @@ PAYLOAD = {"start": 12, "calls": [15, 13]}
 RIGHT = ["13 14 15", "14 13"]
 
 
-def test_only_the_first_call_says_where_the_cabin_is() -> None:
-    """Later turns can only be answered from the conversation so far."""
+def test_each_call_goes_on_where_the_last_one_ended() -> None:
+    """The environment answers a turn with the cabin's place and the next call."""
     assert task.user_message(PAYLOAD, 0) == "at 12 up to 15"
-    assert task.user_message(PAYLOAD, 1) == "down to 13"
+    assert task.user_message(PAYLOAD, 1) == "at 15 down to 13"
 
 
 def test_the_right_answers_earn_everything() -> None:
