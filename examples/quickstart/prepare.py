@@ -2,8 +2,8 @@
 
     python -m examples.quickstart.prepare --out runs/demo/start --seed 0
 
-The model first sees a faultless teacher and then a sloppy one, that often waits before it sets off. What is
-left for reinforcement learning is to drop that habit without forgetting the floors.
+The model first sees a faultless teacher and then a sloppy one, that often waits before it sets off.
+What is left for reinforcement learning is to drop that habit without forgetting the floors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WarmStart:
     """Optimizer steps."""
     noisy_share: float = 0.15
     """The last part of the steps, in which the teacher is sloppy."""
-    noise: float = 0.42
+    noise: float = 0.5
     """Probability that the sloppy teacher waits before it sets off."""
     batch_size: int = 64
     """Demonstrations in a step; all of about the same length."""

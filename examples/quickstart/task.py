@@ -42,7 +42,7 @@ Payload = Mapping[str, Any]
 
 # Lengths: one scale for the whole task and a smaller variation of each call; p99 / median of the
 # floors in a task is about 5.
-_SCALE_MEAN, _SCALE_SIGMA, _CALL_SIGMA = 1.2, 0.95, 0.35
+_SCALE_MEAN, _SCALE_SIGMA, _CALL_SIGMA = 1.2, 1.0, 0.25
 # Half, so that there are enough short tasks to hold out: both splits are equally hard.
 _HELDOUT_SHARE = 0.5
 

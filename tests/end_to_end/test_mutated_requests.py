@@ -16,9 +16,13 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from tests.end_to_end.support import Process, make_tokenizer_folder
+from tests.trainer.support import make_model
 
+RUN = "run"
 NUM_REQUESTS = 1000
 CONCURRENCY = 50
 TIMEOUT = 1.0
@@ -33,6 +37,7 @@ SERVICES = {
     "rollout_server": ["rollout.v1.rollout_server_service.RolloutServerService"],
     "weights": ["weights.v1.weight_service.WeightService"],
     "scheduler": ["scheduler.v1.scheduler_service.SchedulerService"],
+    "trainer": ["trainer.v1.trainer_service.TrainerService"],
 }
 
 
@@ -62,14 +67,41 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             "rollout.gateway",
             "rollout_gateway",
             folder,
-            run_id="run",
+            run_id=RUN,
             model=make_tokenizer_folder(folder / "model"),
             trajectory_manager=processes["trajectory_manager"].address,
             servers=processes["rollout_server"].address,
         )
         for process in processes.values():
             stack.enter_context(process)
+        create_run(processes["trajectory_manager"].address)
+        processes["trainer"] = Process(
+            "trainer",
+            "trainer",
+            folder,
+            run_id=RUN,
+            model=make_model(folder / "trained"),
+            checkpoint_folder=folder / "checkpoints",
+            trajectory_manager=processes["trajectory_manager"].address,
+            weights=processes["weights"].address,
+        )
+        stack.enter_context(processes["trainer"])
         yield {name: process.address for name, process in processes.items()}
+
+
+def create_run(manager: str) -> None:
+    """The trainer needs a run to train."""
+    config = trajectory_pb2.RunConfig(
+        group_size=2,
+        groups_per_step=2,
+        max_staleness=1,
+        staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
+        lease_seconds=60,
+        durability=trajectory_pb2.DURABILITY_FAST,
+    )
+    with grpc.insecure_channel(manager) as channel:
+        request = trajectory_service_pb2.CreateRunRequest(run_id=RUN, config=config)
+        TrajectoryServiceStub(channel).CreateRun(request)
 
 
 def random_text(rng: random.Random) -> str:
