@@ -51,7 +51,9 @@ class TrainerConfig(ServerConfig):
     """Added to the standard deviation of a group's rewards."""
 
     learning_rate: float = 1e-6
-    """AdamW's, constant after the warm-up."""
+    """AdamW's, at its highest."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """After the warm-up: stay, or fall linearly so that the step after the last one would have 0."""
     warmup_steps: int = 0
     """Steps over which the learning rate grows linearly to its value."""
     weight_decay: float = 0.0
@@ -126,6 +128,7 @@ _MATHEMATICS = (
     "importance_cap",
     "advantage_epsilon",
     "learning_rate",
+    "learning_rate_schedule",
     "warmup_steps",
     "weight_decay",
     "beta1",

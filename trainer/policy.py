@@ -147,9 +147,13 @@ class Policy:
         return math.sqrt(total.item())
 
     def _learning_rate(self, step: int) -> float:
-        if step >= self._config.warmup_steps:
-            return self._config.learning_rate
-        return self._config.learning_rate * step / self._config.warmup_steps
+        config = self._config
+        if step < config.warmup_steps:
+            return config.learning_rate * step / config.warmup_steps
+        if config.learning_rate_schedule == "constant":
+            return config.learning_rate
+        remaining = config.num_steps - step + 1
+        return config.learning_rate * remaining / (config.num_steps - config.warmup_steps + 1)
 
     def _update(self, grad_norm: float, learning_rate: float) -> None:
         scale = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))

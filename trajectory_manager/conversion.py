@@ -14,19 +14,15 @@ from trajectory_manager.packing import pack_ids, pack_logprobs, unpack_ids, unpa
 from trajectory_manager.records import (
     Durability,
     FailureClass,
-    Origin,
     Outcome,
     Purpose,
     Reward,
     Rollout,
     RunConfig,
-    Span,
     StalenessPolicy,
     Task,
-    Tokens,
-    Turn,
-    VersionSource,
 )
+from trajectory_manager.token_records import Origin, Span, Tokens, Turn, VersionSource
 
 
 def tokens_from(message: tokens_pb2.Tokens) -> Tokens:

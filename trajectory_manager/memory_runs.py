@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from trajectory_manager.memory_state import GroupState, LeaseState, LedgerEntry, RunState, SlotState
 from trajectory_manager.records import (
     Effect,
     LeaseAttempt,
@@ -27,107 +26,19 @@ from trajectory_manager.refusals import refusal
 from trajectory_manager.store import MAX_REPLACEMENTS
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One sample of a group: attempt 0 was never leased; settled once its rollout counts."""
-
-    attempt: int = 0
-    leased: bool = False
-    settlement: Settlement | None = None
-
-
-@dataclass(slots=True)
-class _Group:
-    """A task that was admitted."""
-
-    task: Task
-    slots: list[_Slot]
-    num_replaced: int = 0
-
-    @property
-    def min_weight_version(self) -> int:
-        return min(done.min_weight_version for done in self.settlements)
-
-    @property
-    def settlements(self) -> list[Settlement]:
-        return [slot.settlement for slot in self.slots if slot.settlement is not None]
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A ledger entry and the groups it took."""
-
-    lease: StepLease
-    groups: list[str]
-
-
-@dataclass(slots=True)
-class _Lease:
-    """A task lease."""
-
-    nonce: str
-    expires: float
-
-
-def _per_purpose_tasks() -> dict[Purpose, deque[Task]]:
-    return {purpose: deque() for purpose in Purpose}
-
-
-def _per_purpose_slots() -> dict[Purpose, deque[tuple[str, int]]]:
-    return {purpose: deque() for purpose in Purpose}
-
-
-@dataclass(slots=True)
-class _Run:
-    """All state of a run."""
-
-    config: RunConfig
-    seen: dict[str, Task] = field(default_factory=dict)
-    queue: dict[Purpose, deque[Task]] = field(default_factory=_per_purpose_tasks)
-    open_slots: dict[Purpose, deque[tuple[str, int]]] = field(default_factory=_per_purpose_slots)
-    groups: dict[str, _Group] = field(default_factory=dict)
-    leases: dict[str, _Lease] = field(default_factory=dict)
-    marks: dict[str, None] = field(default_factory=dict)
-    listed: dict[str, None] = field(default_factory=dict)
-    ready: deque[str] = field(default_factory=deque)
-    ledger: dict[int, _Entry] = field(default_factory=dict)
-    commits: dict[int, int] = field(default_factory=dict)
-    trainers: dict[str, int] = field(default_factory=dict)
-    versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
-    epoch: int = 0
-    committed_step: int = 0
-    num_admitted: int = 0
-    num_discarded: int = 0
-    num_taken: int = 0
-    num_replaced: int = 0
-
-    @property
-    def leased_step(self) -> int:
-        return max(self.ledger, default=self.committed_step)
-
-    @property
-    def num_admissible(self) -> int:
-        outstanding = self.num_admitted - self.num_discarded - self.num_taken
-        return max(0, self.config.max_outstanding_groups - outstanding)
-
-    def changed(self, *topics: Topic) -> None:
-        for topic in topics:
-            self.versions[topic] += 1
-
-
 class MemoryRunStore:
     """Implements `RunStore`; nothing survives the process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` gives Unix seconds."""
         self._clock = clock
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, RunState] = {}
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """See `RunStore`."""
         existing = self._runs.get(run_id)
         if existing is None:
-            self._runs[run_id] = _Run(config)
+            self._runs[run_id] = RunState(config)
             return None
         return existing.config
 
@@ -178,7 +89,7 @@ class MemoryRunStore:
                 return self._lease_slot(run, *found, nonce)
         return None
 
-    def _open_slot(self, run: _Run, purpose: Purpose) -> tuple[_Group, int] | None:
+    def _open_slot(self, run: RunState, purpose: Purpose) -> tuple[GroupState, int] | None:
         slots = run.open_slots[purpose]
         while slots:
             task_id, index = slots.popleft()
@@ -188,17 +99,19 @@ class MemoryRunStore:
         if not run.queue[purpose] or not may_start:
             return None
         task = run.queue[purpose].popleft()
-        group = run.groups[task.task_id] = _Group(task, [_Slot() for _ in range(task.num_samples)])
+        group = run.groups[task.task_id] = GroupState(
+            task, [SlotState() for _ in range(task.num_samples)]
+        )
         run.num_admitted += purpose is Purpose.TRAIN
         slots.extend((task.task_id, index) for index in range(1, task.num_samples))
         return group, 0
 
-    def _lease_slot(self, run: _Run, group: _Group, index: int, nonce: str) -> TaskLease:
+    def _lease_slot(self, run: RunState, group: GroupState, index: int, nonce: str) -> TaskLease:
         slot = group.slots[index]
         slot.attempt, slot.leased = slot.attempt + 1, True
         rollout_id = str(SlotName(group.task.task_id, index, slot.attempt))
         seconds = run.config.lease_seconds
-        run.leases[rollout_id] = _Lease(nonce, self._clock() + seconds)
+        run.leases[rollout_id] = LeaseState(nonce, self._clock() + seconds)
         return TaskLease(task=group.task, rollout_id=rollout_id, nonce=nonce, seconds=seconds)
 
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
@@ -260,7 +173,7 @@ class MemoryRunStore:
             return Settled(effect=Effect.DONE)
         return self._complete(run, group)
 
-    def _replace(self, run: _Run, group: _Group, name: SlotName) -> Settled:
+    def _replace(self, run: RunState, group: GroupState, name: SlotName) -> Settled:
         group.num_replaced += 1
         run.num_replaced += 1
         if group.num_replaced > MAX_REPLACEMENTS:
@@ -269,7 +182,7 @@ class MemoryRunStore:
         run.changed(Topic.TASKS)
         return Settled(effect=Effect.REPLACED)
 
-    def _complete(self, run: _Run, group: _Group) -> Settled:
+    def _complete(self, run: RunState, group: GroupState) -> Settled:
         if group.task.purpose is Purpose.EVAL:
             del run.groups[group.task.task_id]
             return Settled(effect=Effect.COMPLETE)
@@ -281,7 +194,7 @@ class MemoryRunStore:
         run.changed(Topic.READY)
         return Settled(effect=Effect.COMPLETE)
 
-    def _discard(self, run: _Run, group: _Group, reason: str) -> Settled:
+    def _discard(self, run: RunState, group: GroupState, reason: str) -> Settled:
         task_id = group.task.task_id
         del run.groups[task_id]
         run.num_discarded += group.task.purpose is Purpose.TRAIN
@@ -330,12 +243,12 @@ class MemoryRunStore:
         lease = StepLease(
             step=step, base_weight_version=base_weight_version, sample_ids=tuple(sample_ids)
         )
-        run.ledger[step] = _Entry(lease, fresh)
+        run.ledger[step] = LedgerEntry(lease, fresh)
         run.num_taken += wanted
         run.changed(Topic.TASKS)
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
-    def _fresh(self, run: _Run, base: int, wanted: int) -> tuple[int, list[str]]:
+    def _fresh(self, run: RunState, base: int, wanted: int) -> tuple[int, list[str]]:
         """The oldest `wanted` groups within the bound; those found beyond it leave the queue."""
         too_old, fresh = 0, list[str]()
         for task_id in list(run.ready):
@@ -367,7 +280,7 @@ class MemoryRunStore:
         run.committed_step = max(run.committed_step, step)
         return num_samples
 
-    def _commit(self, run: _Run, step: int) -> int:
+    def _commit(self, run: RunState, step: int) -> int:
         covered = [run.ledger.pop(past) for past in sorted(run.ledger) if past <= step]
         for entry in covered:
             for task_id in entry.groups:
@@ -385,7 +298,7 @@ class MemoryRunStore:
             raise refusal("STEP_ORDER", step, run.leased_step)
         self._give_back(run, step)
 
-    def _give_back(self, run: _Run, step: int) -> None:
+    def _give_back(self, run: RunState, step: int) -> None:
         entry = run.ledger.pop(step)
         run.ready.extendleft(reversed(entry.groups))
         run.num_taken -= len(entry.groups)
@@ -409,19 +322,19 @@ class MemoryRunStore:
             num_replaced_samples=run.num_replaced,
         )
 
-    def _run(self, run_id: str) -> _Run:
+    def _run(self, run_id: str) -> RunState:
         run = self._runs.get(run_id)
         if run is None:
             raise refusal("UNKNOWN_RUN", run_id)
         return run
 
-    def _led(self, run_id: str, epoch: int) -> _Run:
+    def _led(self, run_id: str, epoch: int) -> RunState:
         run = self._run(run_id)
         if run.epoch != epoch:
             raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
         return run
 
-    def _held(self, run: _Run, rollout_id: str, nonce: str) -> _Lease | None:
+    def _held(self, run: RunState, rollout_id: str, nonce: str) -> LeaseState | None:
         lease = run.leases.get(rollout_id)
         if lease is None or lease.nonce != nonce or lease.expires <= self._clock():
             return None

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from trajectory_manager.records import (
     FailureClass,
-    Opening,
     Outcome,
     Purpose,
     Rollout,
     RolloutState,
-    Span,
-    Tokens,
-    Turn,
 )
 from trajectory_manager.refusals import refusal
+from trajectory_manager.token_records import Opening, Span, Tokens, Turn
 
 GAP_MESSAGE = "tokens before an appended chunk are missing"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trajectory_manager.records import BYTES_PER_TOKEN, Span, Turn, cut_spans
+from trajectory_manager.token_records import BYTES_PER_TOKEN, Span, Turn, cut_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

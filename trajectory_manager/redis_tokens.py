@@ -14,19 +14,14 @@ from trajectory_manager import keys
 from trajectory_manager.memory_tokens import GAP_MESSAGE
 from trajectory_manager.records import (
     FailureClass,
-    Opening,
-    Origin,
     Outcome,
     Purpose,
     Reward,
     Rollout,
     RolloutState,
-    Span,
-    Tokens,
-    Turn,
-    VersionSource,
 )
 from trajectory_manager.refusals import accepted
+from trajectory_manager.token_records import Opening, Origin, Span, Tokens, Turn, VersionSource
 
 _COUNTER_BITS = 32
 

@@ -19,16 +19,14 @@ from trajectory_manager.prefix_tree import Match, PrefixTree
 from trajectory_manager.records import (
     Effect,
     FailureClass,
-    Opening,
     Outcome,
     Purpose,
     Rollout,
     RolloutState,
     SlotName,
-    Tokens,
-    Turn,
 )
 from trajectory_manager.store import Store
+from trajectory_manager.token_records import Opening, Tokens, Turn
 
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,

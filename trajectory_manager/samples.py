@@ -18,14 +18,11 @@ from trajectory_manager.records import (
     RolloutState,
     RunConfig,
     Settlement,
-    Span,
     StalenessPolicy,
     StepLease,
-    Tokens,
-    Turn,
-    cut_spans,
 )
 from trajectory_manager.store import TokenStore
+from trajectory_manager.token_records import Span, Tokens, Turn, cut_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from typing import Protocol
 from trajectory_manager.records import (
     Durability,
     LeaseAttempt,
-    Opening,
     Outcome,
     Purpose,
     Readiness,
@@ -23,15 +22,13 @@ from trajectory_manager.records import (
     RunConfig,
     Settled,
     Settlement,
-    Span,
     StepLease,
     Submitted,
     Task,
     TaskLease,
-    Tokens,
     Topic,
-    Turn,
 )
+from trajectory_manager.token_records import Opening, Span, Tokens, Turn
 
 # A group whose samples failed more often than this is given up: something is wrong with its task.
 MAX_REPLACEMENTS = 10

@@ -18,7 +18,6 @@ from services.chassis.errors import already_exists, invalid_argument
 from trajectory_manager import conversion, lease_token, validation
 from trajectory_manager.packing import unpack_ids
 from trajectory_manager.records import (
-    Opening,
     Purpose,
     Rollout,
     RolloutState,
@@ -28,6 +27,7 @@ from trajectory_manager.records import (
 from trajectory_manager.refusals import refusal
 from trajectory_manager.rollouts import Prompt, Rollouts
 from trajectory_manager.store import Store
+from trajectory_manager.token_records import Opening
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _DEFAULT_WATCH_SECONDS = 0.5

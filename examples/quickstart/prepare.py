@@ -38,9 +38,9 @@ _IGNORED = -100
 class WarmStart:
     """How the supervised warm start goes."""
 
-    steps: int = 700
+    steps: int = 950
     """Optimizer steps."""
-    noisy_share: float = 0.15
+    noisy_share: float = 0.12
     """The last part of the steps, in which the teacher is sloppy."""
     noise: float = 0.5
     """Probability that the sloppy teacher waits before it sets off."""

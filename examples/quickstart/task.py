@@ -29,8 +29,8 @@ __all__ = [
     "user_message",
 ]
 
-FLOORS = 40
-"""Floors of the building, named 00 to 39."""
+FLOORS = 36
+"""Floors of the building, named 00 to 35."""
 TURNS = 2
 """Calls in a task, one user message each."""
 

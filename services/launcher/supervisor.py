@@ -22,7 +22,12 @@ _TERM_SECONDS = 20.0
 
 
 class ChildFailed(DependencyUnavailable):
-    """A child process cannot run; carries the end of its log."""
+    """A child process cannot run; carries the end of its log, and ends us with the same code."""
+
+    def __init__(self, name: str, code: int, message: str) -> None:
+        super().__init__(name, message)
+        if code in _HOPELESS:
+            self.exit_code = ExitCode(code)
 
 
 class Supervisor:
@@ -83,7 +88,8 @@ class Supervisor:
             await asyncio.sleep(0.2 * 2**attempt)
             self._processes[plan.name] = await self._spawn(plan)
         if not self._failed.done():
-            self._failed.set_exception(ChildFailed(plan.name, self._obituary(plan.name, code)))
+            reason = self._obituary(plan.name, code)
+            self._failed.set_exception(ChildFailed(plan.name, code, reason))
 
     def _obituary(self, name: str, code: int) -> str:
         lines = self._log(name).read_text(errors="replace").splitlines()[-5:]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from services.chassis.errors import ExitCode
 from services.launcher.plan import ProcessPlan
 from services.launcher.supervisor import ChildFailed, Supervisor
 
@@ -68,8 +69,9 @@ async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     plan = ProcessPlan(name="child", command=(sys.executable, "-c", code))
     async with Supervisor(tmp_path) as processes:
         await processes.start(plan)
-        with pytest.raises(ChildFailed, match="port is wrong"):
+        with pytest.raises(ChildFailed, match="port is wrong") as failed:
             await processes.failure()
+        assert failed.value.exit_code == ExitCode.CONFIG
         assert processes.num_restarts == 0
 
 

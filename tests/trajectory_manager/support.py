@@ -12,22 +12,18 @@ from trajectory_manager.packing import pack_ids, pack_logprobs
 from trajectory_manager.records import (
     Durability,
     FailureClass,
-    Opening,
-    Origin,
     Outcome,
     Purpose,
     Reward,
     Rollout,
     RunConfig,
-    Span,
     StalenessPolicy,
     Task,
     TaskLease,
-    Tokens,
-    VersionSource,
 )
 from trajectory_manager.rollouts import OpenedTurn, Prompt, Rollouts
 from trajectory_manager.store import Store
+from trajectory_manager.token_records import Opening, Origin, Span, Tokens, VersionSource
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = RunConfig(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.trajectory_manager.support import policy, tokens
 from trajectory_manager.packing import pack_ids
 from trajectory_manager.prefix_tree import PrefixTree, common_tokens
-from trajectory_manager.records import Opening, Span, Tokens, Turn
+from trajectory_manager.token_records import Opening, Span, Tokens, Turn
 
 
 def turn(turn_id: str, parent: str = "", prefix_length: int = 0) -> Turn:

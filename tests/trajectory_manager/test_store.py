@@ -26,10 +26,10 @@ from trajectory_manager.records import (
     RolloutState,
     StalenessPolicy,
     Task,
-    VersionSource,
 )
 from trajectory_manager.rollouts import EXPIRED
 from trajectory_manager.store import MAX_REPLACEMENTS, Store
+from trajectory_manager.token_records import VersionSource
 
 
 async def refused(reason: Reason, awaitable: object) -> ServiceError:

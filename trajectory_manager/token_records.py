@@ -1,0 +1,146 @@
+"""Tokens and turns as plain data. Enum numbers equal those of the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+BYTES_PER_TOKEN = 4
+
+
+class Origin(IntEnum):
+    """Who made a run of tokens."""
+
+    ENVIRONMENT = 1
+    POLICY = 2
+
+
+class VersionSource(IntEnum):
+    """How the weight version of sampled tokens is known; UNKNOWN is never trained."""
+
+    UNKNOWN = 0
+    ENGINE = 1
+    SERVER_BOUNDARY = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A run of tokens of one origin; spans are contiguous, so their starts are implied."""
+
+    num_tokens: int
+    """Length in tokens, at least 1."""
+    origin: Origin
+    """Who made them."""
+    weight_version: int = 0
+    """Weights that sampled them."""
+    version_source: VersionSource = VersionSource.UNKNOWN
+    """How the version is known."""
+    server_id: str = ""
+    """Rollout server that sampled them."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the loss may count these tokens: sampled, at a known version."""
+        return self.origin is Origin.POLICY and self.version_source is not VersionSource.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Tokens as they are stored: little-endian arrays of equal length, and spans over them."""
+
+    ids: bytes = b""
+    """int32 vocabulary ids."""
+    logprobs: bytes = b""
+    """float32 log-probabilities."""
+    spans: tuple[Span, ...] = ()
+    """Contiguous, covering all tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens."""
+        return len(self.ids) // BYTES_PER_TOKEN
+
+    def cut(self, start: int, stop: int) -> Tokens:
+        """The tokens [start, stop)."""
+        window = slice(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN)
+        spans = tuple(cut_spans(self.spans, start, stop))
+        return Tokens(ids=self.ids[window], logprobs=self.logprobs[window], spans=spans)
+
+    def joined(self, other: Tokens) -> Tokens:
+        """These tokens, then `other`."""
+        return Tokens(
+            ids=self.ids + other.ids,
+            logprobs=self.logprobs + other.logprobs,
+            spans=join_spans(self.spans, other.spans),
+        )
+
+
+def cut_spans(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
+    """The parts of contiguous `spans` inside [start, stop)."""
+    begin = 0
+    for span in spans:
+        end = begin + span.num_tokens
+        length = min(end, stop) - max(begin, start)
+        if length > 0:
+            yield replace(span, num_tokens=length)
+        begin = end
+
+
+def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]:
+    """`first` then `second`; where they meet, equal neighbours become one span."""
+    if not first or not second:
+        return (*first, *second)
+    last, head = first[-1], second[0]
+    if replace(last, num_tokens=1) != replace(head, num_tokens=1):
+        return (*first, *second)
+    merged = replace(last, num_tokens=last.num_tokens + head.num_tokens)
+    return (*first[:-1], merged, *second[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a gateway says to open a turn, after matching."""
+
+    turn_id: str
+    """Client-made name."""
+    attempt_id: str
+    """Names the gateway call; another one takes the turn over."""
+    prompt_digest: str
+    """Digest of the prompt: a turn never changes its prompt."""
+    parent_turn_id: str = ""
+    """Turn whose tokens it shares; empty at the root."""
+    prefix_length: int = 0
+    """Tokens shared with the parent's whole sequence."""
+    num_matched_messages: int = 0
+    """Messages those tokens cover."""
+    message_keys: tuple[str, ...] = ()
+    """Digest of each message of the prompt."""
+    template_fingerprint: str = ""
+    """Chat template that rendered it."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn without its tokens."""
+
+    opening: Opening
+    """How it was first opened."""
+    epoch: int
+    """Fencing number of its current writer."""
+    finish_reason: int = 0
+    """Contract's FinishReason; 0 while it runs."""
+    answer_key: str = ""
+    """Digest of the answer as a message; empty while it runs or for ids."""
+
+    @property
+    def turn_id(self) -> str:
+        """Client-made name."""
+        return self.opening.turn_id
+
+    @property
+    def message_keys(self) -> tuple[str, ...]:
+        """Digests of the conversation up to and including the answer."""
+        return (*self.opening.message_keys, *((self.answer_key,) if self.answer_key else ()))
