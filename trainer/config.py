@@ -53,7 +53,7 @@ class TrainerConfig(ServerConfig):
     learning_rate: float = 1e-6
     """AdamW's, at its highest."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """After the warm-up: stay, or fall linearly so that the step after the last one would have 0."""
+    """After the warm-up: stay, or fall linearly, to 0 for the step after the last one."""
     warmup_steps: int = 0
     """Steps over which the learning rate grows linearly to its value."""
     weight_decay: float = 0.0

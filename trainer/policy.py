@@ -18,7 +18,7 @@ from trainer.algorithm import Algorithm, PolicyTokens
 from trainer.batch import MicroBatch
 from trainer.config import TrainerConfig
 
-__all__ = ["NonFiniteError", "Policy", "token_logprobs"]
+__all__ = ["NonFiniteError", "Policy", "learning_rate", "token_logprobs"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -68,7 +68,7 @@ class Policy:
                     f"{name} of step {step} is {metrics[name]}: no step was taken; "
                     "lower learning_rate or max_grad_norm, or look at the step's rewards"
                 )
-        metrics["learning_rate"] = self._learning_rate(step)
+        metrics["learning_rate"] = learning_rate(self._config, step)
         self._update(metrics["grad_norm"], metrics["learning_rate"])
         return metrics
 
@@ -146,15 +146,6 @@ class Policy:
         dist.all_reduce(total)
         return math.sqrt(total.item())
 
-    def _learning_rate(self, step: int) -> float:
-        config = self._config
-        if step < config.warmup_steps:
-            return config.learning_rate * step / config.warmup_steps
-        if config.learning_rate_schedule == "constant":
-            return config.learning_rate
-        remaining = config.num_steps - step + 1
-        return config.learning_rate * remaining / (config.num_steps - config.warmup_steps + 1)
-
     def _update(self, grad_norm: float, learning_rate: float) -> None:
         scale = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))
         for name, parameter in self._parameters.items():
@@ -164,6 +155,16 @@ class Policy:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
+
+
+def learning_rate(config: TrainerConfig, step: int) -> float:
+    """The rate of optimizer step `step` (1 is the first): warm-up, then constant or linear."""
+    if step < config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    if config.learning_rate_schedule == "constant":
+        return config.learning_rate
+    remaining = config.num_steps - step + 1
+    return config.learning_rate * remaining / (config.num_steps - config.warmup_steps + 1)
 
 
 def token_logprobs(
