@@ -42,7 +42,7 @@ class WarmStart:
     """Optimizer steps."""
     noisy_share: float = 0.12
     """The last part of the steps, in which the teacher is sloppy."""
-    noise: float = 0.5
+    noise: float = 0.58
     """Probability that the sloppy teacher waits before it sets off."""
     batch_size: int = 64
     """Demonstrations in a step; all of about the same length."""

@@ -100,7 +100,7 @@ class Run:
         seed = str(self.config.seed)
         arguments = ["--out", str(marker.parent), "--seed", seed]
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", self.config.prepare, *arguments, env=_all_cores()
+            sys.executable, "-m", self.config.prepare, *arguments, env=child_environment({})
         )
         try:
             code = await child.wait()
@@ -270,13 +270,6 @@ async def _unless_fails(processes: Supervisor, work: Awaitable[T]) -> T:
         return await working
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-def _all_cores() -> dict[str, str]:
-    """Nothing else works yet while a run is prepared; waiting threads must not burn a core."""
-    return child_environment(
-        {"OMP_NUM_THREADS": str(os.cpu_count() or 1), "OMP_WAIT_POLICY": "PASSIVE"}
-    )
 
 
 def _success_rate(evaluation: Evaluation | None) -> float | None:
