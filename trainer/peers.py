@@ -119,9 +119,10 @@ class Samples:
             await asyncio.sleep(min([1.0, *(seconds / 3 for seconds in remaining)]))
 
     async def _extend(self, step: int) -> float:
-        request = sample_pb2.ExtendLeaseRequest(
-            run_id=self._run_id, lease_token=self._leases.get(step, b"")
-        )
+        token = self._leases.get(step)
+        if token is None:
+            return float("inf")  # committed while another one was extended
+        request = sample_pb2.ExtendLeaseRequest(run_id=self._run_id, lease_token=token)
         try:
             response = await persistently("ExtendLease", lambda: self._stub.ExtendLease(request))
         except (PreconditionError, NotFoundError) as error:
