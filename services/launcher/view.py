@@ -98,7 +98,7 @@ class LiveView:
             TimeRemainingColumn(),
         )
         self._task = self._bar.add_task("", total=None)
-        self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self._draw)
+        self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self.renderable)
 
     def phase(self, text: str) -> None:
         """Start a new bar."""
@@ -126,7 +126,8 @@ class LiveView:
     ) -> None:
         self._live.stop()
 
-    def _draw(self) -> Panel:
+    def renderable(self) -> Panel:
+        """The panel as it stands now."""
         elapsed = f"{time.monotonic() - self._start:.0f} s"
         parts = [self._bar, *([] if self._facts is None else self._body(self._facts))]
         return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)
