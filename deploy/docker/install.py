@@ -1,6 +1,7 @@
 """Install what one image needs, at build time: torch from its own index, then the extra.
 
-Environment: EXTRA (extras of pyproject.toml, comma-separated) and TORCH_INDEX_URL.
+Environment: EXTRA (extras of pyproject.toml, comma-separated) and TORCH_INDEX_URL; where
+that is empty, pip's own index serves torch too, with its CUDA.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ def main() -> None:
     """Run pip as often as it takes."""
     extra = os.environ["EXTRA"]
     for requirement in torch_of(extra, Path("pyproject.toml")):
-        _pip(requirement, "--index-url", os.environ["TORCH_INDEX_URL"])
+        index = os.environ.get("TORCH_INDEX_URL")
+        _pip(requirement, *(["--index-url", index] if index else []))
     _pip(f".[{extra}]")
 
 

@@ -1,6 +1,6 @@
 # One image for every process; the extra of pyproject.toml decides what is installed.
 #   docker build -f deploy/docker/service.Dockerfile --build-arg EXTRA=weights -t seamflow/weights .
-# For GPUs: --build-arg TORCH_INDEX_URL=https://pypi.org/simple, whose torch brings its own CUDA.
+# For GPUs: --build-arg TORCH_INDEX_URL= (empty: pip's own index, whose torch brings its CUDA).
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
