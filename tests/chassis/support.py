@@ -76,7 +76,7 @@ async def _act(request: Any) -> None:
     if request.rollout_id == "crash":
         raise RuntimeError(CANARY)
     if request.rollout_id == "refuse":
-        raise exhausted(Reason.ADMISSION_CLOSED, "admission is closed", retry_after=2.5)
+        raise exhausted(Reason.TOO_MANY_REQUESTS, "admission is closed", retry_after=2.5)
     if request.rollout_id == "wrong":
         raise invalid_argument("rollout_id", request.rollout_id, "give another")
     if request.rollout_id == "wait":

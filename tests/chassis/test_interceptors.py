@@ -77,7 +77,7 @@ async def test_a_service_error_becomes_code_reason_and_retry_time(
     info = error_pb2.ErrorInfo.FromString(details["ErrorInfo"])
     delay = error_pb2.RetryInfo.FromString(details["RetryInfo"]).retry_delay
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert (info.reason, info.domain) == (Reason.ADMISSION_CLOSED, "seamflow")
+    assert (info.reason, info.domain) == (Reason.TOO_MANY_REQUESTS, "seamflow")
     assert (delay.seconds, delay.nanos) == (2, 500_000_000)
 
 

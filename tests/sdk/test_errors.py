@@ -25,7 +25,7 @@ def failure(code: grpc.StatusCode, details: bytes | None = None) -> grpc.aio.Aio
 
 def status() -> bytes:
     """A status with a reason and a time."""
-    info = error_pb2.ErrorInfo(reason="ADMISSION_CLOSED", domain="seamflow")
+    info = error_pb2.ErrorInfo(reason="TOO_MANY_REQUESTS", domain="seamflow")
     retry = error_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))
     prefix = "type.googleapis.com/google.rpc."
     return error_pb2.Status(
@@ -62,7 +62,7 @@ def test_each_code_has_its_exception(
 def test_reason_and_retry_time_come_from_the_details() -> None:
     """The trailer's ErrorInfo and RetryInfo are decoded with protobuf alone."""
     error = errors.decode(failure(grpc.StatusCode.RESOURCE_EXHAUSTED, status()))
-    assert (str(error), error.reason, error.retry_after) == ("no", "ADMISSION_CLOSED", 2.5)
+    assert (str(error), error.reason, error.retry_after) == ("no", "TOO_MANY_REQUESTS", 2.5)
 
 
 def test_broken_details_are_ignored() -> None:
