@@ -1,4 +1,4 @@
-"""Fixtures for every test: a private Redis server."""
+"""Fixtures for every test: a private Redis server, a private cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
 
 
@@ -17,6 +18,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.start()
     yield server.url
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """A cluster of three nodes shared by the session; use a run id of your own."""
+    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
+    cluster.start()
+    yield cluster
+    cluster.stop()
 
 
 @pytest.fixture

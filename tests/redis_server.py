@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.chassis.redis_binary import find_redis_server
 
-__all__ = ["RedisServer"]
+__all__ = ["RedisServer", "free_port"]
 
 _START_SECONDS = 20.0
 
@@ -18,17 +20,23 @@ _START_SECONDS = 20.0
 class RedisServer:
     """STOPPED -> RUNNING -> STOPPED, moved by `start`, `kill`, `stop`; data stays in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Prepare a server that keeps its append-only file in `folder`."""
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        """Prepare a server that keeps its append-only file in `folder`, with more `settings`."""
         self._folder = folder
-        self._port = _free_port()
+        self.settings = dict(settings or {})
+        self.port = free_port()
         self._appendfsync = "everysec"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Address for `services.chassis.redis.connect`, the same after a restart."""
-        return f"redis://127.0.0.1:{self._port}/0"
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None
 
     @property
     def pid(self) -> int:
@@ -42,12 +50,13 @@ class RedisServer:
         self._appendfsync = appendfsync
         self._folder.mkdir(parents=True, exist_ok=True)
         arguments = {
-            "port": str(self._port),
+            "port": str(self.port),
             "bind": "127.0.0.1",
             "dir": str(self._folder),
             "appendonly": "yes",
             "appendfsync": appendfsync,
             "save": "",
+            **self.settings,
         }
         command = [find_redis_server()]
         for name, value in arguments.items():
@@ -64,6 +73,14 @@ class RedisServer:
         """End it in order, with its data on disk; nothing happens if it does not run."""
         self._end(subprocess.Popen.terminate)
 
+    def freeze(self) -> None:
+        """Keep it from doing anything, as a partition does: SIGSTOP. Its peers see silence."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """End `freeze`."""
+        os.kill(self.pid, signal.SIGCONT)
+
     def restart(self) -> None:
         """Stop it if it runs, and start it on the same data with the same fsync policy."""
         self.stop()
@@ -73,6 +90,8 @@ class RedisServer:
         if self._process is None:
             return
         how(self._process)
+        # A frozen process ends by SIGKILL only; thawed, it ends in order.
+        self._process.send_signal(signal.SIGCONT)
         self._process.wait()
         self._process = None
 
@@ -80,11 +99,11 @@ class RedisServer:
         assert self._process is not None
         limit = time.monotonic() + _START_SECONDS
         while time.monotonic() < limit and self._process.poll() is None:
-            if _answers(self._port):
+            if _answers(self.port):
                 return
             time.sleep(0.01)
         log = (self._folder / "server.log").read_text(errors="replace")
-        raise RuntimeError(f"Redis did not start on port {self._port}:\n{log[-2000:]}")
+        raise RuntimeError(f"Redis did not start on port {self.port}:\n{log[-2000:]}")
 
 
 def _answers(port: int) -> bool:
@@ -96,7 +115,8 @@ def _answers(port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -18,6 +18,7 @@ SERVICES = {
     "seamflow.rollout.v1.RolloutServerService",
     "seamflow.trajectory.v1.TrajectoryService",
     "seamflow.trajectory.v1.SampleService",
+    "seamflow.trajectory.v1.ColumnService",
     "seamflow.trajectory.v1.TaskService",
     "seamflow.weights.v1.WeightService",
     "seamflow.scheduler.v1.SchedulerService",
@@ -95,7 +96,17 @@ def test_requests_of_stateful_services_name_their_run() -> None:
             continue
         for service in descriptor(proto).services_by_name.values():
             for method in service.methods:
-                assert "run_id" in method.input_type.fields_by_name, method.full_name
+                assert names_its_run(method.input_type), method.full_name
+
+
+def names_its_run(request: Descriptor) -> bool:
+    """Whether it holds a run_id, or is a batch of messages that each do."""
+    if "run_id" in request.fields_by_name:
+        return True
+    return bool(request.fields) and all(
+        field.message_type is not None and "run_id" in field.message_type.fields_by_name
+        for field in request.fields
+    )
 
 
 def released() -> dict[str, FileDescriptorProto]:

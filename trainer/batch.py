@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,19 +70,19 @@ def sequence(sample: trajectory_pb2.Sample) -> TokenSequence:
     Raises:
         ValueError: parallel fields differ in length, or the temperature is not positive.
     """
-    token_ids = np.asarray(sample.tokens.token_ids, np.int32)
-    _check(sample, len(token_ids))
-    mask = np.asarray(sample.loss_mask, np.bool_) & _trusted(sample.tokens.spans)
+    arrays = _arrays(sample)
+    _check(sample, arrays)
+    mask = arrays.loss_mask_T & _trusted(arrays.spans)
     mask[:1] = False  # nothing predicts the first token
     length = int(mask.nonzero()[0][-1]) + 1 if mask.any() else 0
     return TokenSequence(
         sample_id=sample.sample_id,
         rollout_id=sample.rollout_id,
         group_id=sample.group_id,
-        token_ids_T=token_ids[:length],
-        behaviour_logprobs_T=np.asarray(sample.tokens.logprobs, np.float32)[:length],
+        token_ids_T=arrays.token_ids_T[:length],
+        behaviour_logprobs_T=arrays.logprobs_T[:length],
         loss_mask_T=mask[:length],
-        weight_versions_T=_versions(sample.tokens.spans)[:length],
+        weight_versions_T=_versions(arrays.spans)[:length],
         temperature=sample.temperature,
         rewards=_rewards(sample),
     )
@@ -120,11 +121,48 @@ def plan(
     )
 
 
-def _check(sample: trajectory_pb2.Sample, length: int) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrays:
+    """The parallel fields of a sample, packed or not; nothing is checked yet."""
+
+    token_ids_T: NDArray[np.int32]
+    logprobs_T: NDArray[np.float32]
+    loss_mask_T: NDArray[np.bool_]
+    spans: Sequence[tokens_pb2.Span]
+
+
+def _arrays(sample: trajectory_pb2.Sample) -> _Arrays:
+    if not sample.HasField("packed_tokens"):
+        return _Arrays(
+            token_ids_T=np.asarray(sample.tokens.token_ids, np.int32),
+            logprobs_T=np.asarray(sample.tokens.logprobs, np.float32),
+            loss_mask_T=np.asarray(sample.loss_mask, np.bool_),
+            spans=sample.tokens.spans,
+        )
+    packed = sample.packed_tokens
+    return _Arrays(
+        token_ids_T=_unpacked(sample, "packed_tokens.token_ids", packed.token_ids, "<i4"),
+        logprobs_T=_unpacked(sample, "packed_tokens.logprobs", packed.logprobs, "<f4"),
+        loss_mask_T=np.frombuffer(sample.packed_loss_mask, np.uint8) != 0,
+        spans=packed.spans,
+    )
+
+
+def _unpacked(sample: trajectory_pb2.Sample, name: str, data: bytes, dtype: str) -> NDArray[Any]:
+    if len(data) % np.dtype(dtype).itemsize:
+        raise ValueError(
+            f"sample {sample.sample_id!r}: {name} has {len(data)} bytes, "
+            "which is no whole number of values of 4 bytes"
+        )
+    return np.frombuffer(data, dtype)
+
+
+def _check(sample: trajectory_pb2.Sample, arrays: _Arrays) -> None:
+    length = len(arrays.token_ids_T)
     sizes = {
-        "tokens.logprobs": len(sample.tokens.logprobs),
-        "loss_mask": len(sample.loss_mask),
-        "tokens.spans": sum(span.num_tokens for span in sample.tokens.spans),
+        "logprobs": len(arrays.logprobs_T),
+        "loss_mask": len(arrays.loss_mask_T),
+        "spans": sum(span.num_tokens for span in arrays.spans),
     }
     for name, size in sizes.items():
         if size != length:

@@ -64,6 +64,7 @@ class Trainer:
         self._samples, self._nodes, self._publisher = samples, nodes, publisher
         self._algorithm = make_algorithm(config)
         self._metrics = MetricsFile(config.metrics_file)
+        self._postponed = False
 
     async def train(self) -> None:
         """Reconcile, then step after step until the last one."""
@@ -76,11 +77,12 @@ class Trainer:
                 await self._optimize(leased, record)
                 if self._due(step, self._config.checkpoint_every):
                     await self._checkpoint(record)
-                due = self._due(step, self._config.publish_every)
+                due = self._postponed or self._due(step, self._config.publish_every)
                 weights = await self._gather(record) if due else {}
             if self.progress.checkpoint_step == step:
                 await self._samples.commit(step)
-            if weights:
+            self._postponed = bool(weights) and not await self._may_publish(step)
+            if weights and not self._postponed:
                 await self._publish(weights, record)
             self._close(record)
         self.progress.finished = True
@@ -192,6 +194,15 @@ class Trainer:
         with record.phase("publish"):
             await self._gang.do(Gather())
             return self._gang.gathered()
+
+    async def _may_publish(self, step: int) -> bool:
+        """Under WAIT a publish is put off for a step while it would make work in flight too old.
+
+        The trainer goes on meanwhile: that work can only be leased before the publish.
+        """
+        if step == self._config.num_steps:
+            return True
+        return await self._samples.may_publish(self.progress.weight_version + 1)
 
     async def _publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
         with record.phase("publish"):

@@ -96,6 +96,7 @@ class Samples:
             step=step,
             base_weight_version=base_weight_version,
             wait=_duration(_LEASE_POLL_SECONDS),
+            packed=True,
         )
         timeout = _LEASE_POLL_SECONDS + _MARGIN_SECONDS
         response = await persistently(
@@ -111,6 +112,14 @@ class Samples:
         request = sample_pb2.CommitStepRequest(run_id=self._run_id, epoch=self.epoch, step=step)
         await persistently("CommitStep", lambda: self._stub.CommitStep(request))
         self._leases = {leased: token for leased, token in self._leases.items() if leased > step}
+
+    async def may_publish(self, weight_version: int) -> bool:
+        """Whether publishing now makes no work in flight too old, or has waited long enough."""
+        request = sample_pb2.AwaitPublishRequest(
+            run_id=self._run_id, epoch=self.epoch, weight_version=weight_version
+        )
+        response = await persistently("AwaitPublish", lambda: self._stub.AwaitPublish(request))
+        return bool(response.publish)
 
     async def keep_leases(self) -> None:
         """Extend every uncommitted lease for as long as the trainer lives."""

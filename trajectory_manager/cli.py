@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
 from typing import NoReturn
 
+from seamflow.trajectory.v1.column_service_pb2_grpc import add_ColumnServiceServicer_to_server
 from seamflow.trajectory.v1.sample_service_pb2_grpc import add_SampleServiceServicer_to_server
 from seamflow.trajectory.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
@@ -17,11 +18,14 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.server import Service, run
+from trajectory_manager.appends import Appends
+from trajectory_manager.column_servicer import ColumnServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.memory_store import memory_store
 from trajectory_manager.metrics import Metrics
 from trajectory_manager.records import Durability, Readiness
 from trajectory_manager.redis_store import redis_store
+from trajectory_manager.retention import Retention
 from trajectory_manager.rollouts import Rollouts
 from trajectory_manager.sample_servicer import SampleServicer
 from trajectory_manager.store import Store
@@ -47,7 +51,7 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
 
 
 def service(config: TrajectoryManagerConfig, store: Store) -> Service:
-    """The three gRPC services and the sweeper on `store`; any number of them may share it."""
+    """The four gRPC services and the sweeper on `store`; any number of them may share it."""
     metrics = Metrics()
     rollouts = Rollouts(store, metrics)
     waiting = Waiting(store.runs)
@@ -65,13 +69,15 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         draining.set()
         waiting.drain()
 
-    trajectories = TrajectoryServicer(store, rollouts, config.max_turn_tokens)
+    appends = Appends(rollouts, config.max_turn_tokens, config.max_waiting_bytes)
+    trajectories = TrajectoryServicer(store, rollouts, appends, config.max_turn_tokens)
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(
         servicers=[
             (add_TrajectoryServiceServicer_to_server, trajectories),
             (add_TaskServiceServicer_to_server, tasks),
             (add_SampleServiceServicer_to_server, SampleServicer(store, waiting, metrics)),
+            (add_ColumnServiceServicer_to_server, ColumnServicer(store, waiting)),
         ],
         background=[sweeper],
         ready=store.ready,
@@ -81,6 +87,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
 
 async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
     """Look after every run once; a store that is away is tried again at the next sweep."""
+    retention = Retention(store.retention, store.runs)
     totals = dict.fromkeys((field.name for field in fields(Readiness)), 0)
     try:
         run_ids = await store.runs.run_ids()
@@ -90,6 +97,7 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
     for run_id in run_ids:
         try:
             await rollouts.sweep(run_id)
+            await retention.sweep(run_id)
             counts = await store.runs.readiness(run_id)
         except ServiceError as error:
             # One run must not keep the others from being swept.

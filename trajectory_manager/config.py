@@ -15,8 +15,9 @@ class TrajectoryManagerConfig(ServerConfig):
     port: int = 50051
     """gRPC port; 0 takes a free one."""
     redis_url: str | None = field(default=None, metadata={"secret": True})
-    """Store, such as redis://:password@host:6379/0; not set: memory, which nothing survives."""
-    durability: Literal["fast", "durable"] = "fast"
+    """Store, such as redis://:password@host:6379/0, redis+sentinel://host1,host2,host3/service/0 or
+    redis+cluster://host1,host2/; not set: memory, which nothing survives."""
+    durability: Literal["fast", "durable", "replicated"] = "fast"
     """Class that the store must give; checked against its settings at start."""
     start_seconds: float = 15.0
     """How long to wait at start for a store that does not answer."""
@@ -24,12 +25,20 @@ class TrajectoryManagerConfig(ServerConfig):
     """Tasks of a run that may wait to start, of each purpose."""
     max_turn_tokens: int = 1 << 20
     """Tokens that one turn may add."""
+    max_waiting_bytes: int = 32 << 20
+    """Bytes of appends that may wait for a slow store before more are refused for a while."""
     sweep_seconds: float = 1.0
     """Time between two looks for expired leases and unsettled rollouts."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
-        for name in ("start_seconds", "max_queued_tasks", "max_turn_tokens", "sweep_seconds"):
+        for name in (
+            "start_seconds",
+            "max_queued_tasks",
+            "max_turn_tokens",
+            "max_waiting_bytes",
+            "sweep_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be more than 0")
         if self.redis_url is None and self.durability != "fast":

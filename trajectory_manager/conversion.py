@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.common.v1 import tokens_pb2
-from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2
+from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 
 from services.chassis.errors import invalid_argument
-from trajectory_manager import samples, validation
+from trajectory_manager import prefix_tree, samples, validation
 from trajectory_manager.packing import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from trajectory_manager.records import (
+    DeadLetter,
     Durability,
     FailureClass,
     Outcome,
     Purpose,
+    Replay,
+    ReplayStrategy,
     Reward,
     Rollout,
     RunConfig,
     StalenessPolicy,
     Task,
 )
-from trajectory_manager.token_records import Origin, Span, Tokens, Turn, VersionSource
+from trajectory_manager.token_records import (
+    Origin,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
+    VersionSource,
+)
+
+# Twice as fast as the enums' own lookup, and every append needs it.
+_ORIGINS = {int(origin): origin for origin in Origin}
+_VERSION_SOURCES = {int(source): source for source in VersionSource}
 
 
 def tokens_from(message: tokens_pb2.Tokens) -> Tokens:
@@ -35,12 +50,22 @@ def tokens_from(message: tokens_pb2.Tokens) -> Tokens:
     )
 
 
+def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
+    """Validated tokens, given as bytes; may be none."""
+    validation.packed_tokens(field, message)
+    return Tokens(
+        ids=message.token_ids,
+        logprobs=message.logprobs,
+        spans=tuple(_span_from(span) for span in message.spans),
+    )
+
+
 def _span_from(span: tokens_pb2.Span) -> Span:
     return Span(
         num_tokens=span.num_tokens,
-        origin=Origin(span.origin),
+        origin=_ORIGINS[span.origin],
         weight_version=span.weight_version,
-        version_source=VersionSource(span.version_source),
+        version_source=_VERSION_SOURCES[span.version_source],
         server_id=span.server_id,
     )
 
@@ -50,8 +75,20 @@ def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
     message = tokens_pb2.Tokens(
         token_ids=unpack_ids(tokens.ids), logprobs=unpack_logprobs(tokens.logprobs)
     )
+    _add_spans(message, tokens.spans)
+    return message
+
+
+def packed_to(tokens: Tokens) -> tokens_pb2.PackedTokens:
+    """The message that holds `tokens` as bytes."""
+    message = tokens_pb2.PackedTokens(token_ids=tokens.ids, logprobs=tokens.logprobs)
+    _add_spans(message, tokens.spans)
+    return message
+
+
+def _add_spans(message: tokens_pb2.Tokens | tokens_pb2.PackedTokens, spans: Sequence[Span]) -> None:
     start = 0
-    for span in tokens.spans:
+    for span in spans:
         message.spans.add(
             start=start,
             num_tokens=span.num_tokens,
@@ -61,16 +98,15 @@ def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
             server_id=span.server_id,
         )
         start += span.num_tokens
-    return message
 
 
 def config_from(message: trajectory_pb2.RunConfig) -> RunConfig:
     """The rules of a run; enums must be given."""
     policy, durability = message.staleness_policy, message.durability
     if policy not in trajectory_pb2.StalenessPolicy.values()[1:]:
-        raise invalid_argument("config.staleness_policy", policy, "DROP, MASK or WITHHOLD")
+        raise invalid_argument("config.staleness_policy", policy, "DROP, WAIT, MASK or WITHHOLD")
     if durability not in trajectory_pb2.Durability.values()[1:]:
-        raise invalid_argument("config.durability", durability, "FAST or DURABLE")
+        raise invalid_argument("config.durability", durability, "FAST, DURABLE or REPLICATED")
     return RunConfig(
         group_size=message.group_size,
         groups_per_step=message.groups_per_step,
@@ -79,6 +115,28 @@ def config_from(message: trajectory_pb2.RunConfig) -> RunConfig:
         lease_seconds=message.lease_seconds,
         zero_variance_reward=message.zero_variance_reward,
         durability=Durability(durability),
+        num_extra_samples=message.num_extra_samples,
+        fifo_window=message.fifo_window,
+        publish_wait_seconds=message.publish_wait_seconds,
+        required_columns=tuple(message.required_columns),
+        replay=_replay_from(message.replay),
+        max_deliveries=message.max_deliveries,
+        max_stored_tokens=message.max_stored_tokens,
+        retention_steps=message.retention_steps,
+    )
+
+
+def _replay_from(message: trajectory_pb2.ReplayConfig) -> Replay | None:
+    if not message.strategy:
+        return None
+    if int(message.strategy) not in set(ReplayStrategy):
+        raise invalid_argument("config.replay.strategy", message.strategy, "RECENCY or REWARD")
+    return Replay(
+        strategy=ReplayStrategy(message.strategy),
+        capacity_groups=message.capacity_groups,
+        groups_per_step=message.groups_per_step,
+        reward_name=message.reward_name,
+        temperature=message.temperature,
     )
 
 
@@ -112,6 +170,17 @@ def task_to(task: Task) -> task_service_pb2.Task:
     )
 
 
+def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
+    """The message of a dead letter."""
+    return task_service_pb2.DeadLetter(
+        task=task_to(letter.task),
+        reason=int(letter.reason),  # type: ignore[arg-type]
+        message=letter.message,
+        time=_timestamp(letter.time),
+        rollout_ids=letter.rollout_ids,
+    )
+
+
 def outcome_from(
     rewards: Sequence[tokens_pb2.Reward], failure_class: int, failure_message: str
 ) -> Outcome:
@@ -135,19 +204,32 @@ def outcome_from(
     )
 
 
-def trajectory_to(
-    rollout: Rollout, turns: Sequence[Turn], tokens: Sequence[Tokens] | None
-) -> trajectory_pb2.Trajectory:
-    """The message of a rollout; without `tokens` its turns hold none."""
-    added = tokens if tokens is not None else [Tokens()] * len(turns)
+def finish_from(
+    message: trajectory_service_pb2.FinishRolloutRequest,
+) -> tuple[str, str, str, Outcome]:
+    """(run_id, rollout_id, credential_digest, outcome), validated."""
+    return (
+        validation.run_name(message.run_id),
+        validation.name("rollout_id", message.rollout_id),
+        validation.digest("credential_digest", message.credential_digest),
+        outcome_from(message.rewards, message.failure_class, message.failure_message),
+    )
+
+
+def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
+    """The message of a rollout; turns whose ids were not read hold no tokens."""
     outcome = rollout.outcome
+    message_keys = prefix_tree.message_keys([record.turn for record in turns])
     return trajectory_pb2.Trajectory(
         run_id=rollout.run_id,
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,
         purpose=int(rollout.purpose),  # type: ignore[arg-type]
         state=int(rollout.state),  # type: ignore[arg-type]
-        turns=[_turn_to(turn, own) for turn, own in zip(turns, added, strict=True)],
+        turns=[
+            _turn_to(record.turn, record.tokens, message_keys[record.turn.turn_id])
+            for record in turns
+        ],
         rewards=_rewards_to(rollout),
         failure_class=int(outcome.failure_class),  # type: ignore[arg-type]
         failure_message=outcome.failure_message,
@@ -157,7 +239,7 @@ def trajectory_to(
     )
 
 
-def _turn_to(turn: Turn, tokens: Tokens) -> trajectory_pb2.Turn:
+def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
     opening = turn.opening
     return trajectory_pb2.Turn(
         turn_id=turn.turn_id,
@@ -166,26 +248,54 @@ def _turn_to(turn: Turn, tokens: Tokens) -> trajectory_pb2.Turn:
         tokens=tokens_to(tokens) if tokens.ids else None,
         finish_reason=turn.finish_reason,  # type: ignore[arg-type]
         epoch=turn.epoch,
-        message_keys=turn.message_keys,
+        message_keys=message_keys,
         temperature=opening.temperature,
         template_fingerprint=opening.template_fingerprint,
+        drift=_drift_to(turn.drift),
     )
 
 
-def sample_to(sample: samples.Sample) -> trajectory_pb2.Sample:
-    """The message of a sample."""
-    return trajectory_pb2.Sample(
+def drift_from(request: trajectory_service_pb2.EndTurnRequest) -> str:
+    """The drift of a turn as JSON; empty: none."""
+    if not request.HasField("drift"):
+        return ""
+    drift = request.drift
+    facts = (
+        validation.not_negative("drift.position", drift.position),
+        validation.text("drift.recorded_text", drift.recorded_text),
+        validation.text("drift.retokenized_text", drift.retokenized_text),
+    )
+    return json.dumps(facts)
+
+
+def _drift_to(drift: str) -> trajectory_pb2.Drift | None:
+    if not drift:
+        return None
+    position, recorded, retokenized = json.loads(drift)
+    return trajectory_pb2.Drift(
+        position=position, recorded_text=recorded, retokenized_text=retokenized
+    )
+
+
+def sample_to(sample: samples.Sample, *, packed: bool = False) -> trajectory_pb2.Sample:
+    """The message of a sample, with its arrays as bytes if `packed`."""
+    message = trajectory_pb2.Sample(
         sample_id=sample.sample_id,
         rollout_id=sample.rollout.rollout_id,
         group_id=sample.rollout.group_id,
-        tokens=tokens_to(sample.tokens),
-        loss_mask=sample.loss_mask,
         rewards=_rewards_to(sample.rollout),
         min_weight_version=sample.min_weight_version,
         max_weight_version=sample.max_weight_version,
         temperature=sample.temperature,
         traceparent=sample.rollout.traceparent,
     )
+    if packed:
+        message.packed_tokens.CopyFrom(packed_to(sample.tokens))
+        message.packed_loss_mask = sample.loss_mask
+    else:
+        message.tokens.CopyFrom(tokens_to(sample.tokens))
+        message.loss_mask.extend(map(bool, sample.loss_mask))
+    return message
 
 
 def _rewards_to(rollout: Rollout) -> list[tokens_pb2.Reward]:

@@ -29,6 +29,22 @@ def parse(token: str) -> tuple[str, str]:
     return rollout_id, nonce
 
 
+def column_token(epoch: int) -> bytes:
+    """Token of a column lease."""
+    return str(epoch).encode()
+
+
+def parse_column(token: bytes) -> int:
+    """Epoch of a column lease.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, not a token of ours.
+    """
+    if not (token.isdigit() and len(token) < 20):
+        raise invalid_argument("lease_token", token[:40], "a token from LeaseColumn")
+    return int(token)
+
+
 def step_token(step: int, epoch: int) -> bytes:
     """Token of a sample lease."""
     return f"{step}.{epoch}".encode()

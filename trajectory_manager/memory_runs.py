@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trajectory_manager.memory_state import GroupState, LeaseState, LedgerEntry, RunState, SlotState
+from trajectory_manager.memory_state import GroupState, LeaseState, Runs, RunState, SlotState
 from trajectory_manager.records import (
+    DeadLetter,
+    DeadLetterReason,
     Effect,
-    LeaseAttempt,
+    LostLease,
     Purpose,
     Readiness,
-    Reconciled,
     RunConfig,
     Settled,
     Settlement,
     SlotName,
-    StalenessPolicy,
-    StepLease,
     Submitted,
     Task,
     TaskLease,
@@ -29,34 +28,33 @@ from trajectory_manager.store import MAX_REPLACEMENTS
 class MemoryRunStore:
     """Implements `RunStore`; nothing survives the process."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, runs: Runs, clock: Callable[[], float]) -> None:
         """`clock` gives Unix seconds."""
         self._clock = clock
-        self._runs: dict[str, RunState] = {}
+        self._runs = runs
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """See `RunStore`."""
-        existing = self._runs.get(run_id)
-        if existing is None:
-            self._runs[run_id] = RunState(config)
-            return None
-        return existing.config
+        if run_id in self._runs.by_id:
+            return self._runs.by_id[run_id].config
+        self._runs.by_id[run_id] = RunState(config)
+        return None
 
     async def run_ids(self) -> list[str]:
         """See `RunStore`."""
-        return list(self._runs)
+        return list(self._runs.by_id)
 
     async def config(self, run_id: str) -> RunConfig:
         """See `RunStore`."""
-        return self._run(run_id).config
+        return self._runs.get(run_id).config
 
     async def version(self, run_id: str, topic: Topic) -> int:
         """See `RunStore`."""
-        return self._run(run_id).versions[topic]
+        return self._runs.get(run_id).versions[topic]
 
     async def submit(self, run_id: str, tasks: Sequence[Task], max_queued: int) -> Submitted:
         """See `RunStore`."""
-        run = self._run(run_id)
+        run = self._runs.get(run_id)
         new: dict[str, Task] = {}
         for task in tasks:
             known = run.seen.get(task.task_id) or new.get(task.task_id)
@@ -82,29 +80,41 @@ class MemoryRunStore:
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
     ) -> TaskLease | None:
         """See `RunStore`."""
-        run = self._run(run_id)
+        run = self._runs.get(run_id)
         for purpose in purposes:
             found = self._open_slot(run, purpose)
             if found is not None:
                 return self._lease_slot(run, *found, nonce)
+        within_bound = run.num_outstanding < run.config.max_outstanding_groups
+        if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN] and within_bound:
+            raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
         return None
 
     def _open_slot(self, run: RunState, purpose: Purpose) -> tuple[GroupState, int] | None:
         slots = run.open_slots[purpose]
         while slots:
             task_id, index = slots.popleft()
-            if task_id in run.groups:
+            # The group may have left or have enough samples meanwhile.
+            if task_id in run.groups and run.groups[task_id].is_open(index):
                 return run.groups[task_id], index
         may_start = purpose is Purpose.EVAL or run.num_admissible > 0
         if not run.queue[purpose] or not may_start:
             return None
         task = run.queue[purpose].popleft()
-        group = run.groups[task.task_id] = GroupState(
-            task, [SlotState() for _ in range(task.num_samples)]
-        )
-        run.num_admitted += purpose is Purpose.TRAIN
-        slots.extend((task.task_id, index) for index in range(1, task.num_samples))
-        return group, 0
+        return self._admit(run, task), 0
+
+    def _admit(self, run: RunState, task: Task) -> GroupState:
+        train = task.purpose is Purpose.TRAIN
+        earlier = run.earlier_attempts.pop(task.task_id, ())
+        number = task.num_samples + run.config.num_extra_samples * train
+        slots = [SlotState(attempt) for attempt in (*earlier, *[0] * number)[:number]]
+        run.num_admitted += train
+        group = GroupState(task, slots, admission=run.num_admitted)
+        run.groups[task.task_id] = group
+        if train:
+            run.order[task.task_id] = group.admission
+        run.open_slots[task.purpose].extend((task.task_id, index) for index in range(1, number))
+        return group
 
     def _lease_slot(self, run: RunState, group: GroupState, index: int, nonce: str) -> TaskLease:
         slot = group.slots[index]
@@ -114,9 +124,34 @@ class MemoryRunStore:
         run.leases[rollout_id] = LeaseState(nonce, self._clock() + seconds)
         return TaskLease(task=group.task, rollout_id=rollout_id, nonce=nonce, seconds=seconds)
 
+    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        for task in tasks:
+            if run.seen.get(task.task_id, task) != task:
+                raise refusal("OTHER_TASK", task.task_id)
+        new = [task for task in tasks if task.task_id not in run.seen]
+        free = run.config.max_outstanding_groups - run.num_outstanding
+        if len(new) > free:
+            raise refusal("CLOSED_ADMISSION", len(new), max(0, free))
+        for task in new:
+            run.seen[task.task_id] = task
+            self._admit_recorded(run, task)
+        return Submitted(num_accepted=len(new), num_free=free - len(new))
+
+    def _admit_recorded(self, run: RunState, task: Task) -> None:
+        run.num_admitted += 1
+        slots = [SlotState(attempt=1, leased=True) for _ in range(task.num_samples)]
+        run.groups[task.task_id] = GroupState(task, slots, admission=run.num_admitted)
+        run.order[task.task_id] = run.num_admitted
+        for index in range(task.num_samples):
+            rollout_id = str(SlotName(task.task_id, index, 1))
+            run.leases[rollout_id] = LeaseState("", self._clock() + run.config.lease_seconds)
+            run.listed.setdefault(rollout_id)
+
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
         """See `RunStore`."""
-        run = self._run(run_id)
+        run = self._runs.get(run_id)
         held = [self._held(run, rollout_id, nonce) for rollout_id, nonce in leases]
         for lease in held:
             if lease is not None:
@@ -125,7 +160,7 @@ class MemoryRunStore:
 
     async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Purpose | None:
         """See `RunStore`."""
-        run = self._run(run_id)
+        run = self._runs.get(run_id)
         purpose = None
         if nonce is not None:
             name = SlotName.parse(rollout_id)
@@ -137,25 +172,30 @@ class MemoryRunStore:
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
         """See `RunStore`."""
-        return list(self._run(run_id).listed)[start : start + limit]
+        return list(self._runs.get(run_id).listed)[start : start + limit]
 
     async def announce(self, run_id: str, rollout_id: str) -> None:
         """See `RunStore`."""
-        self._run(run_id).marks.setdefault(rollout_id)
+        self._runs.get(run_id).marks.setdefault(rollout_id)
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """See `RunStore`."""
-        return list(self._run(run_id).marks)[:limit]
+        return list(self._runs.get(run_id).marks)[:limit]
 
-    async def expired(self, run_id: str, limit: int) -> list[str]:
+    async def expired(self, run_id: str, limit: int) -> list[LostLease]:
         """See `RunStore`."""
-        leases, now = self._run(run_id).leases, self._clock()
-        over = sorted((lease.expires, name) for name, lease in leases.items())
-        return [name for expires, name in over if expires <= now][:limit]
+        leases, now = self._runs.get(run_id).leases, self._clock()
+        over = sorted(
+            (0.0 if lease.surplus else lease.expires, name)
+            for name, lease in leases.items()
+            if lease.surplus or lease.expires <= now
+        )
+        lost = [LostLease(rollout_id=name, surplus=leases[name].surplus) for _, name in over]
+        return lost[:limit]
 
     async def settle(self, run_id: str, settlement: Settlement) -> Settled:
         """See `RunStore`."""
-        run = self._run(run_id)
+        run = self._runs.get(run_id)
         run.marks.pop(settlement.rollout_id, None)
         run.leases.pop(settlement.rollout_id, None)
         name = SlotName.parse(settlement.rollout_id)
@@ -167,17 +207,20 @@ class MemoryRunStore:
             return Settled(effect=Effect.IGNORED)
         slot.leased = False
         if not settlement.finished:
-            return self._replace(run, group, name)
+            return self._replace(run, group, name, settlement.failure_message)
         slot.settlement = settlement
-        if len(group.settlements) < len(group.slots):
+        if not group.complete:
             return Settled(effect=Effect.DONE)
+        run.end_leases(group)
         return self._complete(run, group)
 
-    def _replace(self, run: RunState, group: GroupState, name: SlotName) -> Settled:
+    def _replace(
+        self, run: RunState, group: GroupState, name: SlotName, failure_message: str
+    ) -> Settled:
         group.num_replaced += 1
         run.num_replaced += 1
         if group.num_replaced > MAX_REPLACEMENTS:
-            return self._discard(run, group, "failures")
+            return self._discard(run, group, DeadLetterReason.FAILURES, failure_message)
         run.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
         run.changed(Topic.TASKS)
         return Settled(effect=Effect.REPLACED)
@@ -189,156 +232,70 @@ class MemoryRunStore:
         rewards = [done.reward for done in group.settlements]
         same = len(rewards) > 1 and len(set(rewards)) == 1 and rewards[0] is not None
         if run.config.zero_variance_reward and same:
-            return self._discard(run, group, "zero_variance")
+            message = f"all rewards are {(rewards[0] or 0.0) + 0.0!r}"
+            return self._discard(run, group, DeadLetterReason.ZERO_VARIANCE, message)
+        if run.waits_for_columns(group):
+            return Settled(effect=Effect.COMPLETE)
         run.ready.append(group.task.task_id)
         run.changed(Topic.READY)
         return Settled(effect=Effect.COMPLETE)
 
-    def _discard(self, run: RunState, group: GroupState, reason: str) -> Settled:
-        task_id = group.task.task_id
-        del run.groups[task_id]
-        run.num_discarded += group.task.purpose is Purpose.TRAIN
-        for index, slot in enumerate(group.slots):
-            run.leases.pop(str(SlotName(task_id, index, slot.attempt)), None)
-        run.changed(*Topic)
-        return Settled(effect=Effect.DISCARDED, reason=reason)
+    def _discard(
+        self, run: RunState, group: GroupState, reason: DeadLetterReason, message: str
+    ) -> Settled:
+        run.discard(group, reason, message, self._clock())
+        return Settled(effect=Effect.DISCARDED, reason=reason.name.lower())
 
-    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
+    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
         """See `RunStore`."""
-        run = self._run(run_id)
-        epoch = run.trainers.get(trainer_id)
-        if epoch is None:
-            epoch = run.trainers[trainer_id] = max(run.epoch + 1, int(self._clock() * 1000))
-        if epoch < run.epoch:
-            raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
-        run.epoch = epoch
-        self._commit(run, step)
-        if step < run.committed_step:
-            for later in sorted(run.ledger, reverse=True):
-                self._give_back(run, later)
-        run.committed_step = step
-        return Reconciled(epoch=epoch, pending_steps=tuple(sorted(run.ledger)))
+        return list(self._runs.get(run_id).dead)[start : start + limit]
 
-    async def lease_samples(
-        self, run_id: str, epoch: int, step: int, base_weight_version: int, num_groups: int
-    ) -> LeaseAttempt:
+    async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""
-        run = self._led(run_id, epoch)
-        if step in run.ledger:
-            return LeaseAttempt(lease=run.ledger[step].lease)
-        if step != run.leased_step + 1:
-            raise refusal("STEP_ORDER", step, run.leased_step + 1)
-        wanted, bound = num_groups or run.config.groups_per_step, run.config.max_outstanding_groups
-        if wanted > bound:
-            raise refusal("TOO_MANY_GROUPS", wanted, bound)
-        num_too_old, fresh = self._fresh(run, base_weight_version, wanted)
-        if len(fresh) < wanted:
-            return LeaseAttempt(lease=None, num_too_old=num_too_old)
-        sample_ids = []
-        for task_id in fresh:
-            run.ready.remove(task_id)
-            sample_ids += [
-                name for done in run.groups[task_id].settlements for name in done.sample_ids
-            ]
-        lease = StepLease(
-            step=step, base_weight_version=base_weight_version, sample_ids=tuple(sample_ids)
-        )
-        run.ledger[step] = LedgerEntry(lease, fresh)
-        run.num_taken += wanted
-        run.changed(Topic.TASKS)
-        return LeaseAttempt(lease=lease, num_too_old=num_too_old)
+        run, wanted = self._runs.get(run_id), set(task_ids)
+        again = [letter for letter in run.dead if letter.task.task_id in wanted]
+        for letter in again:
+            run.dead.remove(letter)
+            record = (letter.task.task_id, *letter.attempts)
+            for records in run.trained.values():
+                # The record of the next life covers this one.
+                records[:] = [known for known in records if known != record]
+            run.earlier_attempts[letter.task.task_id] = letter.attempts
+            run.queue[letter.task.purpose].append(letter.task)
+        if again:
+            run.changed(Topic.TASKS)
+        return len(again)
 
-    def _fresh(self, run: RunState, base: int, wanted: int) -> tuple[int, list[str]]:
-        """The oldest `wanted` groups within the bound; those found beyond it leave the queue."""
-        too_old, fresh = 0, list[str]()
-        for task_id in list(run.ready):
-            if len(fresh) == wanted:
-                break
-            group = run.groups[task_id]
-            within = base - group.min_weight_version <= run.config.max_staleness
-            if within or run.config.staleness_policy is StalenessPolicy.MASK:
-                fresh.append(task_id)
-                continue
-            too_old += 1
-            run.ready.remove(task_id)
-            self._discard(run, group, run.config.staleness_policy.name.lower())
-        return too_old, fresh
-
-    async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
+    async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """See `RunStore`."""
-        run = self._led(run_id, epoch)
-        if step not in run.ledger:
-            raise refusal("UNKNOWN_STEP", step)
-        return run.config.lease_seconds
-
-    async def commit(self, run_id: str, epoch: int, step: int) -> int:
-        """See `RunStore`."""
-        run = self._led(run_id, epoch)
-        if step > run.leased_step:
-            raise refusal("UNKNOWN_STEP", step)
-        num_samples = self._commit(run, step)
-        run.committed_step = max(run.committed_step, step)
-        return num_samples
-
-    def _commit(self, run: RunState, step: int) -> int:
-        covered = [run.ledger.pop(past) for past in sorted(run.ledger) if past <= step]
-        for entry in covered:
-            for task_id in entry.groups:
-                del run.groups[task_id]
-        if covered:
-            run.commits[step] = sum(len(entry.lease.sample_ids) for entry in covered)
-        return run.commits.get(step, 0)
-
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
-        """See `RunStore`."""
-        run = self._led(run_id, epoch)
-        if step not in run.ledger:
-            return
-        if step != run.leased_step:
-            raise refusal("STEP_ORDER", step, run.leased_step)
-        self._give_back(run, step)
-
-    def _give_back(self, run: RunState, step: int) -> None:
-        entry = run.ledger.pop(step)
-        run.ready.extendleft(reversed(entry.groups))
-        run.num_taken -= len(entry.groups)
-        run.changed(Topic.READY)
+        run = self._runs.get(run_id)
+        run.num_stored_tokens += delta
+        if delta < 0:
+            run.changed(Topic.TASKS)
 
     async def readiness(self, run_id: str) -> Readiness:
         """See `RunStore`."""
-        run = self._run(run_id)
-        outstanding = run.num_admitted - run.num_discarded - run.num_taken
+        run = self._runs.get(run_id)
         return Readiness(
             num_ready_groups=len(run.ready),
-            num_running_groups=outstanding - len(run.ready),
+            num_running_groups=run.num_outstanding - len(run.ready) - run.num_incomplete,
             num_admissible_groups=run.num_admissible,
             num_queued_tasks=sum(len(queue) for queue in run.queue.values()),
-            num_running_rollouts=len(run.leases),
+            num_running_rollouts=sum(not lease.surplus for lease in run.leases.values()),
             groups_per_step=run.config.groups_per_step,
             committed_step=run.committed_step,
             leased_step=run.leased_step,
             num_admitted_groups=run.num_admitted,
             num_discarded_groups=run.num_discarded,
             num_replaced_samples=run.num_replaced,
+            num_incomplete_groups=run.num_incomplete,
+            num_replay_groups=len(run.replay),
+            num_dead_letters=len(run.dead),
+            num_stored_tokens=run.num_stored_tokens,
         )
-
-    def _run(self, run_id: str) -> RunState:
-        run = self._runs.get(run_id)
-        if run is None:
-            raise refusal("UNKNOWN_RUN", run_id)
-        return run
-
-    def _led(self, run_id: str, epoch: int) -> RunState:
-        run = self._run(run_id)
-        if run.epoch != epoch:
-            raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
-        return run
 
     def _held(self, run: RunState, rollout_id: str, nonce: str) -> LeaseState | None:
         lease = run.leases.get(rollout_id)
-        if lease is None or lease.nonce != nonce or lease.expires <= self._clock():
+        if lease is None or lease.surplus or lease.nonce != nonce:
             return None
-        return lease
-
-
-__all__ = ["MemoryRunStore"]
+        return lease if lease.expires > self._clock() else None

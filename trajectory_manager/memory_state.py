@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from trajectory_manager.records import (
+    DeadLetter,
+    DeadLetterReason,
     Purpose,
     RunConfig,
     Settlement,
+    SlotName,
     StepLease,
     Task,
     Topic,
 )
+from trajectory_manager.refusals import refusal
+from trajectory_manager.replay import ReplayGroup
+from trajectory_manager.store import MAX_DEAD_LETTERS
 
 
 @dataclass(slots=True)
@@ -26,15 +33,26 @@ class SlotState:
 
 @dataclass(slots=True)
 class GroupState:
-    """A task that was admitted."""
+    """A task that was admitted, the `admission`-th of its run if it is TRAIN."""
 
     task: Task
     slots: list[SlotState]
+    admission: int = 0
     num_replaced: int = 0
 
     @property
+    def complete(self) -> bool:
+        return len(self.settlements) == self.task.num_samples
+
+    def is_open(self, index: int) -> bool:
+        slot = self.slots[index]
+        return not (slot.leased or slot.settlement or self.complete)
+
+    @property
     def min_weight_version(self) -> int:
-        return min(done.min_weight_version for done in self.settlements)
+        return min(
+            (done.min_weight_version for done in self.settlements if done.sample_ids), default=0
+        )
 
     @property
     def settlements(self) -> list[Settlement]:
@@ -43,22 +61,37 @@ class GroupState:
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """A ledger entry and the groups it took."""
+    """A ledger entry, the groups it took, and the trainer it was delivered to last."""
 
     lease: StepLease
     groups: list[str]
+    epoch: int
 
 
 @dataclass(slots=True)
 class LeaseState:
-    """A task lease."""
+    """A task lease; `surplus` once its group needs it no more."""
 
     nonce: str
     expires: float
+    surplus: bool = False
+
+
+@dataclass(slots=True)
+class Cell:
+    """A column of a sample: queued with epoch 0 or when its lease is over, leased, or written."""
+
+    epoch: int = 0
+    expires: float = 0.0
+    written: bool = False
 
 
 def _per_purpose_tasks() -> dict[Purpose, deque[Task]]:
     return {purpose: deque() for purpose in Purpose}
+
+
+def _dead_letters() -> deque[DeadLetter]:
+    return deque(maxlen=MAX_DEAD_LETTERS)
 
 
 def _per_purpose_slots() -> dict[Purpose, deque[tuple[str, int]]]:
@@ -78,9 +111,19 @@ class RunState:
     marks: dict[str, None] = field(default_factory=dict)
     listed: dict[str, None] = field(default_factory=dict)
     ready: deque[str] = field(default_factory=deque)
+    order: dict[str, int] = field(default_factory=dict)
+    dead: deque[DeadLetter] = field(default_factory=_dead_letters)
+    earlier_attempts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ledger: dict[int, LedgerEntry] = field(default_factory=dict)
     commits: dict[int, int] = field(default_factory=dict)
     trainers: dict[str, int] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    num_missing: dict[str, int] = field(default_factory=dict)
+    column_epoch: int = 0
+    steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    trained: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    replay: dict[str, ReplayGroup] = field(default_factory=dict)
+    publish: tuple[int, float] = (0, 0.0)
     versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
     epoch: int = 0
     committed_step: int = 0
@@ -88,16 +131,83 @@ class RunState:
     num_discarded: int = 0
     num_taken: int = 0
     num_replaced: int = 0
+    num_incomplete: int = 0
+    num_stored_tokens: int = 0
 
     @property
     def leased_step(self) -> int:
         return max(self.ledger, default=self.committed_step)
 
     @property
+    def num_outstanding(self) -> int:
+        return self.num_admitted - self.num_discarded - self.num_taken
+
+    @property
+    def over_cap(self) -> bool:
+        return 0 < self.config.max_stored_tokens < self.num_stored_tokens
+
+    @property
     def num_admissible(self) -> int:
-        outstanding = self.num_admitted - self.num_discarded - self.num_taken
-        return max(0, self.config.max_outstanding_groups - outstanding)
+        bound = self.config.max_outstanding_groups
+        if self.over_cap:
+            # With retention the next step frees tokens: closing admission to it would be for ever.
+            bound = self.config.groups_per_step if self.config.retention_steps else 0
+        return max(0, bound - self.num_outstanding)
 
     def changed(self, *topics: Topic) -> None:
         for topic in topics:
             self.versions[topic] += 1
+
+    def waits_for_columns(self, group: GroupState) -> bool:
+        """Queue a cell for each required column of each sample; whether there are any."""
+        cells = {
+            (column, sample_id): Cell()
+            for done in group.settlements
+            for sample_id in done.sample_ids
+            for column in self.config.required_columns
+        }
+        if not cells:
+            return False
+        self.cells |= cells
+        self.num_missing[group.task.task_id] = len(cells)
+        self.num_incomplete += 1
+        self.changed(Topic.COLUMNS)
+        return True
+
+    def end_leases(self, group: GroupState) -> None:
+        """Nobody needs the rollouts of the group that still run: the sweeper closes them."""
+        for index, slot in enumerate(group.slots):
+            lease = self.leases.get(str(SlotName(group.task.task_id, index, slot.attempt)))
+            slot.leased = False
+            if lease is not None:
+                lease.surplus = True
+
+    def discard(
+        self, group: GroupState, reason: DeadLetterReason, message: str, time: float
+    ) -> None:
+        """The group becomes a dead letter, its leases end, and its capacity returns."""
+        del self.groups[group.task.task_id]
+        self.order.pop(group.task.task_id, None)
+        self.num_discarded += group.task.purpose is Purpose.TRAIN
+        self.end_leases(group)
+        attempts = tuple(slot.attempt for slot in group.slots)
+        letter = DeadLetter(
+            task=group.task, reason=reason, message=message, time=time, attempts=attempts
+        )
+        self.dead.append(letter)
+        self.trained.setdefault(self.committed_step, []).append((group.task.task_id, *attempts))
+        self.changed(*Topic)
+
+
+@dataclass(slots=True)
+class Runs:
+    """All runs, shared by the parts of an in-memory store."""
+
+    by_id: dict[str, RunState] = field(default_factory=dict)
+
+    def get(self, run_id: str) -> RunState:
+        """The state of a run; NOT_FOUND if nobody created it."""
+        run = self.by_id.get(run_id)
+        if run is None:
+            raise refusal("UNKNOWN_RUN", run_id)
+        return run

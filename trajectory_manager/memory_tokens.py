@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from services.chassis.errors import ServiceError
 from trajectory_manager.records import (
     FailureClass,
     Outcome,
@@ -13,7 +14,15 @@ from trajectory_manager.records import (
     RolloutState,
 )
 from trajectory_manager.refusals import refusal
-from trajectory_manager.token_records import Opening, Span, Tokens, Turn
+from trajectory_manager.token_records import (
+    Append,
+    Appended,
+    Opening,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
 
 GAP_MESSAGE = "tokens before an appended chunk are missing"
 
@@ -83,46 +92,65 @@ class MemoryTokenStore:
             writer.turn = replace(writer.turn, epoch=writer.turn.epoch + 1)
         return writer.turn
 
-    async def append(
-        self, run_id: str, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: Tokens
-    ) -> tuple[int, int]:
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
-        record, writer = self._fenced(run_id, rollout_id, turn_id, epoch)
-        _refuse_closed(record)
-        if writer.turn.finish_reason:
-            raise refusal("CLOSED_TURN", turn_id)
+        return [self._append(append) for append in appends]
+
+    def _append(self, append: Append) -> Appended | ServiceError:
+        try:
+            record, writer = self._fenced(append)
+            if self._is_repeated(record, writer, append):
+                return Appended(num_tokens=writer.tokens.num_tokens, num_new=0)
+            return self._grown(record, writer, append)
+        except ServiceError as error:
+            return error
+
+    def _is_repeated(self, record: _Record, writer: _Writer, append: Append) -> bool:
+        """Whether the turn ended exactly as `append` would end it; refuses what comes too late."""
+        turn, finish = writer.turn, append.finish
+        if not turn.finish_reason or finish is None:
+            _refuse_closed(record)
+            if turn.finish_reason:
+                raise refusal("CLOSED_TURN", append.turn_id)
+            return False
+        if (turn.finish_reason, turn.answer_key, turn.drift) != (
+            finish.reason,
+            finish.answer_key,
+            finish.drift,
+        ):
+            raise refusal("OTHER_FINISH", append.turn_id)
+        if self._overlap(record, writer, append) < append.tokens.num_tokens:
+            raise refusal("CLOSED_TURN", append.turn_id)
+        return True
+
+    def _grown(self, record: _Record, writer: _Writer, append: Append) -> Appended:
+        tokens, finish = append.tokens, append.finish
+        overlap = self._overlap(record, writer, append)
+        writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
+        if finish is not None:
+            writer.turn = replace(
+                writer.turn,
+                finish_reason=finish.reason,
+                answer_key=finish.answer_key,
+                drift=finish.drift,
+            )
+        return Appended(num_tokens=writer.tokens.num_tokens, num_new=tokens.num_tokens - overlap)
+
+    def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
+        """How many of the tokens are stored already; refuses others in their place, and a gap."""
         stored = writer.tokens.num_tokens
+        offset = stored if append.offset is None else append.offset
         if offset > stored:
             outcome = Outcome(
                 failure_class=FailureClass.INFRASTRUCTURE, failure_message=GAP_MESSAGE
             )
             record.rollout = self._closed(record.rollout, outcome)
-            raise refusal("GAP", turn_id, offset, stored)
-        overlap = min(stored - offset, tokens.num_tokens)
-        old, new = writer.tokens.cut(offset, offset + overlap), tokens.cut(0, overlap)
+            raise refusal("GAP", append.turn_id, offset, stored)
+        overlap = min(stored - offset, append.tokens.num_tokens)
+        old, new = writer.tokens.cut(offset, offset + overlap), append.tokens.cut(0, overlap)
         if (old.ids, old.logprobs) != (new.ids, new.logprobs):
-            raise refusal("OTHER_TOKENS", turn_id, offset)
-        writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
-        return writer.tokens.num_tokens, tokens.num_tokens - overlap
-
-    async def end_turn(
-        self,
-        run_id: str,
-        rollout_id: str,
-        turn_id: str,
-        epoch: int,
-        finish_reason: int,
-        answer_key: str,
-    ) -> None:
-        """See `TokenStore`."""
-        record, writer = self._fenced(run_id, rollout_id, turn_id, epoch)
-        turn = writer.turn
-        if turn.finish_reason:
-            if (turn.finish_reason, turn.answer_key) != (finish_reason, answer_key):
-                raise refusal("OTHER_FINISH", turn_id)
-            return
-        _refuse_closed(record)
-        writer.turn = replace(turn, finish_reason=finish_reason, answer_key=answer_key)
+            raise refusal("OTHER_TOKENS", append.turn_id, offset)
+        return overlap
 
     async def close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
@@ -155,6 +183,14 @@ class MemoryTokenStore:
         record = self._records.get((run_id, rollout_id))
         return [writer.turn for writer in record.turns.values()] if record else []
 
+    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        if record is None or not record.turns:
+            return None
+        writer = next(reversed(record.turns.values()))
+        return TurnRecord(turn=writer.turn, tokens=writer.tokens)
+
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
         turns = self._record(run_id, rollout_id).turns if turn_ids else {}
@@ -166,21 +202,67 @@ class MemoryTokenStore:
         """See `TokenStore`."""
         return [tokens.spans for tokens in await self.tokens(run_id, rollout_id, turn_ids)]
 
+    async def read(
+        self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
+    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+        """See `TokenStore`."""
+        return [self._read(run_id, name, spans_only) for name in rollout_ids]
+
+    def _read(
+        self, run_id: str, rollout_id: str, spans_only: bool
+    ) -> tuple[Rollout, list[TurnRecord]] | None:
+        record = self._records.get((run_id, rollout_id))
+        if record is None:
+            return None
+        turns = [
+            TurnRecord(
+                turn=writer.turn,
+                tokens=Tokens(spans=writer.tokens.spans) if spans_only else writer.tokens,
+            )
+            for writer in record.turns.values()
+        ]
+        return record.rollout, turns
+
+    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+        """See `TokenStore`."""
+        key = (rollout.run_id, rollout.rollout_id)
+        writers = {
+            record.turn.turn_id: _Writer(record.turn, "-", record.tokens) for record in turns
+        }
+        known = self._records.get(key)
+        if known is None:
+            now = self._clock()
+            self._records[key] = _Record(
+                replace(rollout, create_time=now, finish_time=now), writers
+            )
+            return True
+        wanted = replace(
+            rollout,
+            create_time=known.rollout.create_time,
+            finish_time=known.rollout.finish_time,
+        )
+        if known.turns != writers or known.rollout != wanted:
+            raise refusal("OTHER_ROLLOUT", rollout.rollout_id)
+        return False
+
+    def delete(self, run_id: str, rollout_id: str) -> int:
+        """Drop a rollout; return how many tokens it had."""
+        record = self._records.pop((run_id, rollout_id))
+        return sum(writer.tokens.num_tokens for writer in record.turns.values())
+
     def _record(self, run_id: str, rollout_id: str) -> _Record:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             raise refusal("UNKNOWN_ROLLOUT", rollout_id)
         return record
 
-    def _fenced(
-        self, run_id: str, rollout_id: str, turn_id: str, epoch: int
-    ) -> tuple[_Record, _Writer]:
-        record = self._record(run_id, rollout_id)
-        writer = record.turns.get(turn_id)
+    def _fenced(self, append: Append) -> tuple[_Record, _Writer]:
+        record = self._record(append.run_id, append.rollout_id)
+        writer = record.turns.get(append.turn_id)
         if writer is None:
-            raise refusal("UNKNOWN_TURN", turn_id)
-        if writer.turn.epoch != epoch:
-            raise refusal("STALE_TURN", turn_id, epoch, writer.turn.epoch)
+            raise refusal("UNKNOWN_TURN", append.turn_id)
+        if writer.turn.epoch != append.epoch:
+            raise refusal("STALE_TURN", append.turn_id, append.epoch, writer.turn.epoch)
         return record, writer
 
     def _closed(self, rollout: Rollout, outcome: Outcome) -> Rollout:

@@ -37,6 +37,10 @@ class Metrics:
             buckets=_STALENESS,
         )
         self._depth = gauge(_SERVICE, "queue_depth", "Groups or tasks by stage.", ("stage",))
+        self._stored = gauge(_SERVICE, "stored_tokens", "Tokens stored.")
+        self._requeued = counter(
+            _SERVICE, "requeued_tasks_total", "Tasks of dead letters that were queued again."
+        )
 
     def appended(self, num_new: int, num_duplicate: int) -> None:
         """An append was acknowledged."""
@@ -48,7 +52,7 @@ class Metrics:
         self._refused.labels(reason.value).inc()
 
     def leases(self, transition: str, number: int = 1) -> None:
-        """Task leases were given, extended, lost or expired."""
+        """Task leases were given, extended, lost, expired, or not needed any more."""
         self._leases.labels(transition).inc(number)
 
     def settled(self, settled: Settled) -> None:
@@ -61,6 +65,10 @@ class Metrics:
         """Groups left without being trained."""
         self._discarded.labels(reason).inc(number)
 
+    def requeued(self, number: int) -> None:
+        """Tasks of dead letters were queued again."""
+        self._requeued.inc(number)
+
     def staleness(self, versions: int) -> None:
         """A sample was leased this many versions behind its step."""
         self._staleness.observe(versions)
@@ -71,3 +79,7 @@ class Metrics:
         self._depth.labels("running_groups").set(totals.num_running_groups)
         self._depth.labels("queued_tasks").set(totals.num_queued_tasks)
         self._depth.labels("running_rollouts").set(totals.num_running_rollouts)
+        self._depth.labels("incomplete_groups").set(totals.num_incomplete_groups)
+        self._depth.labels("replay_groups").set(totals.num_replay_groups)
+        self._depth.labels("dead_letters").set(totals.num_dead_letters)
+        self._stored.set(totals.num_stored_tokens)

@@ -1,4 +1,4 @@
-"""The turns of a rollout as a prefix tree: sequences, matches, and what of it is trained.
+"""The turns of a rollout as a prefix tree: sequences, and what of it is trained.
 
 A turn shares the first `prefix_length` tokens of its parent's whole sequence and adds its own.
 Parents only grow, so a match that held once holds for ever. Nothing here knows a store.
@@ -20,18 +20,6 @@ class Piece:
     """The turn that added them."""
     stop: int
     """How many of its own tokens the sequence runs through."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """Where a prompt continues what is stored."""
-
-    parent_turn_id: str = ""
-    """Turn that matched; empty: none."""
-    prefix_length: int = 0
-    """Tokens shared with its whole sequence."""
-    num_messages: int = 0
-    """Messages they cover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,52 +87,16 @@ class PrefixTree:
                 trained[piece.turn_id] = max(start, piece.stop)
             yield SamplePlan(leaf_turn_id=leaf, pieces=pieces, trained_from=trained_from)
 
-    def match_token_ids(
-        self, prompt: bytes, ids: Mapping[str, bytes], fingerprint: str, parent_turn_id: str
-    ) -> Match:
-        """The turn that shares the longest prefix with `prompt` (int32 ids); ties: the oldest.
 
-        Work is linear in the tokens stored: a turn is compared from where its parent's match ended.
-        """
-        shared: dict[str, int] = {}
-        best = Match()
-        for turn_id, turn in self._turns.items():
-            opening = turn.opening
-            start = min(shared.get(opening.parent_turn_id, 0), opening.prefix_length)
-            if start == opening.prefix_length:
-                rest = prompt[start * BYTES_PER_TOKEN :]
-                start += common_tokens(rest, ids[turn_id])
-            shared[turn_id] = start
-            eligible = opening.template_fingerprint == fingerprint and (
-                parent_turn_id in ("", turn_id)
-            )
-            if eligible and start > best.prefix_length:
-                best = Match(parent_turn_id=turn_id, prefix_length=start)
-        return best
-
-    def match_messages(
-        self, message_keys: Sequence[str], fingerprint: str, parent_turn_id: str
-    ) -> Match:
-        """The finished turn that is the longest prefix of `message_keys`; ties: the newest."""
-        best = Match()
-        for turn_id, turn in self._turns.items():
-            keys = turn.message_keys
-            eligible = (
-                turn.answer_key != ""
-                and turn.opening.template_fingerprint == fingerprint
-                and parent_turn_id in ("", turn_id)
-            )
-            if (
-                eligible
-                and len(keys) >= best.num_messages
-                and keys == tuple(message_keys[: len(keys)])
-            ):
-                best = Match(
-                    parent_turn_id=turn_id,
-                    prefix_length=self.whole_length(turn_id),
-                    num_messages=len(keys),
-                )
-        return best
+def message_keys(turns: Sequence[Turn]) -> dict[str, tuple[str, ...]]:
+    """Digests of each turn's conversation, with its answer; `turns` in the order they began."""
+    whole: dict[str, tuple[str, ...]] = {"": ()}
+    for turn in turns:
+        opening = turn.opening
+        matched = whole[opening.parent_turn_id][: opening.num_matched_messages]
+        answer = (turn.answer_key,) if turn.answer_key else ()
+        whole[turn.turn_id] = (*matched, *opening.new_message_keys, *answer)
+    return whole
 
 
 def common_tokens(first: bytes, second: bytes) -> int:

@@ -54,6 +54,23 @@ class Durability(IntEnum):
     REPLICATED = 3
 
 
+class ReplayStrategy(IntEnum):
+    """How groups that were trained before are drawn again."""
+
+    RECENCY = 1
+    REWARD = 2
+
+
+class DeadLetterReason(IntEnum):
+    """Why a group left without being trained."""
+
+    FAILURES = 1
+    DROPPED = 2
+    WITHHELD = 3
+    ZERO_VARIANCE = 4
+    DELIVERIES = 5
+
+
 class Effect(StrEnum):
     """What settling a closed rollout did to its group."""
 
@@ -65,10 +82,11 @@ class Effect(StrEnum):
 
 
 class Topic(StrEnum):
-    """What a long-poll waits for: work for agents, or groups for the trainer."""
+    """What a long-poll waits for: work for agents, groups for the trainer, samples for columns."""
 
     TASKS = "tasks"
     READY = "ready"
+    COLUMNS = "columns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +150,22 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """How trained groups are trained again."""
+
+    strategy: ReplayStrategy
+    """RECENCY weighs 1 / (1 + age in steps), REWARD exp((mean reward - highest) / temperature)."""
+    capacity_groups: int
+    """Committed groups kept; the oldest leave first."""
+    groups_per_step: int
+    """Replayed groups beside the fresh ones of a step."""
+    reward_name: str = ""
+    """Reward that weighs, for REWARD."""
+    temperature: float = 1.0
+    """Of the weights, for REWARD."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Rules of a run, fixed when it is created."""
 
@@ -149,6 +183,22 @@ class RunConfig:
     """Drop groups whose samples all have the same reward of this name; empty: keep all."""
     durability: Durability
     """What the run asks of its store."""
+    num_extra_samples: int = 0
+    """Samples a group starts beyond those it needs (k)."""
+    fifo_window: int = 0
+    """Groups from the oldest unleased one that a step may take from; 0: order of completion."""
+    publish_wait_seconds: float = 0.0
+    """WAIT: longest time a publish waits."""
+    required_columns: tuple[str, ...] = ()
+    """Columns that samples must have before their group is ready."""
+    replay: Replay | None = None
+    """Replay of trained groups."""
+    max_deliveries: int = 0
+    """Deliveries of a step without a commit before it goes to the dead letters; 0: any number."""
+    max_stored_tokens: int = 0
+    """Tokens of the run beyond which admission is closed; 0: any number."""
+    retention_steps: int = 0
+    """Steps after whose commit rollouts are deleted; 0: never."""
 
     @property
     def max_outstanding_groups(self) -> int:
@@ -194,10 +244,16 @@ class Settlement:
     """False: the sample is to be replaced."""
     reward: float | None = None
     """Value of the run's zero_variance_reward; None: not given."""
+    rewards: tuple[tuple[str, float], ...] = ()
+    """Rewards of the whole rollout by name."""
     min_weight_version: int = 0
     """Oldest version among trainable tokens."""
     sample_ids: tuple[str, ...] = ()
     """Samples it yields, in order."""
+    num_tokens: tuple[int, ...] = ()
+    """Tokens of each of these samples."""
+    failure_message: str = ""
+    """Why it did not finish, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +264,41 @@ class Settled:
     """What it did."""
     reason: str = ""
     """Why a group was discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostLease:
+    """A task lease that is over while its rollout may still run."""
+
+    rollout_id: str
+    """The rollout."""
+    surplus: bool
+    """True: its group needs it no more; False: its time ran out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A group that left without being trained."""
+
+    task: Task
+    """Its task."""
+    reason: DeadLetterReason
+    """Why."""
+    message: str
+    """What failed last, or how old it was; for people."""
+    time: float
+    """Unix seconds by the store's clock."""
+    attempts: tuple[int, ...]
+    """Newest attempt of each slot; a later life of the task goes on from there."""
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """All rollouts that were made for it."""
+        return [
+            str(SlotName(self.task.task_id, slot, attempt))
+            for slot, newest in enumerate(self.attempts)
+            for attempt in range(1, newest + 1)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +330,27 @@ class StepLease:
     base_weight_version: int
     """Version staleness is counted from; fixed when the step was first leased."""
     sample_ids: tuple[str, ...]
-    """In order, members of a group adjacent."""
+    """Fresh samples in order, members of a group adjacent; never part of another step."""
+    replayed_ids: tuple[str, ...] = ()
+    """Samples of earlier groups that are trained again, in order, after the fresh ones."""
+    num_tokens: tuple[int, ...] = ()
+    """Length of each sample, of the fresh ones and then of the replayed ones; empty: not known."""
+    num_shards: int = 1
+    """Into how many shards the step is cut."""
+    num_deliveries: int = 1
+    """How many trainers it was delivered to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishWait:
+    """What a publish under WAIT waits for."""
+
+    seconds: float
+    """How much longer it waits at most, by the store's clock; 0: publish now."""
+    num_blocking_groups: int = 0
+    """Groups with a finished sample that would be too old."""
+    running: tuple[str, ...] = ()
+    """Rollouts under way of the other groups that are not leased to a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +370,7 @@ class Readiness:
     num_ready_groups: int
     """Complete groups that wait for the trainer."""
     num_running_groups: int
-    """Admitted groups that are not complete."""
+    """Admitted groups whose samples are not complete."""
     num_admissible_groups: int
     """Groups admission would let start now."""
     num_queued_tasks: int
@@ -278,6 +389,14 @@ class Readiness:
     """Since the run began."""
     num_replaced_samples: int
     """Since the run began."""
+    num_incomplete_groups: int
+    """Complete groups that wait for a required column."""
+    num_replay_groups: int
+    """Committed groups kept for replay."""
+    num_dead_letters: int
+    """Groups that left without being trained and can be queued again."""
+    num_stored_tokens: int
+    """Tokens stored for the run, as of the last sweep."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,27 +9,30 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from services.chassis.redis import Scripts, store_errors
+from services.chassis.redis import store_errors
+from services.chassis.redis_scripts import Scripts
 from trajectory_manager import keys
 from trajectory_manager.records import (
+    DeadLetter,
+    DeadLetterReason,
     Durability,
     Effect,
-    LeaseAttempt,
+    LostLease,
     Purpose,
     Readiness,
-    Reconciled,
+    Replay,
+    ReplayStrategy,
     RunConfig,
     Settled,
     Settlement,
     StalenessPolicy,
-    StepLease,
     Submitted,
     Task,
     TaskLease,
     Topic,
 )
 from trajectory_manager.refusals import accepted, refusal
-from trajectory_manager.store import MAX_REPLACEMENTS
+from trajectory_manager.store import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 
 
 class RedisRunStore:
@@ -39,6 +42,7 @@ class RedisRunStore:
         # redis-py's types cannot say that replies are bytes.
         self._redis: Any = redis
         self._scripts = scripts
+        self._configs: dict[str, RunConfig] = {}
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """See `RunStore`."""
@@ -55,11 +59,14 @@ class RedisRunStore:
 
     async def config(self, run_id: str) -> RunConfig:
         """See `RunStore`."""
-        with store_errors("config"):
-            text = await self._redis.get(keys.run_keys(run_id)[0])
-        if text is None:
-            raise refusal("UNKNOWN_RUN", run_id)
-        return _config(text)
+        if run_id not in self._configs:
+            with store_errors("config"):
+                text = await self._redis.get(keys.run_keys(run_id)[0])
+            if text is None:
+                raise refusal("UNKNOWN_RUN", run_id)
+            # Fixed when the run is created, so it may be remembered.
+            self._configs[run_id] = _config(text)
+        return self._configs[run_id]
 
     async def version(self, run_id: str, topic: Topic) -> int:
         """See `RunStore`."""
@@ -87,13 +94,18 @@ class RedisRunStore:
         if not reply:
             return None
         rollout_id, task, seconds = reply
-        fields = json.loads(task)
         return TaskLease(
-            task=Task(**{**fields, "purpose": Purpose(fields["purpose"])}),
+            task=_task(task),
             rollout_id=rollout_id.decode(),
             nonce=nonce,
             seconds=float(seconds),
         )
+
+    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
+        """See `RunStore`."""
+        entries = [part for task in tasks for part in (task.task_id, json.dumps(asdict(task)))]
+        new, free = await self._call("admit_recorded", run_id, *entries)
+        return Submitted(num_accepted=new, num_free=free)
 
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
         """See `RunStore`."""
@@ -125,55 +137,53 @@ class RedisRunStore:
             names = await self._redis.zrange(_key(run_id, "marks"), 0, limit - 1)
         return [name.decode() for name in names]
 
-    async def expired(self, run_id: str, limit: int) -> list[str]:
+    async def expired(self, run_id: str, limit: int) -> list[LostLease]:
         """See `RunStore`."""
-        (names,) = await self._call("expired", run_id, limit)
-        return [name.decode() for name in names]
+        (over,) = await self._call("expired", run_id, limit)
+        return [
+            LostLease(rollout_id=name.decode(), surplus=float(score) == 0)
+            for name, score in zip(over[::2], over[1::2], strict=True)
+        ]
 
     async def settle(self, run_id: str, settlement: Settlement) -> Settled:
         """See `RunStore`."""
-        # Adding zero makes -0.0 and 0.0 the same text.
-        reward = "" if settlement.reward is None else repr(settlement.reward + 0.0)
-        effect, reason = await self._call(
+        facts = {
+            "finished": settlement.finished,
+            "reward": "" if settlement.reward is None else _text(settlement.reward),
+            "rewards": {name: _text(value) for name, value in settlement.rewards},
+            "min_version": settlement.min_weight_version,
+            "samples": settlement.sample_ids,
+            "tokens": settlement.num_tokens,
+            "message": settlement.failure_message,
+        }
+        effect, *reason = await self._call(
             "settle",
             run_id,
             settlement.rollout_id,
-            int(settlement.finished),
-            reward,
-            settlement.min_weight_version,
+            json.dumps(facts),
             MAX_REPLACEMENTS,
-            *settlement.sample_ids,
+            MAX_DEAD_LETTERS,
         )
-        return Settled(effect=Effect(effect.decode()), reason=reason.decode())
-
-    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
-        """See `RunStore`."""
-        epoch, pending = await self._call("reconcile", run_id, step, trainer_id)
-        return Reconciled(epoch=int(epoch), pending_steps=tuple(pending))
-
-    async def lease_samples(
-        self, run_id: str, epoch: int, step: int, base_weight_version: int, num_groups: int
-    ) -> LeaseAttempt:
-        """See `RunStore`."""
-        num_too_old, *entry = await self._call(
-            "lease_samples", run_id, epoch, step, base_weight_version, num_groups
+        return Settled(
+            effect=Effect(effect.decode()),
+            reason=DeadLetterReason(reason[0]).name.lower() if reason else "",
         )
-        lease = _step_lease(step, entry[0]) if entry else None
-        return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
-    async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
+    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
         """See `RunStore`."""
-        (seconds,) = await self._call("extend_samples", run_id, epoch, step)
-        return float(seconds)
+        page = await self._call("dead_letters", run_id, start, limit)
+        return [
+            _dead_letter(task, letter) for task, letter in zip(page[::2], page[1::2], strict=True)
+        ]
 
-    async def commit(self, run_id: str, epoch: int, step: int) -> int:
+    async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""
-        (num_samples,) = await self._call("commit", run_id, epoch, step)
-        return int(num_samples)
+        (number,) = await self._call("requeue", run_id, *task_ids)
+        return int(number)
 
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
+    async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """See `RunStore`."""
-        await self._call("release", run_id, epoch, step)
+        await self._call("add_stored_tokens", run_id, delta)
 
     async def readiness(self, run_id: str) -> Readiness:
         """See `RunStore`."""
@@ -189,15 +199,33 @@ def _key(run_id: str, part: str) -> str:
     return keys.run_keys(run_id)[keys.RUN_PARTS.index(part)]
 
 
+def _text(number: float) -> str:
+    # Adding zero makes -0.0 and 0.0 the same text.
+    return repr(number + 0.0)
+
+
+def _task(text: bytes) -> Task:
+    fields = json.loads(text)
+    return Task(**{**fields, "purpose": Purpose(fields["purpose"])})
+
+
+def _dead_letter(task: bytes, text: bytes) -> DeadLetter:
+    fields = json.loads(text)
+    return DeadLetter(
+        task=_task(task),
+        reason=DeadLetterReason(fields["reason"]),
+        message=fields["message"],
+        time=fields["time"],
+        attempts=tuple(fields["attempts"]),
+    )
+
+
 def _config(text: bytes) -> RunConfig:
     fields = json.loads(text)
     fields["staleness_policy"] = StalenessPolicy(fields["staleness_policy"])
     fields["durability"] = Durability(fields["durability"])
+    # Rules that an older release did not know have their defaults.
+    fields["required_columns"] = tuple(fields.get("required_columns", ()))
+    if replay := fields.get("replay"):
+        fields["replay"] = Replay(**{**replay, "strategy": ReplayStrategy(replay["strategy"])})
     return RunConfig(**fields)
-
-
-def _step_lease(step: int, entry: bytes) -> StepLease:
-    fields = json.loads(entry)
-    return StepLease(
-        step=step, base_weight_version=fields["base"], sample_ids=tuple(fields["samples"])
-    )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from redis import exceptions
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.chassis.redis import Scripts, connect
+from services.chassis.redis import AWAY, connect
+from services.chassis.redis_pipeline import Pipelines
+from services.chassis.redis_scripts import Scripts
 from trajectory_manager.records import Durability
+from trajectory_manager.redis_columns import RedisColumnStore
+from trajectory_manager.redis_ledger import RedisLedgerStore
+from trajectory_manager.redis_retention import RedisRetentionStore
 from trajectory_manager.redis_runs import RedisRunStore
 from trajectory_manager.redis_tokens import RedisTokenStore
 from trajectory_manager.store import Store
@@ -29,58 +35,90 @@ async def redis_store(
     """The store at `url`, once it answers and gives what `durability` promises.
 
     Raises:
-        DependencyUnavailable: it did not answer within `start_seconds`.
+        DependencyUnavailable: it, or a replica that it needs, was away for `start_seconds`.
         ConfigError: its settings promise less, or let it evict what is stored.
     """
     redis = connect(url)
+    pipelines = Pipelines(redis, replicas=int(durability is Durability.REPLICATED))
     try:
-        await _answers(redis, start_seconds)
+        deadline = asyncio.get_running_loop().time() + start_seconds
+        cure = f"no answer within {start_seconds:g} s: start it or correct redis_url"
+        await _until(lambda: _pings(redis), deadline, cure)
         await _check_settings(redis, durability)
-        lua = Scripts(redis, scripts)
+        if durability is Durability.REPLICATED:
+            cure = "durability is replicated, and a master has no replica: connect one to each"
+            await _until(lambda: _has_replicas(redis), deadline, cure)
+        lua = Scripts(pipelines, scripts)
 
         async def ready() -> bool:
             return await _pings(redis)
 
         yield Store(
-            tokens=RedisTokenStore(redis, lua),
+            tokens=RedisTokenStore(lua),
             runs=RedisRunStore(redis, lua),
+            ledger=RedisLedgerStore(lua),
+            columns=RedisColumnStore(lua),
+            retention=RedisRetentionStore(lua),
             durability=durability,
             ready=ready,
         )
     finally:
+        await pipelines.aclose()
         await redis.aclose()
 
 
-async def _answers(redis: Redis, seconds: float) -> None:
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
-    while not await _pings(redis):
-        if clock() >= deadline:
-            raise DependencyUnavailable(
-                "redis", f"no answer within {seconds:g} s: start it or correct redis_url"
-            )
+async def _until(condition: Callable[[], Awaitable[bool]], deadline: float, cure: str) -> None:
+    while not await condition():
+        if asyncio.get_running_loop().time() >= deadline:
+            raise DependencyUnavailable("redis", cure)
         await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def _pings(redis: Redis) -> bool:
     try:
         return bool(await redis.ping())
-    except exceptions.AuthenticationError as error:
-        raise ConfigError(f"redis_url: {error}") from error
-    except (exceptions.RedisError, OSError):
+    except (*AWAY, OSError) as error:
+        # A cluster's client says why only in passing.
+        if isinstance(error.__cause__ or error, exceptions.AuthenticationError):
+            raise ConfigError(f"redis_url: {error}") from error
         return False
 
 
+async def _ask_masters(redis: Any, command: str, *args: str) -> list[dict[str, Any]]:
+    if not isinstance(redis, RedisCluster):
+        return [await redis.execute_command(command, *args)]
+    return [
+        await redis.execute_command(command, *args, target_nodes=node)
+        for node in redis.get_primaries()
+    ]
+
+
 async def _check_settings(redis: Redis, durability: Durability) -> None:
-    settings = await redis.config_get("append*", "maxmemory*")
-    if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
-        raise ConfigError(
-            f"redis has maxmemory-policy {settings['maxmemory-policy']}, which would drop recorded "
-            "tokens: set it to noeviction"
-        )
-    gives = (settings["appendonly"], settings["appendfsync"])
-    if durability is Durability.DURABLE and gives != ("yes", "always"):
-        raise ConfigError(
-            f"durability is durable, and redis has appendonly {gives[0]}, appendfsync {gives[1]}: "
-            "start it with appendonly yes and appendfsync always"
-        )
+    asked = ("append*", "maxmemory*", "min-replicas*")
+    for settings in await _ask_masters(redis, "CONFIG GET", *asked):
+        if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
+            raise ConfigError(
+                f"redis has maxmemory-policy {settings['maxmemory-policy']}, which would drop "
+                "recorded tokens: set it to noeviction"
+            )
+        gives = (settings["appendonly"], settings["appendfsync"])
+        if durability is Durability.DURABLE and gives != ("yes", "always"):
+            raise ConfigError(
+                f"durability is durable, and redis has appendonly {gives[0]}, appendfsync "
+                f"{gives[1]}: start it with appendonly yes and appendfsync always"
+            )
+        guard = (settings["min-replicas-to-write"], settings["min-replicas-max-lag"])
+        if durability is Durability.REPLICATED and "0" in guard:
+            raise ConfigError(
+                f"durability is replicated, and redis has min-replicas-to-write {guard[0]}, "
+                f"min-replicas-max-lag {guard[1]}: set them to 1 and 2 on every server, or an "
+                "isolated master goes on acknowledging what is lost"
+            )
+
+
+async def _has_replicas(redis: Redis) -> bool:
+    try:
+        answers = await _ask_masters(redis, "INFO", "replication")
+    except (*AWAY, OSError):
+        return False
+    return all(answer["connected_slaves"] >= 1 for answer in answers)

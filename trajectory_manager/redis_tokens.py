@@ -1,37 +1,32 @@
-"""TokenStore on Redis: every change is one Lua script on the keys of one rollout."""
+"""TokenStore on Redis: every step is one Lua script on the keys of one rollout."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio import Redis
-
-from services.chassis.redis import Scripts, store_errors
-from trajectory_manager import keys
-from trajectory_manager.memory_tokens import GAP_MESSAGE
-from trajectory_manager.records import (
-    FailureClass,
-    Outcome,
-    Purpose,
-    Reward,
-    Rollout,
-    RolloutState,
+from services.chassis.errors import ServiceError
+from services.chassis.redis_scripts import RUN_ID, Scripts
+from trajectory_manager import keys, redis_forms
+from trajectory_manager.records import Outcome, Purpose, Rollout
+from trajectory_manager.refusals import accepted, refused
+from trajectory_manager.token_records import (
+    Append,
+    Appended,
+    Opening,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
 )
-from trajectory_manager.refusals import accepted
-from trajectory_manager.token_records import Opening, Origin, Span, Tokens, Turn, VersionSource
 
-_COUNTER_BITS = 32
+_OLD_SCHEMA = "OLD_SCHEMA"
 
 
 class RedisTokenStore:
     """Implements `TokenStore`."""
 
-    def __init__(self, redis: Redis, scripts: Scripts) -> None:
-        # redis-py's types cannot say that replies are bytes.
-        self._redis: Any = redis
+    def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
     async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
@@ -41,7 +36,7 @@ class RedisTokenStore:
             rollout.run_id,
             rollout.rollout_id,
             int(leased),
-            _identity(rollout),
+            redis_forms.identity(rollout),
             rollout.credential_digest,
             rollout.traceparent,
         )
@@ -50,50 +45,42 @@ class RedisTokenStore:
         self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
     ) -> Turn:
         """See `TokenStore`."""
-        reply = await self._call(
+        stored, live = await self._call(
             "open_turn",
             run_id,
             rollout_id,
+            RUN_ID,
             credential_digest,
             opening.turn_id,
             opening.attempt_id,
-            json.dumps(asdict(opening)),
+            redis_forms.opening_text(opening),
             opening.prompt_digest,
         )
-        stored, incarnation, counter, finish = reply
-        return _turn(stored, int(incarnation), int(counter), finish)
+        return redis_forms.turn(stored, live)
 
-    async def append(
-        self, run_id: str, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: Tokens
-    ) -> tuple[int, int]:
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
-        reply = await self._call(
+        replies = await self._scripts.call_many(
             "append",
-            run_id,
-            rollout_id,
-            turn_id,
-            *_epoch_parts(epoch),
-            offset,
-            tokens.ids,
-            tokens.logprobs,
-            _GAP_OUTCOME,
-            *(_span_text(span) for span in tokens.spans),
-            more_keys=keys.turn_keys(run_id, rollout_id, turn_id),
+            [
+                (keys.rollout_keys(a.run_id, a.rollout_id), redis_forms.append_args(a))
+                for a in appends
+            ],
         )
-        return int(reply[0]), int(reply[1])
+        return [
+            await self._appended(append, reply)
+            for append, reply in zip(appends, replies, strict=True)
+        ]
 
-    async def end_turn(
-        self,
-        run_id: str,
-        rollout_id: str,
-        turn_id: str,
-        epoch: int,
-        finish_reason: int,
-        answer_key: str,
-    ) -> None:
-        """See `TokenStore`."""
-        finish = f"{finish_reason} {answer_key}"
-        await self._call("end_turn", run_id, rollout_id, turn_id, *_epoch_parts(epoch), finish)
+    async def _appended(self, append: Append, reply: Any) -> Appended | ServiceError:
+        if isinstance(reply, ServiceError):
+            return reply
+        if reply[0] == b"ok":
+            return Appended(num_tokens=reply[1], num_new=reply[2])
+        if reply[1] == _OLD_SCHEMA.encode():
+            await self._migrate(append.run_id, append.rollout_id)
+            return (await self.append([append]))[0]
+        return refused(reply)
 
     async def close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
@@ -107,46 +94,32 @@ class RedisTokenStore:
             int(credential_digest is not None),
             credential_digest or "",
             int(outcome.state),
-            json.dumps(asdict(outcome)),
-            _identity(never_started),
+            redis_forms.outcome_text(outcome),
+            redis_forms.identity(never_started),
         )
-        header = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        return _rollout(run_id, rollout_id, header)
+        return redis_forms.rollout(run_id, rollout_id, pairs)
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
         """See `TokenStore`."""
-        with store_errors("rollout"):
-            header = await self._redis.hgetall(keys.rollout_keys(run_id, rollout_id)[0])
-        return _rollout(run_id, rollout_id, header) if header else None
+        (pairs, *_) = await self._call("read", run_id, rollout_id, "header")
+        return redis_forms.rollout(run_id, rollout_id, pairs) if pairs else None
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
         """See `TokenStore`."""
-        _, order, turns, writers, ends = keys.rollout_keys(run_id, rollout_id)
-        with store_errors("turns"):
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.lrange(order, 0, -1).hgetall(turns).hgetall(writers).hgetall(ends)
-                names, openings, written, ended = await pipe.execute()
-        listed = []
-        for name in names:
-            incarnation, counter, _ = written[name].split(b":", 2)
-            finish = ended.get(name, b"")
-            listed.append(_turn(openings[name], int(incarnation), int(counter), finish))
-        return listed
+        reply = await self._call("read", run_id, rollout_id, "turns")
+        return [record.turn for record in redis_forms.turn_records(reply)]
+
+    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """See `TokenStore`."""
+        reply = await self._call("read", run_id, rollout_id, "newest")
+        return next(iter(redis_forms.turn_records(reply)), None)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
         if not turn_ids:
             return []
-        with store_errors("tokens"):
-            async with self._redis.pipeline(transaction=True) as pipe:
-                for turn_id in turn_ids:
-                    ids, logprobs, spans = keys.turn_keys(run_id, rollout_id, turn_id)
-                    pipe.get(ids).get(logprobs).lrange(spans, 0, -1)
-                replies = await pipe.execute()
-        return [
-            Tokens(ids=ids or b"", logprobs=logprobs or b"", spans=tuple(map(_span, spans)))
-            for ids, logprobs, spans in zip(*[iter(replies)] * 3, strict=True)
-        ]
+        reply = await self._call("read", run_id, rollout_id, "tokens", *turn_ids)
+        return [record.tokens for record in redis_forms.turn_records(reply)]
 
     async def spans(
         self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
@@ -154,88 +127,45 @@ class RedisTokenStore:
         """See `TokenStore`."""
         if not turn_ids:
             return []
-        with store_errors("spans"):
-            async with self._redis.pipeline(transaction=True) as pipe:
-                for turn_id in turn_ids:
-                    pipe.lrange(keys.turn_keys(run_id, rollout_id, turn_id)[2], 0, -1)
-                replies = await pipe.execute()
-        return [tuple(map(_span, spans)) for spans in replies]
+        reply = await self._call("read", run_id, rollout_id, "spans", *turn_ids)
+        return [record.tokens.spans for record in redis_forms.turn_records(reply, spans_only=True)]
 
-    async def _call(
-        self, script: str, run_id: str, rollout_id: str, *args: Any, more_keys: Sequence[str] = ()
-    ) -> list[Any]:
+    async def read(
+        self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
+    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+        """See `TokenStore`."""
+        detail = "spans" if spans_only else "tokens"
+        calls = [(keys.rollout_keys(run_id, name), (name, detail)) for name in rollout_ids]
+        replies = await self._scripts.call_many("read", calls)
+        found = []
+        for name, reply in zip(rollout_ids, replies, strict=True):
+            facts = await self._fresh(reply, run_id, name, "read", detail)
+            found.append(redis_forms.trajectory(run_id, name, facts, spans_only))
+        return found
+
+    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+        """See `TokenStore`."""
+        args = redis_forms.record_args(rollout, turns)
+        (new,) = await self._call("record", rollout.run_id, rollout.rollout_id, *args)
+        return bool(new)
+
+    async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(
-            script,
-            keys=[*keys.rollout_keys(run_id, rollout_id), *more_keys],
-            args=[rollout_id, *args],
+            script, keys=keys.rollout_keys(run_id, rollout_id), args=(rollout_id, *args)
         )
+        return await self._fresh(reply, run_id, rollout_id, script, *args)
+
+    async def _fresh(
+        self, reply: Any, run_id: str, rollout_id: str, script: str, *args: Any
+    ) -> list[Any]:
+        """What the script answered, asked again once a record of an older schema is migrated."""
+        if isinstance(reply, ServiceError):
+            raise reply
+        if reply[0] == b"refused" and reply[1] == _OLD_SCHEMA.encode():
+            await self._migrate(run_id, rollout_id)
+            return await self._call(script, run_id, rollout_id, *args)
         return accepted(reply)
 
-
-_GAP_OUTCOME = json.dumps(
-    asdict(Outcome(failure_class=FailureClass.INFRASTRUCTURE, failure_message=GAP_MESSAGE))
-)
-
-
-def _epoch_parts(epoch: int) -> tuple[int, int]:
-    return epoch >> _COUNTER_BITS, epoch & (1 << _COUNTER_BITS) - 1
-
-
-def _turn(opening: bytes, incarnation: int, counter: int, finish: bytes) -> Turn:
-    fields = json.loads(opening)
-    fields["message_keys"] = tuple(fields["message_keys"])
-    reason, _, answer_key = finish.decode().partition(" ")
-    return Turn(
-        opening=Opening(**fields),
-        epoch=incarnation << _COUNTER_BITS | counter,
-        finish_reason=int(reason or 0),
-        answer_key=answer_key,
-    )
-
-
-def _span_text(span: Span) -> str:
-    facts = (span.num_tokens, span.origin, span.weight_version, span.version_source)
-    return f"{' '.join(str(int(fact)) for fact in facts)} {span.server_id}"
-
-
-def _span(text: bytes) -> Span:
-    num_tokens, origin, weight_version, source, server_id = text.decode().split(" ")
-    return Span(
-        num_tokens=int(num_tokens),
-        origin=Origin(int(origin)),
-        weight_version=int(weight_version),
-        version_source=VersionSource(int(source)),
-        server_id=server_id,
-    )
-
-
-def _identity(rollout: Rollout) -> str:
-    return json.dumps([int(rollout.purpose), rollout.group_id, rollout.pinned_weight_version])
-
-
-def _rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Rollout:
-    purpose, group_id, pinned = json.loads(header[b"identity"])
-    return Rollout(
-        run_id=run_id,
-        rollout_id=rollout_id,
-        purpose=Purpose(purpose),
-        group_id=group_id,
-        credential_digest=header[b"credential"].decode(),
-        pinned_weight_version=pinned,
-        traceparent=header[b"traceparent"].decode(),
-        state=RolloutState(int(header[b"state"])),
-        outcome=_outcome(header.get(b"outcome")),
-        create_time=float(header[b"created"]),
-        finish_time=float(header.get(b"finished", 0)),
-    )
-
-
-def _outcome(text: bytes | None) -> Outcome:
-    if text is None:
-        return Outcome()
-    fields = json.loads(text)
-    return Outcome(
-        rewards=tuple(Reward(**reward) for reward in fields["rewards"]),
-        failure_class=FailureClass(fields["failure_class"]),
-        failure_message=fields["failure_message"],
-    )
+    async def _migrate(self, run_id: str, rollout_id: str) -> None:
+        both = (*keys.rollout_keys(run_id, rollout_id), *keys.old_rollout_keys(run_id, rollout_id))
+        accepted(await self._scripts.call("migrate", keys=both, args=(rollout_id,)))

@@ -20,6 +20,7 @@ from services.chassis.errors import (
 )
 
 _QUEUE_RETRY_SECONDS = 1.0
+_CAP_RETRY_SECONDS = 5.0
 
 
 def unknown_run(run_id: str) -> ServiceError:
@@ -50,9 +51,19 @@ def closed_turn(turn_id: str) -> ServiceError:
 
 
 def lost_lease(rollout_id: str) -> ServiceError:
-    """FAILED_PRECONDITION: the lease expired, was completed, or was never given."""
+    """FAILED_PRECONDITION: the lease expired, was completed, was not needed or was never given."""
     message = (
-        f"the lease of rollout {rollout_id!r} is gone: its sample is replaced, lease a new task"
+        f"the lease of rollout {rollout_id!r} is gone: its sample is replaced, or its group needs "
+        "it no more; lease a new task"
+    )
+    return failed_precondition(Reason.LEASE_EXPIRED, message)
+
+
+def lost_column(column: str, sample_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: the cell is not leased, or to somebody else."""
+    message = (
+        f"column {column!r} of sample {sample_id!r} is not leased to this caller any more: drop the "
+        "values and lease again"
     )
     return failed_precondition(Reason.LEASE_EXPIRED, message)
 
@@ -60,6 +71,24 @@ def lost_lease(rollout_id: str) -> ServiceError:
 def full_queue(num_new: str, num_free: str) -> ServiceError:
     """RESOURCE_EXHAUSTED: the task queue is bounded."""
     message = f"the queue takes {num_free} more tasks, not {num_new}"
+    return exhausted(Reason.TOO_MANY_REQUESTS, message, _QUEUE_RETRY_SECONDS)
+
+
+def full_run(run_id: str, num_stored: str, cap: str) -> ServiceError:
+    """RESOURCE_EXHAUSTED: tasks wait, and only the run's token cap keeps them out."""
+    message = (
+        f"run {run_id!r} stores {num_stored} tokens, more than its max_stored_tokens, {cap}: no "
+        "group starts until some are deleted (by retention_steps or DeleteTrajectories)"
+    )
+    return exhausted(Reason.STORE_FULL, message, _CAP_RETRY_SECONDS)
+
+
+def closed_admission(num_new: str, num_free: str) -> ServiceError:
+    """RESOURCE_EXHAUSTED: the trainer has as much waiting as its staleness allows."""
+    message = (
+        f"admission takes {num_free} more groups, not {num_new}: it opens when the trainer leases "
+        "a step"
+    )
     return exhausted(Reason.TOO_MANY_REQUESTS, message, _QUEUE_RETRY_SECONDS)
 
 
@@ -73,6 +102,12 @@ def too_many_groups(num_groups: str, bound: str) -> ServiceError:
     """INVALID_ARGUMENT: admission would never let that many groups wait."""
     cure = f"at most {bound}, which is groups_per_step * (max_staleness + 1)"
     return invalid_argument("num_groups", int(num_groups), cure)
+
+
+def other_shards(step: str, stored: str, given: str) -> ServiceError:
+    """INVALID_ARGUMENT: the first lease of a step decides how it is cut."""
+    cure = f"{stored}, into which the first lease of step {step} cut it"
+    return invalid_argument("num_shards", int(given), cure)
 
 
 def pinned_training(version: int) -> ServiceError:
@@ -104,9 +139,14 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
     "CLOSED_ROLLOUT": closed_rollout,
     "CLOSED_TURN": closed_turn,
     "LOST_LEASE": lost_lease,
+    "LOST_COLUMN": lost_column,
+    "OTHER_COLUMN": lambda name, sample_id: already_exists(f"column {name!r} of", sample_id),
     "FULL_QUEUE": full_queue,
+    "CLOSED_ADMISSION": closed_admission,
+    "FULL_RUN": full_run,
     "STEP_ORDER": step_order,
     "TOO_MANY_GROUPS": too_many_groups,
+    "OTHER_SHARDS": other_shards,
 }
 
 
@@ -122,5 +162,10 @@ def accepted(reply: list[Any]) -> list[Any]:
         ServiceError: it answered "refused" with a tag and its facts.
     """
     if reply[0] == b"refused":
-        raise refusal(*(fact.decode() for fact in reply[1:]))
+        raise refused(reply)
     return reply[1:]
+
+
+def refused(reply: list[Any]) -> ServiceError:
+    """The refusal that a Lua script answered."""
+    return refusal(*(fact.decode() for fact in reply[1:]))

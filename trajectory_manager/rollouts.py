@@ -7,15 +7,14 @@ CompleteTask, the sweeper, another replica) finishes what a killed process began
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.chassis.errors import Reason, ServiceError
 from trajectory_manager import refusals, samples
+from trajectory_manager.matching import Divergence, Matching, Prompt
 from trajectory_manager.metrics import Metrics
-from trajectory_manager.packing import pack_ids
-from trajectory_manager.prefix_tree import Match, PrefixTree
 from trajectory_manager.records import (
     Effect,
     FailureClass,
@@ -26,7 +25,14 @@ from trajectory_manager.records import (
     SlotName,
 )
 from trajectory_manager.store import Store
-from trajectory_manager.token_records import Opening, Tokens, Turn
+from trajectory_manager.token_records import (
+    Append,
+    Appended,
+    Opening,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
 
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,
@@ -35,23 +41,11 @@ EXPIRED = Outcome(
 ABANDONED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE, failure_message="its agent completed the lease first"
 )
+SURPLUS = Outcome(
+    failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
+)
+_GIVEN_UP = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
 _SWEEP_BATCH = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What a turn continues, as the gateway gives it."""
-
-    token_ids: Sequence[int] = ()
-    """Whole prompt as ids."""
-    message_keys: tuple[str, ...] = ()
-    """Or the digest of each message."""
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal prompts."""
-        keys = "\0".join(self.message_keys).encode()
-        return hashlib.sha256(pack_ids(self.token_ids) + b"|" + keys).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +60,8 @@ class OpenedTurn:
     """What earlier attempts recorded."""
     rollout: Rollout
     """Header of its rollout."""
+    divergence: Divergence | None
+    """Where its prompt leaves what was sampled before."""
 
 
 class Rollouts:
@@ -74,6 +70,8 @@ class Rollouts:
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
+        # Tokens stored since the run's last sweep; a killed process takes these few uncounted along.
+        self._new_tokens = Counter[str]()
 
     async def start(self, rollout: Rollout, nonce: str | None) -> str:
         """Open a rollout, under the lease that `nonce` proves; return its group.
@@ -101,77 +99,45 @@ class Rollouts:
             ServiceError: as `TokenStore.open_turn`; NOT_FOUND for a parent that does not exist.
         """
         tokens = self._store.tokens
-        turns = await tokens.turns(run_id, rollout_id)
-        opening = replace(opening, prompt_digest=prompt.digest, message_keys=prompt.message_keys)
-        if not any(turn.turn_id == opening.turn_id for turn in turns):
-            match = await self._match(run_id, rollout_id, turns, opening, prompt)
-            opening = replace(
-                opening,
-                parent_turn_id=match.parent_turn_id,
-                prefix_length=match.prefix_length,
-                num_matched_messages=match.num_messages,
-            )
+        matching = Matching(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
+        match = await matching.match(opening)
+        opening = replace(
+            opening,
+            prompt_digest=prompt.digest,
+            parent_turn_id=match.parent_turn_id,
+            prefix_length=match.prefix_length,
+            num_matched_messages=match.num_messages,
+            new_message_keys=prompt.message_keys[match.num_messages :],
+            num_prompt_tokens=len(prompt.token_ids),
+        )
         turn = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
-        return await self._opened(run_id, rollout_id, [*turns, turn], turn)
-
-    async def _match(
-        self,
-        run_id: str,
-        rollout_id: str,
-        turns: Sequence[Turn],
-        opening: Opening,
-        prompt: Prompt,
-    ) -> Match:
-        names = [turn.turn_id for turn in turns]
-        parent, fingerprint = opening.parent_turn_id, opening.template_fingerprint
-        if parent and parent not in names:
-            raise refusals.refusal("UNKNOWN_TURN", parent)
-        if prompt.message_keys:
-            spans = await self._store.tokens.spans(run_id, rollout_id, names)
-            lengths = [sum(span.num_tokens for span in of_turn) for of_turn in spans]
-            tree = PrefixTree(turns, lengths)
-            return tree.match_messages(prompt.message_keys, fingerprint, parent)
-        stored = await self._store.tokens.tokens(run_id, rollout_id, names)
-        ids = {name: added.ids for name, added in zip(names, stored, strict=True)}
-        tree = PrefixTree(turns, [added.num_tokens for added in stored])
-        return tree.match_token_ids(pack_ids(prompt.token_ids), ids, fingerprint, parent)
-
-    async def _opened(
-        self, run_id: str, rollout_id: str, turns: Sequence[Turn], turn: Turn
-    ) -> OpenedTurn:
-        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+        rollout = await tokens.rollout(run_id, rollout_id)
         assert rollout is not None, "an opened turn has a rollout"
-        by_id = {known.turn_id: known for known in turns}
-        path = list(_ancestors(by_id, turn))
-        stored = await self._store.tokens.tokens(run_id, rollout_id, path)
-        prefix = b""
-        # From the root: each turn keeps what it shares with its parent and adds its own.
-        for name, added in zip(reversed(path[1:]), reversed(stored[1:]), strict=True):
-            prefix = Tokens(ids=prefix).cut(0, by_id[name].opening.prefix_length).ids + added.ids
-        prefix = Tokens(ids=prefix).cut(0, turn.opening.prefix_length).ids
-        return OpenedTurn(turn=turn, prefix_ids=prefix, tokens=stored[0], rollout=rollout)
+        (own,) = await tokens.tokens(run_id, rollout_id, [turn.turn_id])
+        return OpenedTurn(
+            turn=turn,
+            prefix_ids=await matching.prefix(turn),
+            tokens=own,
+            rollout=rollout,
+            divergence=await matching.divergence(turn),
+        )
 
-    async def append(
-        self, run_id: str, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: Tokens
-    ) -> int:
-        """Record tokens; return how many the turn now has.
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+        """Record tokens; what was refused stands as its error, as in `TokenStore.append`.
 
         A gap fails the rollout and replaces its sample.
-
-        Raises:
-            ServiceError: as `TokenStore.append`.
         """
-        try:
-            stored, new = await self._store.tokens.append(
-                run_id, rollout_id, turn_id, epoch, offset, tokens
-            )
-        except ServiceError as error:
-            self._metrics.append_refused(error.reason)
-            if error.reason is Reason.OFFSET_GAP:
-                await self.settle(run_id, rollout_id)
-            raise
-        self._metrics.appended(new, tokens.num_tokens - new)
-        return stored
+        answers = await self._store.tokens.append(appends)
+        for append, answer in zip(appends, answers, strict=True):
+            if isinstance(answer, Appended):
+                repeated = append.tokens.num_tokens - answer.num_new
+                self._metrics.appended(answer.num_new, repeated)
+                self._new_tokens[append.run_id] += answer.num_new
+                continue
+            self._metrics.append_refused(answer.reason)
+            if answer.reason is Reason.OFFSET_GAP:
+                await self.settle(append.run_id, append.rollout_id)
+        return answers
 
     async def finish(
         self, run_id: str, rollout_id: str, credential_digest: str, outcome: Outcome
@@ -192,7 +158,7 @@ class Rollouts:
         closed = await self._close(rollout, credential_digest, outcome)
         if closed.outcome == outcome:
             return
-        if closed.outcome.failure_class is FailureClass.INFRASTRUCTURE:
+        if closed.outcome.failure_class in _GIVEN_UP:
             raise refusals.closed_rollout(rollout_id, closed.outcome.failure_message)
         raise refusals.refusal("OTHER_ROLLOUT", rollout_id)
 
@@ -218,33 +184,39 @@ class Rollouts:
         if held[0]:
             await self.give_up(run_id, rollout_id, ABANDONED)
 
+    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
+        """Store a closed rollout of an admitted group and hand it to its group. Idempotent."""
+        new = await self._store.tokens.record(rollout, turns)
+        if new:
+            num_tokens = sum(record.tokens.num_tokens for record in turns)
+            self._metrics.appended(num_tokens, 0)
+            self._new_tokens[rollout.run_id] += num_tokens
+        await self._settle(rollout, turns)
+
     async def settle(self, run_id: str, rollout_id: str) -> None:
         """Tell the group of a rollout how it ended, if it has ended. Idempotent."""
-        rollout = await self._store.tokens.rollout(run_id, rollout_id)
-        if rollout is None or rollout.state is RolloutState.RUNNING:
+        (found,) = await self._store.tokens.read(run_id, [rollout_id], spans_only=True)
+        if found is None or found[0].state is RolloutState.RUNNING:
             return
-        config = await self._store.runs.config(run_id)
-        facts = await samples.settlement(self._store.tokens, rollout, config.zero_variance_reward)
-        settled = await self._store.runs.settle(run_id, facts)
+        await self._settle(*found)
+
+    async def _settle(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
+        config = await self._store.runs.config(rollout.run_id)
+        facts = samples.settlement(rollout, turns, config.zero_variance_reward)
+        settled = await self._store.runs.settle(rollout.run_id, facts)
         if settled.effect is not Effect.IGNORED:
             self._metrics.settled(settled)
 
     async def sweep(self, run_id: str) -> int:
-        """Give up rollouts whose lease ran out, settle what is closed; return how many."""
+        """Give up rollouts whose lease is over, settle what is closed; return how many."""
+        if num_new := self._new_tokens[run_id]:
+            await self._store.runs.add_stored_tokens(run_id, num_new)
+            self._new_tokens[run_id] -= num_new
         expired = await self._store.runs.expired(run_id, _SWEEP_BATCH)
-        for rollout_id in expired:
-            await self.give_up(run_id, rollout_id, EXPIRED)
-        self._metrics.leases("expired", len(expired))
+        for lost in expired:
+            await self.give_up(run_id, lost.rollout_id, SURPLUS if lost.surplus else EXPIRED)
+            self._metrics.leases("surplus" if lost.surplus else "expired")
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
         for rollout_id in unsettled:
             await self.settle(run_id, rollout_id)
         return len(expired) + len(unsettled)
-
-
-def _ancestors(turns: dict[str, Turn], turn: Turn) -> list[str]:
-    """The turn, its parent, and so on to the root."""
-    path = [turn.turn_id]
-    while turn.opening.parent_turn_id:
-        turn = turns[turn.opening.parent_turn_id]
-        path.append(turn.turn_id)
-    return path

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -10,11 +11,19 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
 
-from trajectory_manager import conversion, lease_token, samples, validation
+from services.chassis.errors import invalid_argument
+from trajectory_manager import conversion, lease_token, samples, step_samples, validation
+from trajectory_manager.column_servicer import add_columns
 from trajectory_manager.metrics import Metrics
-from trajectory_manager.records import Readiness, StepLease, Topic
+from trajectory_manager.publishing import Verdict, judge
+from trajectory_manager.records import Readiness, RolloutState, StepLease, Topic
 from trajectory_manager.store import Store
 from trajectory_manager.waiting import Waiting
+
+_MAX_SHARDS = 65_536
+# A page ends early rather than outgrow what one message may hold.
+_PAGE_BYTES = 16 << 20
+_READ_ROLLOUTS = 32
 
 
 class SampleServicer(pb_grpc.SampleServiceServicer):
@@ -29,7 +38,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         self, request: pb.ReconcileRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ReconcileResponse:
         """See the contract."""
-        reconciled = await self._store.runs.reconcile(
+        reconciled = await self._store.ledger.reconcile(
             validation.run_name(request.run_id),
             validation.not_negative("step", request.step),
             validation.name("trainer_id", request.trainer_id),
@@ -42,31 +51,36 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         """See the contract."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
+        num_shards, shard = _shards(request)
 
         async def attempt() -> StepLease | None:
-            return await self._lease(run_id, request)
+            return await self._lease(run_id, request, num_shards)
 
         lease = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if lease is None:
             return pb.LeaseSamplesResponse()
-        config = await self._store.runs.config(run_id)
-        built = await samples.build(self._store.tokens, run_id, config, lease)
-        staleness = [lease.base_weight_version - sample.min_weight_version for sample in built]
-        for versions in staleness:
+        found = await step_samples.read(
+            self._store, run_id, lease, shard=shard, packed=request.packed
+        )
+        for versions in found.staleness:
             self._metrics.staleness(versions)
         return pb.LeaseSamplesResponse(
-            samples=[conversion.sample_to(sample) for sample in built],
+            samples=found.messages,
             lease_token=lease_token.step_token(lease.step, request.epoch),
-            max_staleness=max(staleness, default=0),
+            max_staleness=max(found.staleness, default=0),
+            num_deliveries=lease.num_deliveries,
         )
 
-    async def _lease(self, run_id: str, request: pb.LeaseSamplesRequest) -> StepLease | None:
-        attempted = await self._store.runs.lease_samples(
+    async def _lease(
+        self, run_id: str, request: pb.LeaseSamplesRequest, num_shards: int
+    ) -> StepLease | None:
+        attempted = await self._store.ledger.lease_samples(
             run_id,
             request.epoch,
             validation.positive("step", request.step),
             validation.not_negative("base_weight_version", request.base_weight_version),
             validation.not_negative("num_groups", request.num_groups),
+            num_shards,
         )
         if attempted.num_too_old:
             self._metrics.discarded("staleness", attempted.num_too_old)
@@ -78,7 +92,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         """See the contract."""
         run_id = validation.run_name(request.run_id)
         step, epoch = lease_token.parse_step(request.lease_token)
-        seconds = await self._store.runs.extend_samples(run_id, epoch, step)
+        seconds = await self._store.ledger.extend_samples(run_id, epoch, step)
         remaining = Duration()
         remaining.FromMilliseconds(int(seconds * 1000))
         return pb.ExtendLeaseResponse(remaining=remaining)
@@ -87,7 +101,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CommitStepResponse:
         """See the contract."""
-        num_samples = await self._store.runs.commit(
+        num_samples = await self._store.ledger.commit(
             validation.run_name(request.run_id),
             request.epoch,
             validation.positive("step", request.step),
@@ -100,8 +114,64 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         """See the contract."""
         run_id = validation.run_name(request.run_id)
         step, epoch = lease_token.parse_step(request.lease_token)
-        await self._store.runs.release(run_id, epoch, step)
+        await self._store.ledger.release(run_id, epoch, step)
         return pb.ReleaseSamplesResponse()
+
+    async def AwaitPublish(
+        self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AwaitPublishResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        version = validation.positive("weight_version", request.weight_version)
+        wait = validation.seconds("wait", request.wait)
+        verdict = Verdict(publish=False, num_blocking=0)
+
+        async def attempt() -> Verdict | None:
+            nonlocal verdict
+            verdict = await judge(self._store, run_id, request.epoch, version)
+            return verdict if verdict.publish else None
+
+        await self._waiting.until(run_id, Topic.READY, wait, attempt)
+        return pb.AwaitPublishResponse(publish=verdict.publish, num_blocking=verdict.num_blocking)
+
+    async def ListSamples(
+        self, request: pb.ListSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListSamplesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        start, limit = validation.page(request.page_size, request.page_token)
+        config = await self._store.runs.config(run_id)
+        names = await self._store.runs.listed(run_id, start, limit + 1)
+        listed: list[pb.ListedSample] = []
+        num_read = num_bytes = 0
+        while num_read < min(limit, len(names)) and num_bytes < _PAGE_BYTES:
+            batch = names[num_read : min(num_read + _READ_ROLLOUTS, limit)]
+            found = await self._listed(run_id, batch, request.packed)
+            num_read += len(batch)
+            num_bytes += sum(entry.ByteSize() for entry in found)
+            listed += found
+        messages = [entry.sample for entry in listed]
+        await add_columns(self._store.columns, run_id, messages, config.required_columns)
+        return pb.ListSamplesResponse(
+            samples=listed, next_page_token=str(start + num_read) if len(names) > num_read else ""
+        )
+
+    async def _listed(
+        self, run_id: str, rollout_ids: Sequence[str], packed: bool
+    ) -> list[pb.ListedSample]:
+        found = await self._store.tokens.read(run_id, rollout_ids)
+        steps = await self._store.ledger.committed_steps(run_id, rollout_ids)
+        return [
+            pb.ListedSample(
+                sample=conversion.sample_to(sample, packed=packed),
+                purpose=int(sample.rollout.purpose),  # type: ignore[arg-type]
+                state=int(sample.rollout.state),  # type: ignore[arg-type]
+                committed_step=step,
+            )
+            for pair, step in zip(found, steps, strict=True)
+            if pair is not None and pair[0].state is not RolloutState.RUNNING
+            for sample in samples.of_rollout(*pair)
+        ]
 
     async def GetReadiness(
         self, request: pb.GetReadinessRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -121,3 +191,14 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         return pb.GetReadinessResponse(
             **{name: getattr(counts, name) for name in Readiness.__dataclass_fields__}
         )
+
+
+def _shards(request: pb.LeaseSamplesRequest) -> tuple[int, int | None]:
+    """Into how many shards the step is cut, and which of them is asked for; None: all."""
+    num_shards = validation.bounded("num_shards", request.num_shards, _MAX_SHARDS) or 1
+    if not request.HasField("shard"):
+        return num_shards, None
+    if not 0 <= request.shard < num_shards:
+        cure = f"at least 0 and less than num_shards, which is {num_shards}"
+        raise invalid_argument("shard", request.shard, cure)
+    return num_shards, request.shard

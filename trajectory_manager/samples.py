@@ -7,7 +7,6 @@ version that the step ledger keeps, so that a repeated step yields identical sam
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from trajectory_manager.records import (
     StepLease,
 )
 from trajectory_manager.store import TokenStore
-from trajectory_manager.token_records import Span, Tokens, Turn, cut_spans
+from trajectory_manager.token_records import Span, Tokens, TurnRecord, cut_spans, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class Sample:
     """Header of its rollout."""
     tokens: Tokens
     """The whole sequence."""
-    loss_mask: tuple[bool, ...]
-    """True where the loss counts."""
+    loss_mask: bytes
+    """One byte per token: 1 where the loss counts."""
     min_weight_version: int
     """Oldest version among trainable tokens; the step's base version if there are none."""
     max_weight_version: int
@@ -58,28 +57,27 @@ def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
     return f"{rollout_id}#{leaf_turn_id}"
 
 
-async def settlement(tokens: TokenStore, rollout: Rollout, reward_name: str) -> Settlement:
+def settlement(rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str) -> Settlement:
     """What the group of a closed `rollout` must know; one without trainable tokens failed."""
-    reward = next(
-        (r.value for r in rollout.outcome.rewards if r.name == reward_name and not r.turn_id), None
-    )
+    outcome = rollout.outcome
     if rollout.state is not RolloutState.FINISHED:
-        return Settlement(rollout_id=rollout.rollout_id, finished=False)
-    turns = await tokens.turns(rollout.run_id, rollout.rollout_id)
-    names = [turn.turn_id for turn in turns]
-    spans = dict(
-        zip(names, await tokens.spans(rollout.run_id, rollout.rollout_id, names), strict=True)
-    )
-    plans = list(_tree(turns, list(spans.values())).sample_plans(spans))
+        message = f"{outcome.failure_class.name}: {outcome.failure_message}"
+        return Settlement(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
+    spans = {record.turn.turn_id: record.tokens.spans for record in turns}
+    plans = list(_tree(turns).sample_plans(spans))
     versions = [
         part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
     ]
+    rewards = {r.name: r.value for r in outcome.rewards if not r.turn_id}
     return Settlement(
         rollout_id=rollout.rollout_id,
-        finished=bool(plans) or rollout.outcome.failure_class is FailureClass.POLICY,
-        reward=reward,
+        finished=bool(plans) or outcome.failure_class is FailureClass.POLICY,
+        reward=rewards.get(reward_name),
+        rewards=tuple(rewards.items()),
         min_weight_version=min(versions, default=0),
         sample_ids=tuple(sample_id(rollout.rollout_id, plan.leaf_turn_id) for plan in plans),
+        num_tokens=tuple(sum(piece.stop for piece in plan.pieces) for plan in plans),
+        failure_message="" if plans else "POLICY: it sampled no token of a known weight version",
     )
 
 
@@ -88,56 +86,54 @@ async def build(
 ) -> list[Sample]:
     """The samples of a leased step, in the ledger's order."""
     rollout_ids = list(dict.fromkeys(name.rpartition("#")[0] for name in lease.sample_ids))
-    oldest = (
-        lease.base_weight_version - config.max_staleness
-        if config.staleness_policy is StalenessPolicy.MASK
-        else None
-    )
-    built = await asyncio.gather(
-        *(
-            _build_rollout(tokens, run_id, name, lease.base_weight_version, oldest)
-            for name in rollout_ids
-        )
-    )
-    by_id = {sample.sample_id: sample for samples in built for sample in samples}
+    base = lease.base_weight_version
+    masks = config.staleness_policy is StalenessPolicy.MASK
+    oldest = base - config.max_staleness if masks else None
+    by_id: dict[str, Sample] = {}
+    for found in await tokens.read(run_id, rollout_ids):
+        assert found is not None, "a leased sample has a rollout"
+        by_id.update((sample.sample_id, sample) for sample in of_rollout(*found, base, oldest))
     return [by_id[name] for name in lease.sample_ids]
 
 
-async def _build_rollout(
-    tokens: TokenStore, run_id: str, rollout_id: str, base: int, oldest: int | None
+def of_rollout(
+    rollout: Rollout, turns: Sequence[TurnRecord], base: int = 0, oldest: int | None = None
 ) -> list[Sample]:
-    rollout = await tokens.rollout(run_id, rollout_id)
-    assert rollout is not None, "a leased sample has a rollout"
-    turns = await tokens.turns(run_id, rollout_id)
-    names = [turn.turn_id for turn in turns]
-    stored = dict(zip(names, await tokens.tokens(run_id, rollout_id, names), strict=True))
-    spans = {name: added.spans for name, added in stored.items()}
-    temperatures = {turn.turn_id: turn.opening.temperature for turn in turns}
+    """The samples of a rollout: strict prefix merge, each token trained in exactly one.
+
+    Args:
+        rollout: its header.
+        turns: its turns in the order they began.
+        base: version that stands for a sample without trainable tokens.
+        oldest: tokens of older versions are not trained; None: all are.
+    """
+    stored = {record.turn.turn_id: record for record in turns}
+    spans = {name: record.tokens.spans for name, record in stored.items()}
     samples = []
-    for plan in _tree(turns, list(spans.values())).sample_plans(spans):
-        sequence = Tokens()
-        for piece in plan.pieces:
-            sequence = sequence.joined(stored[piece.turn_id].cut(0, piece.stop))
+    for plan in _tree(turns).sample_plans(spans):
         parts = [_masked(part, oldest) for part in _parts(plan, spans)]
         versions = [part.span.weight_version for part in parts if part.trained]
         samples.append(
             Sample(
-                sample_id=sample_id(rollout_id, plan.leaf_turn_id),
+                sample_id=sample_id(rollout.rollout_id, plan.leaf_turn_id),
                 rollout=rollout,
-                tokens=sequence,
-                loss_mask=tuple(
-                    part.trained for part in parts for _ in range(part.span.num_tokens)
+                tokens=joined(
+                    stored[piece.turn_id].tokens.cut(0, piece.stop) for piece in plan.pieces
+                ),
+                loss_mask=b"".join(
+                    (b"\1" if part.trained else b"\0") * part.span.num_tokens for part in parts
                 ),
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
-                temperature=temperatures[plan.leaf_turn_id],
+                temperature=stored[plan.leaf_turn_id].turn.opening.temperature,
             )
         )
     return samples
 
 
-def _tree(turns: Sequence[Turn], spans: Sequence[Sequence[Span]]) -> PrefixTree:
-    return PrefixTree(turns, [sum(span.num_tokens for span in of_turn) for of_turn in spans])
+def _tree(turns: Sequence[TurnRecord]) -> PrefixTree:
+    lengths = [sum(span.num_tokens for span in record.tokens.spans) for record in turns]
+    return PrefixTree([record.turn for record in turns], lengths)
 
 
 def _parts(plan: SamplePlan, spans: dict[str, tuple[Span, ...]]) -> Iterator[_Trained]:

@@ -1,8 +1,8 @@
 """What a store must do. Each method is one atomic step; what takes more is in `rollouts.py`.
 
-Two protocols, because they shard differently: tokens live with their rollout, everything that
-orders or counts lives with its run. Refusals are `ServiceError`s from `refusals.py`; a store that
-cannot be reached raises UNAVAILABLE. The store's own clock decides about leases.
+Tokens live with their rollout, everything that orders or counts lives with its run. Refusals are
+`ServiceError`s from `refusals.py`; a store that cannot be reached raises UNAVAILABLE. The store's
+own clock decides about leases.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.chassis.errors import ServiceError
+from trajectory_manager.column_store import ColumnStore
 from trajectory_manager.records import (
+    DeadLetter,
     Durability,
     LeaseAttempt,
+    LostLease,
     Outcome,
+    PublishWait,
     Purpose,
     Readiness,
     Reconciled,
@@ -22,16 +27,27 @@ from trajectory_manager.records import (
     RunConfig,
     Settled,
     Settlement,
-    StepLease,
     Submitted,
     Task,
     TaskLease,
     Topic,
 )
-from trajectory_manager.token_records import Opening, Span, Tokens, Turn
+from trajectory_manager.retention_store import RetentionStore
+from trajectory_manager.token_records import (
+    Append,
+    Appended,
+    Opening,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
 
 # A group whose samples failed more often than this is given up: something is wrong with its task.
 MAX_REPLACEMENTS = 10
+
+# Dead letters kept per run; the oldest leave first.
+MAX_DEAD_LETTERS = 10_000
 
 
 class TokenStore(Protocol):
@@ -57,30 +73,12 @@ class TokenStore(Protocol):
         """
         ...
 
-    async def append(
-        self, run_id: str, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: Tokens
-    ) -> tuple[int, int]:
-        """Store `tokens` at `offset`; return (tokens of the turn now stored, how many are new).
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+        """Do each of `appends` by itself; an error stands where one was refused.
 
-        Raises:
-            ServiceError: NOT_FOUND, STALE_EPOCH, ROLLOUT_FINISHED, TURN_FINISHED, ALREADY_EXISTS
-                (the overlap differs), OFFSET_GAP (which has failed the rollout as INFRASTRUCTURE).
-        """
-        ...
-
-    async def end_turn(
-        self,
-        run_id: str,
-        rollout_id: str,
-        turn_id: str,
-        epoch: int,
-        finish_reason: int,
-        answer_key: str,
-    ) -> None:
-        """Close the turn. Idempotent.
-
-        Raises:
-            ServiceError: NOT_FOUND, STALE_EPOCH, ROLLOUT_FINISHED, ALREADY_EXISTS (other end).
+        Idempotent. Errors: NOT_FOUND, STALE_EPOCH, ROLLOUT_FINISHED, TURN_FINISHED, ALREADY_EXISTS
+        (the overlap or the end differs), OFFSET_GAP (which has failed the rollout as
+        INFRASTRUCTURE), and those of a store that is away or full.
         """
         ...
 
@@ -104,6 +102,10 @@ class TokenStore(Protocol):
         """All turns in the order they began."""
         ...
 
+    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """The turn that began last, with its tokens; None if there is none."""
+        ...
+
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """What each turn added."""
         ...
@@ -114,9 +116,23 @@ class TokenStore(Protocol):
         """The spans of what each turn added."""
         ...
 
+    async def read(
+        self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
+    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+        """Each rollout with its turns in the order they began, as of one moment; None: unknown."""
+        ...
+
+    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+        """Store a whole closed rollout; False if it is there already. Idempotent.
+
+        Raises:
+            ServiceError: ALREADY_EXISTS with other content.
+        """
+        ...
+
 
 class RunStore(Protocol):
-    """Groups, queue, leases, ledger and admission of each run; NOT_FOUND for one not created."""
+    """Tasks, groups, leases and admission of each run; NOT_FOUND for one not created."""
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """Create the run; None if that happened, else the config that is there already."""
@@ -148,6 +164,22 @@ class RunStore(Protocol):
         """Lease one open slot, admitting a group if none is open; earlier purposes first.
 
         Admission: admitted - discarded - leased to a step <= groups_per_step * (max_staleness + 1).
+        Beyond max_stored_tokens no TRAIN group is admitted, except those that the next step needs
+        if its commit lets retention free tokens.
+        A TRAIN group has num_samples + num_extra_samples slots.
+
+        Raises:
+            ServiceError: STORE_FULL, when only max_stored_tokens keeps a queued task out.
+        """
+        ...
+
+    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
+        """Admit groups whose rollouts (each the first attempt of its slot) are recorded; all or none.
+
+        The slots are leased until they are settled; `num_free` is what admission still lets in.
+
+        Raises:
+            ServiceError: RESOURCE_EXHAUSTED, ALREADY_EXISTS (same task_id, other task).
         """
         ...
 
@@ -175,23 +207,47 @@ class RunStore(Protocol):
         """Rollouts with an outbox mark, oldest first."""
         ...
 
-    async def expired(self, run_id: str, limit: int) -> list[str]:
-        """Rollouts whose lease has run out and that are not settled."""
+    async def expired(self, run_id: str, limit: int) -> list[LostLease]:
+        """Leases that have run out or that their group ended, and that are not settled."""
         ...
 
     async def settle(self, run_id: str, settlement: Settlement) -> Settled:
         """Tell the group about a closed rollout and clear its mark and lease. Idempotent.
 
-        A failed sample opens its slot again outside admission. A complete group passes the
-        zero-variance filter and becomes ready. A discarded group returns its capacity.
+        A failed sample opens its slot again outside admission. A group is complete with its first
+        num_samples: leases of the others end, and nothing they do counts any more. A complete group
+        passes the zero-variance filter and becomes ready. A discarded one returns its capacity and
+        is a dead letter.
         """
         ...
+
+    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
+        """Groups that left without being trained, oldest first, from position `start`."""
+        ...
+
+    async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
+        """Queue the tasks of dead letters again and remove the letters; return how many."""
+        ...
+
+    async def add_stored_tokens(self, run_id: str, delta: int) -> None:
+        """Count tokens of the run that were stored (or deleted, if negative) since last time."""
+        ...
+
+    async def readiness(self, run_id: str) -> Readiness:
+        """Counts of the run."""
+        ...
+
+
+class LedgerStore(Protocol):
+    """What the trainer of each run was given: steps, epochs, commits."""
 
     async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
         """Make `trainer_id` the trainer, `step` the committed one.
 
         Entries up to `step` are consumed. Later ones stay while they follow on it without a hole;
         after a restore to an earlier step they do not, and their groups return to the queue's head.
+        The first that was leased by max_deliveries trainers goes to the dead letters when another
+        one comes, and those after it return to the queue's head too.
 
         Raises:
             ServiceError: STALE_EPOCH for a trainer that was replaced before.
@@ -199,12 +255,23 @@ class RunStore(Protocol):
         ...
 
     async def lease_samples(
-        self, run_id: str, epoch: int, step: int, base_weight_version: int, num_groups: int
+        self,
+        run_id: str,
+        epoch: int,
+        step: int,
+        base_weight_version: int,
+        num_groups: int,
+        num_shards: int = 1,
     ) -> LeaseAttempt:
         """The ledger entry of `step`, written now if enough fresh groups are ready.
 
+        Groups go in the order they were completed. With a fifo_window only those do that were
+        admitted less than so many after the oldest group no step has; a step that cannot be filled
+        then waits for that one, which still runs. Groups beyond max_staleness become dead letters.
+        Replayed groups are drawn now too, outside admission and staleness.
+
         Raises:
-            ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER, INVALID_ARGUMENT (num_groups).
+            ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER, INVALID_ARGUMENT (num_groups, num_shards).
         """
         ...
 
@@ -220,23 +287,37 @@ class RunStore(Protocol):
         """Give the newest uncommitted step's groups back to the queue's head. Idempotent."""
         ...
 
-    async def readiness(self, run_id: str) -> Readiness:
-        """Counts of the run."""
+    async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
+        """What a publish of `weight_version` would make too old; time counts from the first ask.
+
+        Raises:
+            ServiceError: STALE_EPOCH.
+        """
+        ...
+
+    async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
+        """The step that trained each rollout and is committed; 0: none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """A store: its two halves and what its acknowledgements survive."""
+    """A store: its parts and what its acknowledgements survive."""
 
     tokens: TokenStore
     """Rollouts."""
     runs: RunStore
     """Runs."""
+    ledger: LedgerStore
+    """Steps of the trainer."""
+    columns: ColumnStore
+    """What other consumers compute."""
+    retention: RetentionStore
+    """What is deleted."""
     durability: Durability
     """The strongest class a run may ask for."""
     ready: Callable[[], Awaitable[bool]]
     """Whether it answers."""
 
 
-__all__ = ["MAX_REPLACEMENTS", "RunStore", "StepLease", "Store", "TokenStore"]
+__all__ = ["MAX_DEAD_LETTERS", "MAX_REPLACEMENTS", "LedgerStore", "RunStore", "Store", "TokenStore"]

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1 import task_service_pb2_grpc as pb_grpc
 
+from services.chassis.errors import Reason, ServiceError
 from services.chassis.log import get_logger
 from trajectory_manager import conversion, lease_token, validation
 from trajectory_manager.metrics import Metrics
@@ -19,6 +20,7 @@ from trajectory_manager.rollouts import Rollouts
 from trajectory_manager.store import Store
 from trajectory_manager.waiting import Waiting
 
+_MAX_REQUEUED = 1000
 _EVAL_FIRST = (Purpose.EVAL, Purpose.TRAIN)
 
 
@@ -63,10 +65,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         if request.purpose:
             purposes = (conversion.purpose_from("purpose", request.purpose),)
 
-        async def attempt() -> TaskLease | None:
-            return await self._lease(run_id, purposes)
-
-        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt)
+        lease = await self._wait_for_lease(run_id, purposes, wait)
         if lease is None:
             return pb.LeaseTaskResponse()
         get_logger().debug(
@@ -80,6 +79,28 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
             lease_token=lease_token.task_token(lease.rollout_id, lease.nonce),
             lease_duration=duration,
         )
+
+    async def _wait_for_lease(
+        self, run_id: str, purposes: Sequence[Purpose], wait: float
+    ) -> TaskLease | None:
+        full: ServiceError | None = None
+
+        async def attempt() -> TaskLease | None:
+            nonlocal full
+            full = None
+            try:
+                return await self._lease(run_id, purposes)
+            except ServiceError as error:
+                if error.reason is not Reason.STORE_FULL:
+                    raise
+                # It may pass while this call waits; if not, the caller must learn why.
+                full = error
+                return None
+
+        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt)
+        if full is not None:
+            raise full
+        return lease
 
     async def _lease(self, run_id: str, purposes: Sequence[Purpose]) -> TaskLease | None:
         nonce = lease_token.new_nonce()
@@ -101,6 +122,29 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self._metrics.leases("extended", len(held) - len(lost))
         self._metrics.leases("lost", len(lost))
         return pb.ExtendTasksResponse(lost_lease_tokens=lost)
+
+    async def ListDeadLetters(
+        self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListDeadLettersResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        start, limit = validation.page(request.page_size, request.page_token)
+        letters = await self._store.runs.dead_letters(run_id, start, limit + 1)
+        return pb.ListDeadLettersResponse(
+            dead_letters=[conversion.dead_letter_to(letter) for letter in letters[:limit]],
+            next_page_token=str(start + limit) if len(letters) > limit else "",
+        )
+
+    async def RequeueDeadLetters(
+        self, request: pb.RequeueDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RequeueDeadLettersResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        validation.bounded("task_ids", len(request.task_ids), _MAX_REQUEUED)
+        task_ids = [validation.name("task_ids", task_id) for task_id in request.task_ids]
+        number = await self._store.runs.requeue(run_id, task_ids)
+        self._metrics.requeued(number)
+        return pb.RequeueDeadLettersResponse(num_requeued=number)
 
     async def CompleteTask(
         self, request: pb.CompleteTaskRequest, context: grpc.aio.ServicerContext[Any, Any]

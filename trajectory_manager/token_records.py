@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -63,17 +63,30 @@ class Tokens:
 
     def cut(self, start: int, stop: int) -> Tokens:
         """The tokens [start, stop)."""
+        if start == 0 and stop == self.num_tokens:
+            return self
         window = slice(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN)
         spans = tuple(cut_spans(self.spans, start, stop))
         return Tokens(ids=self.ids[window], logprobs=self.logprobs[window], spans=spans)
 
     def joined(self, other: Tokens) -> Tokens:
         """These tokens, then `other`."""
-        return Tokens(
-            ids=self.ids + other.ids,
-            logprobs=self.logprobs + other.logprobs,
-            spans=join_spans(self.spans, other.spans),
-        )
+        return joined((self, other))
+
+
+def joined(pieces: Iterable[Tokens]) -> Tokens:
+    """Tokens one after the other; where pieces meet, equal neighbours become one span."""
+    parts = list(pieces)
+    if len(parts) == 1:
+        return parts[0]
+    spans: tuple[Span, ...] = ()
+    for part in parts:
+        spans = join_spans(spans, part.spans)
+    return Tokens(
+        ids=b"".join(part.ids for part in parts),
+        logprobs=b"".join(part.logprobs for part in parts),
+        spans=spans,
+    )
 
 
 def cut_spans(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
@@ -85,6 +98,17 @@ def cut_spans(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
         if length > 0:
             yield replace(span, num_tokens=length)
         begin = end
+
+
+def merged(runs: Iterable[tuple[Span, int]]) -> tuple[Span, ...]:
+    """Spans of (kind, num_tokens) in order; equal neighbours become one."""
+    lengths: list[tuple[Span, int]] = []
+    for kind, num_tokens in runs:
+        if lengths and lengths[-1][0] is kind:
+            lengths[-1] = (kind, lengths[-1][1] + num_tokens)
+        else:
+            lengths.append((kind, num_tokens))
+    return tuple(replace(kind, num_tokens=num_tokens) for kind, num_tokens in lengths)
 
 
 def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]:
@@ -114,12 +138,56 @@ class Opening:
     """Tokens shared with the parent's whole sequence."""
     num_matched_messages: int = 0
     """Messages those tokens cover."""
-    message_keys: tuple[str, ...] = ()
-    """Digest of each message of the prompt."""
+    new_message_keys: tuple[str, ...] = ()
+    """Digest of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
+    num_prompt_tokens: int = 0
+    """Tokens of a prompt of ids; 0 for one of messages, and in records of release 0.1."""
     template_fingerprint: str = ""
     """Chat template that rendered it."""
     temperature: float = 1.0
     """Sampling temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How a turn ended."""
+
+    reason: int
+    """Contract's FinishReason."""
+    answer_key: str = ""
+    """Digest of the answer as a message; empty for ids."""
+    drift: str = ""
+    """Re-tokenisation drift of its prompt, as JSON; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Tokens for a turn, and perhaps its end."""
+
+    run_id: str
+    """Training job."""
+    rollout_id: str
+    """Rollout."""
+    turn_id: str
+    """Turn."""
+    epoch: int
+    """Fencing number of the writer."""
+    offset: int | None
+    """Tokens of the turn before these; None: at its end, whatever that is."""
+    tokens: Tokens = Tokens()
+    """What to append; may be empty."""
+    finish: Finish | None = None
+    """Closes the turn after these tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """The answer to an append."""
+
+    num_tokens: int
+    """Tokens of the turn now stored."""
+    num_new: int
+    """Tokens that were not stored before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +202,20 @@ class Turn:
     """Contract's FinishReason; 0 while it runs."""
     answer_key: str = ""
     """Digest of the answer as a message; empty while it runs or for ids."""
+    drift: str = ""
+    """Re-tokenisation drift of its prompt, as JSON; empty: none."""
 
     @property
     def turn_id(self) -> str:
         """Client-made name."""
         return self.opening.turn_id
 
-    @property
-    def message_keys(self) -> tuple[str, ...]:
-        """Digests of the conversation up to and including the answer."""
-        return (*self.opening.message_keys, *((self.answer_key,) if self.answer_key else ()))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """A turn and what it added."""
+
+    turn: Turn
+    """The turn."""
+    tokens: Tokens
+    """Its own tokens; without ids and log-probs where only spans were read."""

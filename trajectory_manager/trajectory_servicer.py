@@ -9,14 +9,16 @@ from dataclasses import fields
 from typing import Any
 
 import grpc.aio
-from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
-from services.chassis.errors import already_exists, invalid_argument
+from services.chassis.errors import ServiceError, already_exists, invalid_argument
 from trajectory_manager import conversion, lease_token, validation
+from trajectory_manager.appends import TURN_ENDS, Appends
+from trajectory_manager.matching import Divergence, Prompt
 from trajectory_manager.packing import unpack_ids
+from trajectory_manager.recorded import RecordedGroups
 from trajectory_manager.records import (
     Purpose,
     Rollout,
@@ -25,27 +27,28 @@ from trajectory_manager.records import (
     SlotName,
 )
 from trajectory_manager.refusals import refusal
-from trajectory_manager.rollouts import Prompt, Rollouts
+from trajectory_manager.retention import Retention
+from trajectory_manager.rollouts import Rollouts
 from trajectory_manager.store import Store
-from trajectory_manager.token_records import Opening
+from trajectory_manager.token_records import Append, Finish, Opening
 
 _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _DEFAULT_WATCH_SECONDS = 0.5
 _MIN_WATCH_SECONDS = 0.02
-_ENDS = (
-    tokens_pb2.FINISH_REASON_STOP,
-    tokens_pb2.FINISH_REASON_LENGTH,
-    tokens_pb2.FINISH_REASON_CANCELLED,
-)
 
 
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     """Serves the record over gRPC."""
 
-    def __init__(self, store: Store, rollouts: Rollouts, max_turn_tokens: int) -> None:
+    def __init__(
+        self, store: Store, rollouts: Rollouts, appends: Appends, max_turn_tokens: int
+    ) -> None:
         """`max_turn_tokens` bounds what one turn may add."""
         self._store = store
         self._rollouts = rollouts
+        self._appends = appends
+        self._retention = Retention(store.retention, store.runs)
+        self._recorded = RecordedGroups(store, rollouts, max_turn_tokens)
         self._max_turn_tokens = max_turn_tokens
 
     async def CreateRun(
@@ -103,56 +106,93 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             tokens=conversion.tokens_to(opened.tokens),
             finish_reason=opened.turn.finish_reason,  # type: ignore[arg-type]
             pinned_weight_version=opened.rollout.pinned_weight_version,
+            divergence=_divergence_to(opened.divergence),
         )
 
     async def AppendTokens(
         self, request: pb.AppendTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AppendTokensResponse:
         """See the contract."""
+        run_id, rollout_id = _rollout_name(request)
         offset = validation.not_negative("offset", request.offset)
         end = offset + len(request.tokens.token_ids)
         if end > self._max_turn_tokens:
             cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
             raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
-        stored = await self._rollouts.append(
-            *_rollout_name(request),
-            validation.name("turn_id", request.turn_id),
-            request.epoch,
-            offset,
-            conversion.tokens_from(request.tokens),
+        append = Append(
+            run_id=run_id,
+            rollout_id=rollout_id,
+            turn_id=validation.name("turn_id", request.turn_id),
+            epoch=request.epoch,
+            offset=offset,
+            tokens=conversion.tokens_from(request.tokens),
         )
+        stored = await self._appended(append)
         return pb.AppendTokensResponse(num_tokens=stored)
+
+    async def AppendSegments(
+        self, request: pb.AppendSegmentsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AppendSegmentsResponse:
+        """See the contract."""
+        return await self._appends.append(request)
+
+    async def RecordGroups(
+        self, request: pb.RecordGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RecordGroupsResponse:
+        """See the contract."""
+        recorded = await self._recorded.record(request)
+        return pb.RecordGroupsResponse(
+            num_recorded=recorded.num_accepted, num_free=recorded.num_free
+        )
 
     async def EndTurn(
         self, request: pb.EndTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndTurnResponse:
         """See the contract."""
-        if request.finish_reason not in _ENDS:
+        if request.finish_reason not in TURN_ENDS:
             raise invalid_argument(
                 "finish_reason", request.finish_reason, "STOP, LENGTH or CANCELLED"
             )
-        await self._store.tokens.end_turn(
-            *_rollout_name(request),
-            validation.name("turn_id", request.turn_id),
-            request.epoch,
-            request.finish_reason,
-            validation.optional_name("message_key", request.message_key),
+        run_id, rollout_id = _rollout_name(request)
+        append = Append(
+            run_id=run_id,
+            rollout_id=rollout_id,
+            turn_id=validation.name("turn_id", request.turn_id),
+            epoch=request.epoch,
+            offset=None,
+            finish=Finish(
+                reason=request.finish_reason,
+                answer_key=validation.optional_name("message_key", request.message_key),
+                drift=conversion.drift_from(request),
+            ),
         )
+        await self._appended(append)
         return pb.EndTurnResponse()
+
+    async def _appended(self, append: Append) -> int:
+        (answer,) = await self._rollouts.append([append])
+        if isinstance(answer, ServiceError):
+            raise answer
+        return answer.num_tokens
 
     async def FinishRollout(
         self, request: pb.FinishRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FinishRolloutResponse:
         """See the contract."""
-        outcome = conversion.outcome_from(
-            request.rewards, request.failure_class, request.failure_message
-        )
-        await self._rollouts.finish(
-            *_rollout_name(request),
-            validation.digest("credential_digest", request.credential_digest),
-            outcome,
-        )
+        await self._rollouts.finish(*conversion.finish_from(request))
         return pb.FinishRolloutResponse()
+
+    async def DeleteTrajectories(
+        self, request: pb.DeleteTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DeleteTrajectoriesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_PAGE)
+        names = [validation.name("rollout_ids", name) for name in request.rollout_ids]
+        deleted = await self._retention.delete(run_id, names)
+        return pb.DeleteTrajectoriesResponse(
+            num_deleted=deleted.num_deleted, needed_rollout_ids=deleted.needed
+        )
 
     async def GetTrajectory(
         self, request: pb.GetTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -212,13 +252,8 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def _read(
         self, run_id: str, rollout_id: str, with_tokens: bool
     ) -> trajectory_pb2.Trajectory | None:
-        rollout = await self._store.tokens.rollout(run_id, rollout_id)
-        if rollout is None:
-            return None
-        turns = await self._store.tokens.turns(run_id, rollout_id)
-        names = [turn.turn_id for turn in turns]
-        tokens = await self._store.tokens.tokens(run_id, rollout_id, names) if with_tokens else None
-        return conversion.trajectory_to(rollout, turns, tokens)
+        (found,) = await self._store.tokens.read(run_id, [rollout_id], spans_only=not with_tokens)
+        return conversion.trajectory_to(*found) if found is not None else None
 
 
 _OfRollout = (
@@ -265,6 +300,16 @@ def _prompt(request: pb.BeginTurnRequest) -> Prompt:
         raise invalid_argument("token_ids, message_keys", given, "exactly one of them")
     keys = tuple(validation.name("message_keys", key) for key in request.message_keys)
     return Prompt(token_ids=request.token_ids, message_keys=keys)
+
+
+def _divergence_to(divergence: Divergence | None) -> pb.Divergence | None:
+    if divergence is None:
+        return None
+    return pb.Divergence(
+        turn_id=divergence.turn_id,
+        position=divergence.position,
+        token_ids=unpack_ids(divergence.ids),
+    )
 
 
 def _page_start(page_token: str) -> int:

@@ -11,13 +11,27 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import Reason, ServiceError, failed_precondition, invalid_argument
-from trajectory_manager.records import Durability, RunConfig, StalenessPolicy
+from trajectory_manager.packing import unpack_logprobs
+from trajectory_manager.records import (
+    Durability,
+    Replay,
+    ReplayStrategy,
+    RunConfig,
+    StalenessPolicy,
+)
+from trajectory_manager.token_records import BYTES_PER_TOKEN
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
+_COLUMN = re.compile(r"[a-z0-9_]{1,60}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# The enums' own lookups cost more than all else that is checked in a span.
+_ORIGINS = frozenset({tokens_pb2.ORIGIN_ENVIRONMENT, tokens_pb2.ORIGIN_POLICY})
+_VERSION_SOURCES = frozenset(tokens_pb2.VersionSource.values())
 _MAX_TEXT = 4096
 _MAX_GROUP_SIZE = 4096
+_MAX_PAGE = 1000
+_DEFAULT_PAGE = 100
 _MAX_PAYLOAD_BYTES = 1 << 20
 _MAX_INT32 = 2**31 - 1
 
@@ -76,6 +90,14 @@ def bounded(field: str, value: int, bound: int) -> int:
     return value
 
 
+def page(page_size: int, page_token: str) -> tuple[int, int]:
+    """Where a page begins and how many entries it has at most, of a list that grows at its end."""
+    limit = bounded("page_size", page_size, _MAX_PAGE) or _DEFAULT_PAGE
+    if page_token and not (page_token.isdecimal() and len(page_token) < 18):
+        raise invalid_argument("page_token", page_token, "next_page_token of the previous page")
+    return int(page_token or 0), limit
+
+
 def finite(field: str, value: float) -> float:
     """A number that is neither infinite nor NaN."""
     if not math.isfinite(value):
@@ -107,22 +129,63 @@ def tokens(message: tokens_pb2.Tokens) -> None:
     _spans(message.spans, num_tokens)
 
 
+def packed_tokens(field: str, message: tokens_pb2.PackedTokens) -> int:
+    """The same for arrays as bytes; how many tokens, which may be none."""
+    ids, logprobs = message.token_ids, message.logprobs
+    if len(ids) % BYTES_PER_TOKEN:
+        raise invalid_argument(f"{field}.token_ids", f"{len(ids)} bytes", "4 bytes for each id")
+    if len(logprobs) != len(ids):
+        cure = f"as many as token_ids, which are {len(ids)}"
+        raise invalid_argument(f"{field}.logprobs", f"{len(logprobs)} bytes", cure)
+    # The highest byte of a little-endian int32 holds its sign.
+    if not ids[3::4].isascii():
+        raise invalid_argument(f"{field}.token_ids", "a negative id", "ids of at least 0")
+    if not _finite(logprobs):
+        raise invalid_argument(f"{field}.logprobs", "NaN or infinite", "finite numbers")
+    num_tokens = len(ids) // BYTES_PER_TOKEN
+    _spans(message.spans, num_tokens)
+    return num_tokens
+
+
+def _finite(floats: bytes) -> bool:
+    """Whether no float32 is infinite or NaN: their exponents are all ones."""
+    highest = floats[3::4]
+    if b"\x7f" not in highest and b"\xff" not in highest:
+        return True
+    return all(map(math.isfinite, unpack_logprobs(floats)))
+
+
 def _spans(spans: Iterable[tokens_pb2.Span], num_tokens: int) -> None:
     end = 0
     for index, span in enumerate(spans):
-        field = f"tokens.spans[{index}]"
-        if span.start != end or span.num_tokens < 1:
-            given = f"[{span.start}, {span.start + span.num_tokens})"
-            raise invalid_argument(field, given, f"start {end} and at least one token")
-        if span.origin not in (tokens_pb2.ORIGIN_ENVIRONMENT, tokens_pb2.ORIGIN_POLICY):
-            raise invalid_argument(f"{field}.origin", span.origin, "ENVIRONMENT or POLICY")
-        if span.version_source not in tokens_pb2.VersionSource.values():
-            raise invalid_argument(f"{field}.version_source", span.version_source, "a known one")
-        not_negative(f"{field}.weight_version", span.weight_version)
-        optional_name(f"{field}.server_id", span.server_id)
+        sound = (
+            span.start == end
+            and span.num_tokens >= 1
+            and span.origin in _ORIGINS
+            and span.version_source in _VERSION_SOURCES
+            and span.weight_version >= 0
+            and (not span.server_id or _NAME.fullmatch(span.server_id))
+        )
+        if not sound:
+            raise _unsound(f"tokens.spans[{index}]", span, end)
         end += span.num_tokens
     if end != num_tokens:
         raise invalid_argument("tokens.spans", f"{end} tokens", f"spans that cover {num_tokens}")
+
+
+def _unsound(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:
+    """What is wrong with a span that should start at `end`."""
+    if span.start != end or span.num_tokens < 1:
+        given = f"[{span.start}, {span.start + span.num_tokens})"
+        return invalid_argument(field, given, f"start {end} and at least one token")
+    if span.origin not in _ORIGINS:
+        return invalid_argument(f"{field}.origin", span.origin, "ENVIRONMENT or POLICY")
+    if span.version_source not in _VERSION_SOURCES:
+        return invalid_argument(f"{field}.version_source", span.version_source, "a known one")
+    if span.weight_version < 0:
+        return invalid_argument(f"{field}.weight_version", span.weight_version, "at least 0")
+    cure = "empty, or 1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / -"
+    return invalid_argument(f"{field}.server_id", span.server_id, cure)
 
 
 def json_object(field: str, value: str) -> str:
@@ -150,13 +213,44 @@ def run_config(config: RunConfig, store: Durability) -> None:
         raise invalid_argument(
             "config.lease_seconds", config.lease_seconds, "more than 0, at most 86400"
         )
-    if config.staleness_policy is StalenessPolicy.WAIT:
-        raise _unsupported("staleness_policy WAIT is not there yet: use DROP, MASK or WITHHOLD")
+    _run_bounds(config)
+    if config.replay is not None:
+        _replay(config.replay)
     if config.durability > store:
         raise _unsupported(
             f"durability {config.durability.name} is more than this store gives ({store.name}): "
-            "start the trajectory manager on a store with appendonly yes and appendfsync always"
+            "start the trajectory manager with durability = "
+            f'"{config.durability.name.lower()}" on a store that gives it'
         )
+
+
+def _run_bounds(config: RunConfig) -> None:
+    bounded("config.num_extra_samples", config.num_extra_samples, _MAX_GROUP_SIZE)
+    for field in ("max_deliveries", "max_stored_tokens", "retention_steps"):
+        not_negative(f"config.{field}", getattr(config, field))
+    if config.fifo_window != 0 and config.fifo_window < config.groups_per_step:
+        cure = f"0 (off), or at least groups_per_step, which is {config.groups_per_step}"
+        raise invalid_argument("config.fifo_window", config.fifo_window, cure)
+    waits = config.staleness_policy is StalenessPolicy.WAIT
+    if not math.isfinite(config.publish_wait_seconds) or (config.publish_wait_seconds > 0) != waits:
+        cure = "more than 0 with staleness_policy WAIT, and 0 without"
+        raise invalid_argument("config.publish_wait_seconds", config.publish_wait_seconds, cure)
+    for column in config.required_columns:
+        if not _COLUMN.fullmatch(column):
+            raise invalid_argument("config.required_columns", column, "1 to 60 of a-z 0-9 _")
+    if len(set(config.required_columns)) < len(config.required_columns):
+        raise invalid_argument("config.required_columns", config.required_columns, "each one once")
+
+
+def _replay(replay: Replay) -> None:
+    positive("config.replay.groups_per_step", replay.groups_per_step)
+    if replay.capacity_groups < replay.groups_per_step:
+        cure = f"at least groups_per_step, which is {replay.groups_per_step}"
+        raise invalid_argument("config.replay.capacity_groups", replay.capacity_groups, cure)
+    if replay.strategy is ReplayStrategy.REWARD:
+        name("config.replay.reward_name", replay.reward_name)
+        if not (math.isfinite(replay.temperature) and replay.temperature > 0):
+            raise invalid_argument("config.replay.temperature", replay.temperature, "more than 0")
 
 
 def _unsupported(message: str) -> ServiceError:

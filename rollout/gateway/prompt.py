@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.message import Message
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
+from rollout.gateway.drift import drift_of
 from rollout.gateway.template import ChatTemplate
 from services.chassis.errors import invalid_argument
 
@@ -56,6 +58,12 @@ class Prompt:
             return self.template.encode(self._messages)
         last = begun.prefix_token_ids[-1]
         return self.template.encode_after(self._messages, begun.num_matched_messages, last)
+
+    def drift(self, begun: store_pb.BeginTurnResponse) -> trajectory_pb2.Drift | None:
+        """Where the prompt re-tokenises what was sampled; never where the record's ids are used."""
+        if self._keyed or not begun.HasField("divergence"):
+            return None
+        return drift_of(self.template, self._ids, begun.divergence)
 
     def answer_key(self, text: str) -> str:
         """Digest of the answer as a message; empty where prompts are ids."""

@@ -18,6 +18,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.peers import answered
 from rollout.gateway.prompt import Prompt, digest, with_defaults
+from rollout.gateway.recorder import Recorder
 from rollout.gateway.servers import Servers
 from rollout.gateway.template import ChatTemplate
 from rollout.gateway.turn import Turn, with_heartbeats
@@ -38,12 +39,14 @@ class GatewayServicer(RolloutServiceServicer):
     def __init__(
         self,
         store: TrajectoryServiceAsyncStub,
+        recorder: Recorder,
         servers: Servers,
         template: ChatTemplate,
         secret: bytes,
         heartbeat_seconds: float,
     ) -> None:
         self._store = store
+        self._recorder = recorder
         self._servers = servers
         self._template = template
         self._secret = secret
@@ -93,7 +96,7 @@ class GatewayServicer(RolloutServiceServicer):
             failure_class=request.failure_class,
             failure_message=request.failure_message,
         )
-        await answered(lambda: self._store.FinishRollout(finish))
+        await self._recorder.finish(finish)
         return pb.FinishRolloutResponse()
 
     async def GetRollout(  # noqa: N802
@@ -108,9 +111,9 @@ class GatewayServicer(RolloutServiceServicer):
         answer = await answered(lambda: self._store.GetTrajectory(get))
         return _view(answer.trajectory)
 
-    async def record(self, request: store_pb.AppendTokensRequest) -> None:
+    async def record(self, append: store_pb.Append) -> None:
         """Record before forward: returns once the store has acknowledged the tokens."""
-        await answered(lambda: self._store.AppendTokens(request))
+        await self._recorder.record(append)
 
     def _credential(self, request: pb.StartRolloutRequest) -> str:
         """The same for a repeated request, so that StartRollout is idempotent."""

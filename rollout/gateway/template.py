@@ -21,6 +21,8 @@ __all__ = ["ChatTemplate"]
 
 Message = Mapping[str, str]
 
+_MAX_KNOWN = 16_384
+
 
 class ChatTemplate:
     """Tokenizer and chat template of one model folder."""
@@ -36,6 +38,8 @@ class ChatTemplate:
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid."""
         self._special_ids = frozenset(self._tokenizer.all_special_ids)
+        # Digests of conversations that are known to be append-only, oldest first.
+        self._append_only: dict[str, None] = {}
 
     @staticmethod
     def keys(messages: Sequence[Message]) -> list[str]:
@@ -46,10 +50,22 @@ class ChatTemplate:
         ]
 
     def is_append_only(self, messages: Sequence[Message]) -> bool:
-        """Whether every answer in `messages` renders as a prefix of the whole."""
+        """Whether every answer in `messages` renders as a prefix of the whole.
+
+        The prompt of an answer begins with all answers before it. Where that was found out in an
+        earlier turn, one answer is left to check.
+        """
         whole = self._render(messages, ask=True)
         answers = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-        return all(self._tail(messages, end, whole) is not None for end in answers)
+        for end in reversed(answers):
+            if self._tail(messages, end, whole) is None:
+                return False
+            if self._name(messages[: end - 1]) in self._append_only:
+                break
+        if len(self._append_only) >= _MAX_KNOWN:
+            del self._append_only[next(iter(self._append_only))]
+        self._append_only[self._name(messages)] = None
+        return True
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the whole prompt, up to where the answer begins."""
@@ -74,6 +90,16 @@ class ChatTemplate:
         """Text of sampled ids, without special tokens."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Text of any ids as they stand, special tokens included."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _name(self, messages: Sequence[Message]) -> str:
+        return hashlib.sha256("".join(self.keys(messages)).encode()).hexdigest()
 
     def _tail(self, messages: Sequence[Message], end: int, whole: str) -> str | None:
         """What `whole` has after the answer `messages[end - 1]`; None: no such place."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 
 from seamflow.common.v1 import tokens_pb2
 
-__all__ = ["after", "environment", "joined", "num_environment"]
+__all__ = ["after", "environment", "joined", "num_environment", "packed"]
 
 
 def environment(token_ids: Sequence[int]) -> tokens_pb2.Tokens:
@@ -47,3 +49,18 @@ def joined(first: tokens_pb2.Tokens, second: tokens_pb2.Tokens) -> tokens_pb2.To
         moved.CopyFrom(span)
         moved.start += len(first.token_ids)
     return whole
+
+
+def packed(tokens: tokens_pb2.Tokens) -> tokens_pb2.PackedTokens:
+    """The same tokens as little-endian bytes."""
+    return tokens_pb2.PackedTokens(
+        token_ids=_bytes(array("i", tokens.token_ids)),
+        logprobs=_bytes(array("f", tokens.logprobs)),
+        spans=tokens.spans,
+    )
+
+
+def _bytes(values: array[int] | array[float]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()

@@ -17,6 +17,7 @@ from seamflow.errors import InvalidRequestError, decode
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway import tokens
@@ -25,14 +26,17 @@ from rollout.gateway.prompt import Prompt
 from rollout.gateway.servers import Server, Servers
 from services.chassis import metrics
 from services.chassis.errors import Reason, failed_precondition
+from services.chassis.log import get_logger
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Record", "Turn", "with_heartbeats"]
 
-Record = Callable[[store_pb.AppendTokensRequest], Awaitable[None]]
-"""Stores tokens; returns when they are acknowledged."""
+Record = Callable[[store_pb.Append], Awaitable[object]]
+"""Stores tokens, and with them perhaps the turn's end; returns when they are acknowledged."""
+
+_log = get_logger()
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 _RESUMED = metrics.counter(
@@ -40,6 +44,9 @@ _RESUMED = metrics.counter(
 )
 _FORWARDED = metrics.counter(
     "rollout_gateway", "tokens_forwarded_total", "Sampled tokens sent to agents."
+)
+_DRIFTED = metrics.counter(
+    "rollout_gateway", "drifted_turns_total", "Turns whose prompt re-tokenised sampled tokens."
 )
 
 
@@ -69,6 +76,8 @@ class Turn:
         # The prompt is recorded with the first sampled tokens: nobody needs it before.
         self._unrecorded = tokens_pb2.Tokens()
         self._finish = tokens_pb2.FINISH_REASON_UNSPECIFIED
+        self._drift: trajectory_pb2.Drift | None = None
+        self._is_closed = False  # in the store
 
     async def events(self) -> AsyncIterator[pb.GenerateResponse]:
         """What the agent gets: recorded tokens, then new ones, then the end."""
@@ -76,21 +85,21 @@ class Turn:
         unseen = tokens.after(await self._begin(), offset)
         if unseen.token_ids:
             yield _chunk(unseen, offset)
-        was_ended = self._finish in _ENDED
         self._finish = self._finish or self._finish_by_tokens()
         while self._finish not in _ENDED:
             async for event in self._continue():
                 yield event
-        text = self._prompt.template.decode(self._sampled)
-        if not was_ended:
-            await self._end(text)
-        yield self._finished(text)
+        if not self._is_closed:
+            await self._end()
+        yield self._finished()
 
     async def _begin(self) -> tokens_pb2.Tokens:
         """Open the turn in the store; returns the sampled tokens it already has."""
         begin = self._prompt.begin_request(self._request, self._attempt_id)
         answer = await answered(lambda: self._store.BeginTurn(begin))
         self._epoch, self._finish = answer.epoch, answer.finish_reason
+        self._is_closed = self._finish in _ENDED
+        self._note_drift(self._prompt.drift(answer))
         if answer.HasField("pinned_weight_version"):
             self._pinned = answer.pinned_weight_version
         stored = answer.tokens
@@ -122,9 +131,9 @@ class Turn:
             num_before = len(self._sampled)
             try:
                 async for response in call:
+                    self._finish = response.finish_reason
                     if response.tokens.token_ids:
                         yield await self._record_then_forward(response.tokens)
-                    self._finish = response.finish_reason
             except grpc.aio.AioRpcError as error:
                 await self._given_up(server, error)
             finally:
@@ -144,42 +153,62 @@ class Turn:
         await Backoff().wait(refusal.retry_after)
 
     async def _record_then_forward(self, new: tokens_pb2.Tokens) -> pb.GenerateResponse:
-        await self._append(new)
         offset = len(self._sampled)
         self._sampled.extend(new.token_ids)
+        await self._append(new)
         _FORWARDED.inc(len(new.token_ids))
         return _chunk(new, offset)
 
     async def _append(self, new: tokens_pb2.Tokens) -> None:
+        """Record tokens; the last ones close the turn, unless its end has more to tell."""
         new = tokens.joined(self._unrecorded, new)
-        await self._record(
-            store_pb.AppendTokensRequest(
-                run_id=self._request.run_id,
-                rollout_id=self._request.rollout_id,
-                turn_id=self._request.turn_id,
-                epoch=self._epoch,
-                offset=self._num_stored,
-                tokens=new,
-            )
+        append = store_pb.Append(
+            run_id=self._request.run_id,
+            rollout_id=self._request.rollout_id,
+            turn_id=self._request.turn_id,
+            epoch=self._epoch,
+            offset=self._num_stored,
+            tokens=tokens.packed(new),
         )
+        closes = self._finish in _ENDED and self._drift is None
+        if closes:
+            append.finish_reason = self._finish
+            append.message_key = self._prompt.answer_key(self._text())
+        await self._record(append)
         self._num_stored += len(new.token_ids)
         self._unrecorded.Clear()
+        self._is_closed = closes
 
-    async def _end(self, text: str) -> None:
-        if self._unrecorded.token_ids:
+    async def _end(self) -> None:
+        """Close the turn where its last tokens could not."""
+        if self._drift is None or self._unrecorded.token_ids:
             await self._append(tokens_pb2.Tokens())
+        if self._is_closed:
+            return
         request = store_pb.EndTurnRequest(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,
             turn_id=self._request.turn_id,
             epoch=self._epoch,
             finish_reason=self._finish,
-            message_key=self._prompt.answer_key(text),
+            message_key=self._prompt.answer_key(self._text()),
+            drift=self._drift,
         )
         await answered(lambda: self._store.EndTurn(request))
 
+    def _note_drift(self, drift: trajectory_pb2.Drift | None) -> None:
+        self._drift = drift
+        if drift is None or self._is_closed:  # told when the turn ran
+            return
+        _DRIFTED.inc()
+        names = {name: getattr(self._request, name) for name in ("run_id", "rollout_id", "turn_id")}
+        _log.warning("drift", **names, position=drift.position)
+
+    def _text(self) -> str:
+        return self._prompt.template.decode(self._sampled)
+
     def _finish_by_tokens(self) -> tokens_pb2.FinishReason.ValueType:
-        """The end of a turn whose last attempt died between its last token and EndTurn."""
+        """The end of a turn whose last attempt died between its last token and its end."""
         sampling = self._request.sampling
         if self._sampled and self._sampled[-1] in self._prompt.stop_token_ids(sampling):
             return tokens_pb2.FINISH_REASON_STOP
@@ -198,15 +227,18 @@ class Turn:
             sampling=sampling,
         )
 
-    def _finished(self, text: str) -> pb.GenerateResponse:
-        return pb.GenerateResponse(
-            finish=pb.TurnFinish(
-                finish_reason=self._finish,
-                text=text,
-                num_prompt_tokens=len(self._prompt_ids),
-                num_sampled_tokens=len(self._sampled),
-            )
+    def _finished(self) -> pb.GenerateResponse:
+        finish = pb.TurnFinish(
+            finish_reason=self._finish,
+            text=self._text(),
+            num_prompt_tokens=len(self._prompt_ids),
+            num_sampled_tokens=len(self._sampled),
         )
+        if self._drift is not None:
+            finish.drift.position = self._drift.position
+            finish.drift.recorded_text = self._drift.recorded_text
+            finish.drift.retokenized_text = self._drift.retokenized_text
+        return pb.GenerateResponse(finish=finish)
 
 
 def _chunk(new: tokens_pb2.Tokens, offset: int) -> pb.GenerateResponse:

@@ -11,7 +11,8 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,9 +20,12 @@ import grpc.aio
 
 from seamflow import __version__
 from seamflow.cli_addresses import SERVICES, Addresses, UsageError, add_flags, resolve
+from seamflow.cli_dead_letters import dead_letters, requeue
+from seamflow.cli_export import export
 from seamflow.cli_facts import Facts, gather
 from seamflow.cli_findings import Finding, activity
 from seamflow.cli_json import plain
+from seamflow.cli_replay import replay
 from seamflow.cli_status import ago, all_answered, status_screen
 from seamflow.cli_tail import load_decoder, tail, token_numbers
 from seamflow.cli_why_stuck import why_stuck
@@ -96,6 +100,20 @@ def _parser() -> argparse.ArgumentParser:
     watch = command("tail", _tail, "Follow the turns of a rollout as they grow.")
     watch.add_argument("rollout")
     watch.add_argument("--model", type=Path, help="folder whose tokenizer turns ids into text")
+    exporting = command("export", _export, "Write a run's samples to Parquet files.")
+    exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    exporting.add_argument(
+        "--committed-only", action="store_true", help="only what a step committed"
+    )
+    exporting.add_argument(
+        "--delete", action="store_true", help="then delete the rollouts that the run needs no more"
+    )
+    replaying = command("replay", _replay, "Feed an export to the trainer of another run.")
+    replaying.add_argument("folder", type=Path, help="what `seamflow export` wrote")
+    letters = command("dead-letters", _dead_letters, "Groups that left without being trained.")
+    letters.add_argument(
+        "--requeue", action="append", metavar="TASK", help="queue this task again; repeat"
+    )
     commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
     return parser
 
@@ -138,13 +156,63 @@ async def _drain(given: argparse.Namespace, addresses: Addresses) -> int:
 async def _tail(given: argparse.Namespace, addresses: Addresses) -> int:
     decoder = load_decoder(given.model) if given.model else token_numbers
     run_id = addresses.run_id or await _trainers_run(addresses)
+    async with _trajectory_manager(addresses) as channel:
+        async for text in tail(channel, run_id, given.rollout, decoder):
+            print(text, end="", flush=True)
+    return _OK
+
+
+async def _export(given: argparse.Namespace, addresses: Addresses) -> int:
+    run_id = addresses.run_id or await _trainers_run(addresses)
+    async with _trajectory_manager(addresses) as channel:
+        done = await export(
+            channel,
+            run_id,
+            given.out,
+            delete=given.delete,
+            committed_only=given.committed_only,
+            say=_progress,
+        )
+    deleted = f", {done.num_deleted} rollouts deleted, {done.num_needed} still needed"
+    print(
+        f"{done.num_samples} new samples of run {run_id}; {given.out} holds {done.num_parts} files"
+        f"{deleted if given.delete else ''}"
+    )
+    return _OK
+
+
+async def _replay(given: argparse.Namespace, addresses: Addresses) -> int:
+    if not given.run:
+        raise UsageError("into which run? name one that its trainer has created with --run")
+    async with _trajectory_manager(addresses) as channel:
+        num_new = await replay(channel, given.folder, given.run, say=_progress)
+    print(f"{num_new} groups recorded in run {given.run}")
+    return _OK
+
+
+async def _dead_letters(given: argparse.Namespace, addresses: Addresses) -> int:
+    run_id = addresses.run_id or await _trainers_run(addresses)
+    async with _trajectory_manager(addresses) as channel:
+        if given.requeue:
+            number = await requeue(channel, run_id, given.requeue)
+            print(f"{number} of {len(given.requeue)} tasks queued again")
+            return _OK
+        async for text in dead_letters(channel, run_id):
+            print(text)
+    return _OK
+
+
+@asynccontextmanager
+async def _trajectory_manager(addresses: Addresses) -> AsyncIterator[grpc.aio.Channel]:
     async with addresses.channel(addresses.services["trajectory_manager"]) as channel:
         try:
-            async for text in tail(channel, run_id, given.rollout, decoder):
-                print(text, end="", flush=True)
+            yield channel
         except SeamflowError as error:
             raise _located("trajectory_manager", addresses, error) from error
-    return _OK
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(f"seamflow: {text}\n")
 
 
 async def _trainers_run(addresses: Addresses) -> str:

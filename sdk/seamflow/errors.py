@@ -34,6 +34,7 @@ __all__ = [
     "StaleEpochError",
     "UnavailableError",
     "decode",
+    "from_status",
 ]
 
 
@@ -106,20 +107,30 @@ _BY_CODE: dict[grpc.StatusCode, type[SeamflowError]] = {
 
 def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
     """Turn gRPC's error into ours, with the reason and the retry time of its details."""
-    reason, retry_after = "", None
+    status = error_pb2.Status()
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
-            reason, retry_after = _details(value)
+            status = _parsed(value)
     kind = _BY_CODE.get(error.code(), InternalError)
-    return kind(error.details() or error.code().name, reason, retry_after)
+    return kind(error.details() or error.code().name, *_details(status))
 
 
-def _details(value: bytes) -> tuple[str, float | None]:
-    reason, retry_after = "", None
+def from_status(status: error_pb2.Status) -> SeamflowError:
+    """Turn a status that came inside an answer into ours, as `decode` does with a failed call's."""
+    codes = {code.value[0]: code for code in _BY_CODE}
+    kind = _BY_CODE[codes[status.code]] if status.code in codes else InternalError
+    return kind(status.message, *_details(status))
+
+
+def _parsed(value: bytes) -> error_pb2.Status:
     try:
-        status = error_pb2.Status.FromString(value)
+        return error_pb2.Status.FromString(value)
     except DecodeError:
-        return reason, retry_after
+        return error_pb2.Status()
+
+
+def _details(status: error_pb2.Status) -> tuple[str, float | None]:
+    reason, retry_after = "", None
     for detail in status.details:
         if detail.type_url.endswith("google.rpc.ErrorInfo"):
             reason = error_pb2.ErrorInfo.FromString(detail.value).reason

@@ -19,7 +19,7 @@ from seamflow.errors import (
 
 from services.chassis.errors import Reason, ServiceError
 
-__all__ = ["DETAILS_KEY", "DOMAIN", "encode", "from_peer"]
+__all__ = ["DETAILS_KEY", "DOMAIN", "encode", "from_peer", "message"]
 
 DOMAIN = "seamflow"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -35,7 +35,12 @@ _FORWARDED: dict[type[SeamflowError], grpc.StatusCode] = {
 
 
 def encode(error: ServiceError) -> bytes:
-    """The serialized status: ErrorInfo always, RetryInfo and BadRequest where they apply."""
+    """The serialized status of `error`."""
+    return message(error).SerializeToString()
+
+
+def message(error: ServiceError) -> error_pb2.Status:
+    """The status of `error`: ErrorInfo always, RetryInfo and BadRequest where they apply."""
     reason = error_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)
     details: list[Message] = [reason]
     if error.retry_after is not None:
@@ -44,7 +49,7 @@ def encode(error: ServiceError) -> bytes:
         details.append(_violation(error.field, error.message))
     code: int = error.code.value[0]
     packed = [_pack(detail) for detail in details]
-    return error_pb2.Status(code=code, message=error.message, details=packed).SerializeToString()
+    return error_pb2.Status(code=code, message=error.message, details=packed)
 
 
 def _pack(message: Message) -> AnyMessage:

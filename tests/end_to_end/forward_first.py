@@ -21,18 +21,16 @@ class ForwardFirst(servicer.GatewayServicer):
 
     _last: asyncio.Task[None] | None = None
 
-    async def record(self, request: store_pb.AppendTokensRequest) -> None:
+    async def record(self, append: store_pb.Append) -> None:
         """Return before anything is stored."""
-        self._last = asyncio.create_task(self._later(self._last, request))
+        self._last = asyncio.create_task(self._later(self._last, append))
 
-    async def _later(
-        self, before: asyncio.Task[None] | None, request: store_pb.AppendTokensRequest
-    ) -> None:
+    async def _later(self, before: asyncio.Task[None] | None, append: store_pb.Append) -> None:
         if before is not None:
             await before
         else:
             await asyncio.sleep(_DELAY_SECONDS)
-        await super().record(request)
+        await super().record(append)
 
 
 if __name__ == "__main__":

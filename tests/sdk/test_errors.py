@@ -122,3 +122,13 @@ async def test_delays_grow_to_a_bound_and_start_again(monkeypatch: pytest.Monkey
     bounds = [1.0, 2.0, 4.0, 4.0, 1.0]
     assert all(b / 2 <= w <= b for w, b in zip(waited, bounds, strict=False))
     assert waited[-1] == 9.0
+
+
+def test_a_status_inside_an_answer_is_the_same_failure() -> None:
+    """Batched calls carry one status per part: class, words, reason and time as for a call."""
+    message = error_pb2.Status.FromString(status())
+    message.code, message.message = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "full"
+    error = errors.from_status(message)
+    assert type(error) is errors.ExhaustedError
+    assert (str(error), error.reason, error.retry_after) == ("full", "TOO_MANY_REQUESTS", 2.5)
+    assert type(errors.from_status(error_pb2.Status(code=13))) is errors.InternalError

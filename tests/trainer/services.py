@@ -19,7 +19,7 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from services.chassis.config import ServerConfig
 from services.chassis.errors import Reason, failed_precondition, not_found, stale_epoch
 from services.chassis.server import Service, started
-from tests.trainer.support import make_samples
+from tests.trainer.support import make_samples, pack
 
 
 class SampleLedger(sample_grpc.SampleServiceServicer):
@@ -30,6 +30,8 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         self.committed = 0
         self.leased: dict[int, list[str]] = {}
         self.bases: dict[int, int] = {}
+        self.asked: list[int] = []
+        self.num_refused = 0
         self.extended = asyncio.Event()
         self.ready = asyncio.Event()
         self.ready.set()
@@ -69,8 +71,16 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         samples = self._batches[request.step]
         self.leased[request.step] = [sample.sample_id for sample in samples]
         self.bases[request.step] = request.base_weight_version
+        if request.packed:
+            samples = [pack(sample) for sample in samples]
         token = f"{request.epoch}/{request.step}".encode()
         return sample_pb2.LeaseSamplesResponse(samples=samples, lease_token=token)
+
+    async def AwaitPublish(self, request, context):
+        """Put the first `num_refused` publishes off."""
+        self._fence(request.epoch)
+        self.asked.append(request.weight_version)
+        return sample_pb2.AwaitPublishResponse(publish=len(self.asked) > self.num_refused)
 
     async def ExtendLease(self, request, context):
         """Leases live for a tenth of a second."""

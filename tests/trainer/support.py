@@ -103,6 +103,19 @@ def make_samples(seed: int, groups: int = 3, group_size: int = 4) -> list[trajec
     ]
 
 
+def pack(sample: trajectory_pb2.Sample) -> trajectory_pb2.Sample:
+    """The same sample with its arrays as bytes."""
+    packed = trajectory_pb2.Sample()
+    packed.CopyFrom(sample)
+    packed.ClearField("tokens")
+    packed.ClearField("loss_mask")
+    packed.packed_tokens.token_ids = np.array(sample.tokens.token_ids, "<i4").tobytes()
+    packed.packed_tokens.logprobs = np.array(sample.tokens.logprobs, "<f4").tobytes()
+    packed.packed_tokens.spans.extend(sample.tokens.spans)
+    packed.packed_loss_mask = bytes(sample.loss_mask)
+    return packed
+
+
 def environment(**extra: str) -> dict[str, str]:
     """The environment of a child process that finds the tree and uses one thread."""
     kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seamflow.common.v1 import tokens_pb2
 
-from tests.trainer.support import make_sample, make_samples
+from tests.trainer.support import make_sample, make_samples, pack
 from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
 
 
@@ -71,6 +71,31 @@ def test_parallel_fields_of_different_length_are_refused(field):
         del sample.tokens.logprobs[-1]
     else:
         del sample.tokens.spans[-1]
+    with pytest.raises(ValueError, match=f"'bad'.*{field}"):
+        sequence(sample)
+
+
+def test_packed_samples_are_the_same_sequences():
+    """Bytes or repeated fields: every array is equal, of the same type."""
+    for sample in make_samples(9):
+        one, two = sequence(sample), sequence(pack(sample))
+        for field in TokenSequence.__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(one, field), getattr(two, field))
+            assert np.asarray(getattr(one, field)).dtype == np.asarray(getattr(two, field)).dtype
+
+
+@pytest.mark.parametrize(
+    ("field", "size"),
+    [("token_ids", 3), ("token_ids", 4), ("logprobs", 3), ("logprobs", 4), ("loss_mask", 1)],
+)
+def test_packed_fields_of_different_length_are_refused(field, size):
+    """Bytes that are cut say which sample and which field."""
+    sample = pack(make_sample(np.random.default_rng(3), "bad", "g"))
+    if field == "loss_mask":
+        sample.packed_loss_mask = sample.packed_loss_mask[:-size]
+    else:
+        data = getattr(sample.packed_tokens, field)
+        setattr(sample.packed_tokens, field, data[:-size])
     with pytest.raises(ValueError, match=f"'bad'.*{field}"):
         sequence(sample)
 

@@ -187,6 +187,30 @@ async def test_an_old_trainer_ends_when_a_new_one_has_taken_over(
     assert sorted(neighbours.ledger.leased) == [1]
 
 
+async def test_a_publish_that_must_wait_is_put_off_while_training_goes_on(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """The next step starts from the version that is out; the last one publishes in any case."""
+    neighbours.ledger.num_refused = 2
+    async with build(in_process(tmp_path, model, neighbours, num_steps=5)) as service:
+        await service.background[0]()
+    steps = [(manifest.step, manifest.weight_version) for manifest in neighbours.weights.manifests]
+    assert steps == [(3, 1), (4, 2), (5, 3)]
+    assert neighbours.ledger.bases == {1: 0, 2: 0, 3: 0, 4: 1, 5: 2}
+    assert neighbours.ledger.asked == [1, 1, 1, 2]
+
+
+async def test_a_put_off_publish_is_due_at_the_next_step(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """Also where that step would not publish by itself."""
+    neighbours.ledger.num_refused = 1
+    config = in_process(tmp_path, model, neighbours, num_steps=4, publish_every=2)
+    async with build(config) as service:
+        await service.background[0]()
+    assert [manifest.step for manifest in neighbours.weights.manifests] == [3, 4]
+
+
 async def test_leases_are_kept_alive_until_they_are_committed(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:

@@ -1,4 +1,4 @@
-"""Both stores, as one fixture: every test of the store suite runs on each."""
+"""Every store, as one fixture: each test of the store suite runs on all of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from trajectory_manager.redis_store import redis_store
 from trajectory_manager.store import Store
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "cluster"])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    """An in-memory store and a Redis one."""
+    """In memory, on one Redis server and on a Redis Cluster of three nodes."""
     if request.param == "memory":
         yield memory_store()
         return
-    url = request.getfixturevalue("redis_url")
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_url")
+    else:
+        url = request.getfixturevalue("redis_cluster").url
     async with redis_store(url, Durability.FAST, 5.0) as opened:
         yield opened
 

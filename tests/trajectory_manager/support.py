@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
+
+from services.chassis.errors import Reason, ServiceError
 from trajectory_manager.metrics import Metrics
 from trajectory_manager.packing import pack_ids, pack_logprobs
 from trajectory_manager.records import (
@@ -23,7 +27,16 @@ from trajectory_manager.records import (
 )
 from trajectory_manager.rollouts import OpenedTurn, Prompt, Rollouts
 from trajectory_manager.store import Store
-from trajectory_manager.token_records import Opening, Origin, Span, Tokens, VersionSource
+from trajectory_manager.token_records import (
+    Append,
+    Appended,
+    Finish,
+    Opening,
+    Origin,
+    Span,
+    Tokens,
+    VersionSource,
+)
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = RunConfig(
@@ -133,11 +146,35 @@ class Run:
         self, rollout_id: str, turn_id: str, epoch: int, offset: int, added: Tokens
     ) -> int:
         """Append tokens; return how many the turn has."""
-        return await self.rollouts.append(self.run_id, rollout_id, turn_id, epoch, offset, added)
+        append = Append(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            turn_id=turn_id,
+            epoch=epoch,
+            offset=offset,
+            tokens=added,
+        )
+        return (await self.do(append)).num_tokens
+
+    async def do(self, append: Append) -> Appended:
+        """One append; raises what refused it."""
+        (answer,) = await self.rollouts.append([append])
+        if isinstance(answer, ServiceError):
+            raise answer
+        return answer
 
     async def end(self, rollout_id: str, turn_id: str, epoch: int, answer_key: str = "") -> None:
         """Close a turn with STOP."""
-        await self.store.tokens.end_turn(self.run_id, rollout_id, turn_id, epoch, 1, answer_key)
+        await self.do(
+            Append(
+                run_id=self.run_id,
+                rollout_id=rollout_id,
+                turn_id=turn_id,
+                epoch=epoch,
+                offset=None,
+                finish=Finish(reason=1, answer_key=answer_key),
+            )
+        )
 
     async def turn(
         self,
@@ -178,3 +215,18 @@ class Run:
         while await self.play(version):
             played += 1
         return played
+
+
+async def refused(reason: Reason, awaitable: object) -> ServiceError:
+    """The ServiceError that awaiting raises, which must have this reason."""
+    with pytest.raises(ServiceError) as caught:
+        await awaitable  # type: ignore[misc]
+    assert caught.value.reason is reason
+    return caught.value
+
+
+async def other_run(store: Store, **changes: object) -> Run:
+    """A run with other rules."""
+    run_id = uuid.uuid4().hex
+    await store.runs.create_run(run_id, replace(RULES, **changes))  # type: ignore[arg-type]
+    return Run(store, run_id)

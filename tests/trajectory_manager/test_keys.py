@@ -9,19 +9,30 @@ from redis.crc import key_slot
 from trajectory_manager import keys
 from trajectory_manager.redis_store import SCRIPTS
 
-TOKEN_SCRIPTS = {"create_rollout", "open_turn", "append", "end_turn", "close_rollout"}
-NAMES = ("run", "a/7/1", "turn:1/x")
+TOKEN_SCRIPTS = {
+    "create_rollout",
+    "open_turn",
+    "append",
+    "close_rollout",
+    "read",
+    "record",
+    "migrate",
+    "put_column",
+    "read_columns",
+    "delete_rollout",
+}
+NAMES = ("run", "a/7/1")
 
 
 def key_sets() -> dict[str, list[str]]:
     """The KEYS that each script is called with."""
-    run_id, rollout_id, turn_id = NAMES
-    of_rollout = keys.rollout_keys(run_id, rollout_id)
-    of_turn = of_rollout + keys.turn_keys(run_id, rollout_id, turn_id)
+    run_id, rollout_id = NAMES
+    of_rollout = [
+        *keys.deleted_keys(run_id, rollout_id),
+        *keys.old_rollout_keys(run_id, rollout_id),
+    ]
     return {
-        path.stem: (of_turn if path.stem == "append" else of_rollout)
-        if path.stem in TOKEN_SCRIPTS
-        else keys.run_keys(run_id)
+        path.stem: of_rollout if path.stem in TOKEN_SCRIPTS else keys.run_keys(run_id)
         for path in SCRIPTS.glob("*.lua")
     }
 

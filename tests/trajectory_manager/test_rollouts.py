@@ -120,8 +120,10 @@ async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
     for path in SCRIPTS.glob("*.lua"):
         source = path.read_text()
         if path.stem == "append":
-            assert source.count("if not fresh then") == 1
-            source = source.replace("if not fresh then", "if false then")
+            assert source.count("if inc ~= incarnation or count ~= counter or not fresh then") == 1
+            source = source.replace(
+                "if inc ~= incarnation or count ~= counter or not fresh then", "if false then"
+            )
         (unfenced / path.name).write_text(source)
     try:
         async with redis_store(server.url, Durability.FAST, 5.0) as store:

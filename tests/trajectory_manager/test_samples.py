@@ -48,11 +48,13 @@ async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
     await run.turn("r", "t2", [1, 2, 3], [4])
     await run.turn("r", "t3", [1, 2, 5], [6])
     await run.finish("r")
-    header = await run.store.tokens.rollout(run.run_id, "r")
-    assert header is not None
-    settlement = await samples.settlement(run.store.tokens, header, "reward")
+    (found,) = await run.store.tokens.read(run.run_id, ["r"])
+    assert found is not None
+    settlement = samples.settlement(*found, "reward")
     assert settlement.sample_ids == ("r#t2", "r#t3")
+    assert settlement.num_tokens == (4, 4)
     assert settlement.reward == rewarded().rewards[0].value
+    assert settlement.rewards == (("reward", settlement.reward),)
     lease = StepLease(step=1, base_weight_version=0, sample_ids=settlement.sample_ids)
     built = await samples.build(run.store.tokens, run.run_id, RULES, lease)
     assert [list(unpack_ids(sample.tokens.ids)) for sample in built] == [[1, 2, 3, 4], [1, 2, 5, 6]]

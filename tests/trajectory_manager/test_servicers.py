@@ -173,7 +173,13 @@ async def test_creating_a_run_again_needs_the_same_rules(
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
-        ("staleness_policy", trajectory_pb2.STALENESS_POLICY_WAIT, "FAILED_PRECONDITION"),
+        ("publish_wait_seconds", 5.0, "INVALID_ARGUMENT"),
+        ("publish_wait_seconds", float("nan"), "INVALID_ARGUMENT"),
+        ("num_extra_samples", -1, "INVALID_ARGUMENT"),
+        ("fifo_window", -1, "INVALID_ARGUMENT"),
+        ("max_deliveries", -1, "INVALID_ARGUMENT"),
+        ("max_stored_tokens", -1, "INVALID_ARGUMENT"),
+        ("retention_steps", -1, "INVALID_ARGUMENT"),
         ("staleness_policy", trajectory_pb2.STALENESS_POLICY_UNSPECIFIED, "INVALID_ARGUMENT"),
         ("durability", trajectory_pb2.DURABILITY_DURABLE, "FAILED_PRECONDITION"),
         ("durability", trajectory_pb2.DURABILITY_REPLICATED, "FAILED_PRECONDITION"),
@@ -193,6 +199,40 @@ async def test_rules_that_cannot_be_kept_are_refused(
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await Client(replicas[0].channel, "other").create_run(rules)
     assert caught.value.code().name == code
+    assert field in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("rules", "field"),
+    [
+        ({"staleness_policy": trajectory_pb2.STALENESS_POLICY_WAIT}, "publish_wait_seconds"),
+        ({"required_columns": ["Reference"]}, "required_columns"),
+        ({"required_columns": ["a", "a"]}, "required_columns"),
+        ({"groups_per_step": 4, "fifo_window": 3}, "fifo_window"),
+        ({"replay": {"strategy": 1, "groups_per_step": 0}}, "replay.groups_per_step"),
+        (
+            {"replay": {"strategy": 1, "groups_per_step": 2, "capacity_groups": 1}},
+            "replay.capacity_groups",
+        ),
+        (
+            {"replay": {"strategy": 2, "groups_per_step": 1, "capacity_groups": 1}},
+            "replay.reward_name",
+        ),
+        ({"replay": {"strategy": 9}}, "replay.strategy"),
+    ],
+)
+async def test_rules_that_contradict_each_other_are_refused(
+    replicas: tuple[Client, Client], rules: dict[str, object], field: str
+) -> None:
+    """The error names the field that has to change."""
+    config = trajectory_pb2.RunConfig()
+    config.CopyFrom(RULES)
+    for name in rules:
+        config.ClearField(name)  # type: ignore[arg-type]
+    config.MergeFrom(trajectory_pb2.RunConfig(**rules))  # type: ignore[arg-type]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await Client(replicas[0].channel, "other").create_run(config)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field in (caught.value.details() or "")
 
 

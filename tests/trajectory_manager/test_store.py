@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 
 import pytest
 
-from services.chassis.errors import Reason, ServiceError
+from services.chassis.errors import Reason
 from tests.trajectory_manager.support import (
     CREDENTIAL,
     RULES,
     Run,
     failed,
+    other_run,
     policy,
+    refused,
     rewarded,
     tokens,
 )
@@ -24,27 +25,11 @@ from trajectory_manager.records import (
     Purpose,
     Rollout,
     RolloutState,
-    StalenessPolicy,
     Task,
 )
 from trajectory_manager.rollouts import EXPIRED
 from trajectory_manager.store import MAX_REPLACEMENTS, Store
-from trajectory_manager.token_records import VersionSource
-
-
-async def refused(reason: Reason, awaitable: object) -> ServiceError:
-    """The ServiceError that awaiting raises, which must have this reason."""
-    with pytest.raises(ServiceError) as caught:
-        await awaitable  # type: ignore[misc]
-    assert caught.value.reason is reason
-    return caught.value
-
-
-async def other_run(store: Store, **changes: object) -> Run:
-    """A run with other rules."""
-    run_id = uuid.uuid4().hex
-    await store.runs.create_run(run_id, replace(RULES, **changes))  # type: ignore[arg-type]
-    return Run(store, run_id)
+from trajectory_manager.token_records import Append, Appended, VersionSource
 
 
 async def test_tokens_grow_and_come_back_as_they_were(run: Run) -> None:
@@ -66,9 +51,17 @@ async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
     await run.start("r")
     epoch = (await run.begin("r", "t", [1])).turn.epoch
     await run.append("r", "t", epoch, 0, tokens([1, 2, 3]))
-    appended = run.store.tokens.append
-    assert await appended(run.run_id, "r", "t", epoch, 1, tokens([2, 3])) == (3, 0)
-    assert await appended(run.run_id, "r", "t", epoch, 2, tokens([3, 4, 5])) == (5, 2)
+    append = Append(
+        run_id=run.run_id,
+        rollout_id="r",
+        turn_id="t",
+        epoch=epoch,
+        offset=1,
+        tokens=tokens([2, 3]),
+    )
+    assert await run.do(append) == Appended(num_tokens=3, num_new=0)
+    longer = replace(append, offset=2, tokens=tokens([3, 4, 5]))
+    assert await run.do(longer) == Appended(num_tokens=5, num_new=2)
     await refused(Reason.ALREADY_EXISTS, run.append("r", "t", epoch, 1, tokens([9, 3])))
     (stored,) = await run.store.tokens.tokens(run.run_id, "r", ["t"])
     assert stored == tokens([1, 2, 3, 4, 5])
@@ -242,8 +235,8 @@ async def test_a_group_completes_and_is_leased_as_a_whole(run: Run) -> None:
     """The trainer gets the samples of one group, adjacent, in slot order."""
     await run.submit("a", "b")
     assert await run.fill() == 4
-    epoch = (await run.store.runs.reconcile(run.run_id, 0, "trainer")).epoch
-    attempt = await run.store.runs.lease_samples(run.run_id, epoch, 1, 0, 0)
+    epoch = (await run.store.ledger.reconcile(run.run_id, 0, "trainer")).epoch
+    attempt = await run.store.ledger.lease_samples(run.run_id, epoch, 1, 0, 0)
     assert attempt.lease is not None
     assert attempt.lease.sample_ids == ("a/0/1#t1", "a/1/1#t1")
 
@@ -374,111 +367,6 @@ async def test_a_lost_answer_to_start_does_not_lose_the_rollout(run: Run) -> Non
     await run.begin(lease.rollout_id, "t", [1])
     await refused(Reason.ALREADY_EXISTS, run.rollouts.start(other, lease.nonce))
     assert rollout.credential_digest == CREDENTIAL
-
-
-async def test_steps_are_leased_in_order_and_again_unchanged(run: Run) -> None:
-    """A repeated step gets the same samples, also under a new trainer, which fences the old."""
-    runs = run.store.runs
-    await run.submit(*"abcd")
-    await run.fill()
-    old = (await runs.reconcile(run.run_id, 0, "old")).epoch
-    await refused(Reason.STEP_OUT_OF_ORDER, runs.lease_samples(run.run_id, old, 2, 0, 0))
-    first = (await runs.lease_samples(run.run_id, old, 1, 0, 0)).lease
-    assert first is not None
-    assert (await runs.lease_samples(run.run_id, old, 1, 5, 0)).lease == first
-    await run.fill()
-    second = (await runs.lease_samples(run.run_id, old, 2, 0, 0)).lease
-    taken_over = await runs.reconcile(run.run_id, 0, "new")
-    assert taken_over.pending_steps == (1, 2)
-    await refused(Reason.STALE_EPOCH, runs.lease_samples(run.run_id, old, 1, 0, 0))
-    await refused(Reason.STALE_EPOCH, runs.commit(run.run_id, old, 1))
-    await refused(Reason.STALE_EPOCH, runs.reconcile(run.run_id, 0, "old"))
-    new = taken_over.epoch
-    assert (await runs.reconcile(run.run_id, 0, "new")).epoch == new
-    assert (await runs.lease_samples(run.run_id, new, 1, 0, 0)).lease == first
-    assert (await runs.lease_samples(run.run_id, new, 2, 0, 0)).lease == second
-    assert await runs.commit(run.run_id, new, 1) == 2
-    assert await runs.commit(run.run_id, new, 1) == 2
-    assert (await runs.reconcile(run.run_id, 1, "newer")).pending_steps == (2,)
-
-
-async def test_reconcile_commits_what_the_checkpoint_covers(run: Run) -> None:
-    """Entries up to its step are consumed, even if CommitStep was never heard."""
-    runs = run.store.runs
-    await run.submit(*"ab")
-    await run.fill()
-    epoch = (await runs.reconcile(run.run_id, 0, "one")).epoch
-    await runs.lease_samples(run.run_id, epoch, 1, 0, 0)
-    reconciled = await runs.reconcile(run.run_id, 1, "two")
-    assert reconciled.pending_steps == ()
-    counts = await runs.readiness(run.run_id)
-    assert (counts.committed_step, counts.leased_step, counts.num_ready_groups) == (1, 1, 1)
-
-
-async def test_a_restore_gives_uncommitted_groups_back(run: Run) -> None:
-    """After going back to an earlier step admission lets work in, and nothing is trained twice."""
-    runs = run.store.runs
-    await run.submit(*"abcdef")
-    await run.fill()
-    epoch = (await runs.reconcile(run.run_id, 0, "one")).epoch
-    first = (await runs.lease_samples(run.run_id, epoch, 1, 0, 0)).lease
-    await runs.commit(run.run_id, epoch, 1)
-    await run.fill()
-    second = (await runs.lease_samples(run.run_id, epoch, 2, 0, 0)).lease
-    reconciled = await runs.reconcile(run.run_id, 0, "two")
-    assert reconciled.pending_steps == ()
-    again = (await runs.lease_samples(run.run_id, reconciled.epoch, 1, 0, 0)).lease
-    assert first is not None and second is not None and again is not None
-    assert again.sample_ids == second.sample_ids
-    await run.fill()
-    assert (await runs.lease_samples(run.run_id, reconciled.epoch, 2, 0, 0)).lease is not None
-
-
-async def test_released_groups_are_leased_first(run: Run) -> None:
-    """Only the newest entry can be given back, and its groups return to the head of the queue."""
-    runs = run.store.runs
-    await run.submit(*"abcd")
-    await run.fill()
-    epoch = (await runs.reconcile(run.run_id, 0, "one")).epoch
-    await runs.lease_samples(run.run_id, epoch, 1, 0, 0)
-    await run.fill()
-    second = (await runs.lease_samples(run.run_id, epoch, 2, 0, 0)).lease
-    await refused(Reason.STEP_OUT_OF_ORDER, runs.release(run.run_id, epoch, 1))
-    await runs.release(run.run_id, epoch, 2)
-    await runs.release(run.run_id, epoch, 2)
-    assert (await runs.lease_samples(run.run_id, epoch, 2, 0, 0)).lease == second
-    assert await runs.extend_samples(run.run_id, epoch, 2) == RULES.lease_seconds
-    await refused(Reason.NOT_FOUND, runs.extend_samples(run.run_id, epoch, 3))
-    await refused(Reason.INVALID_FIELD, runs.lease_samples(run.run_id, epoch, 3, 0, 3))
-
-
-@pytest.mark.parametrize("staleness_policy", [StalenessPolicy.DROP, StalenessPolicy.WITHHOLD])
-async def test_a_group_beyond_the_bound_is_not_served(
-    store: Store, staleness_policy: StalenessPolicy
-) -> None:
-    """It leaves the queue when a step that is too new asks, and its capacity returns."""
-    run = await other_run(store, staleness_policy=staleness_policy)
-    await run.submit(*"abc")
-    await run.fill(version=0)
-    epoch = (await store.runs.reconcile(run.run_id, 0, "one")).epoch
-    attempt = await store.runs.lease_samples(run.run_id, epoch, 1, 2, 0)
-    assert attempt.lease is None
-    assert attempt.num_too_old == 2
-    counts = await store.runs.readiness(run.run_id)
-    assert (counts.num_discarded_groups, counts.num_admissible_groups) == (2, 2)
-    assert await run.fill(version=1) == 2
-    fresh = (await store.runs.lease_samples(run.run_id, epoch, 1, 2, 0)).lease
-    assert fresh is not None
-    assert fresh.sample_ids == ("c/0/1#t1", "c/1/1#t1")
-
-
-async def test_masked_groups_are_served(store: Store) -> None:
-    """Under MASK age is the samples' matter, not the queue's."""
-    run = await other_run(store, staleness_policy=StalenessPolicy.MASK)
-    await run.submit("a")
-    await run.fill(version=0)
-    epoch = (await store.runs.reconcile(run.run_id, 0, "one")).epoch
-    assert (await store.runs.lease_samples(run.run_id, epoch, 1, 9, 0)).lease is not None
 
 
 async def test_a_training_rollout_is_not_pinned(run: Run) -> None:

@@ -1,54 +1,76 @@
--- Appends tokens at an offset, behind the fence.
--- ARGV: rollout_id, turn_id, incarnation, counter, offset, ids, logprobs, gap outcome, span...
--- A span is "num_tokens origin version source server"; ids and logprobs take 4 bytes a token.
-local header, _, _, writers, ends, ids, logprobs, spans = unpack(KEYS)
-local rollout_id, turn_id, incarnation, counter, offset, new_ids, new_logprobs, gap_outcome = unpack(ARGV)
-local state = redis.call('HGET', header, 'state')
-if not state then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
-local writer = redis.call('HGET', writers, turn_id)
-if not writer then return {'refused', 'UNKNOWN_TURN', turn_id} end
-local inc, count, server = string.match(writer, '^(%d+):(%d+):(%x+):')
-local current = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local fresh = inc == incarnation and count == counter and server == current
-if not fresh then return {'refused', 'STALE_TURN', turn_id, incarnation .. '.' .. counter, inc .. '.' .. count} end
-if state ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, state} end
-if redis.call('HEXISTS', ends, turn_id) == 1 then return {'refused', 'CLOSED_TURN', turn_id} end
+-- Appends tokens to a turn at an offset, behind the fence, and may close the turn.
+-- ARGV: rollout_id, server, turn_id, incarnation, counter, offset or '' (the end), ids, logprobs,
+-- finish or '', then num_tokens and kind of each span.
+-- Answers the tokens now stored and how many of them are new.
+local header, live, kinds, segments = KEYS[1], KEYS[4], KEYS[5], KEYS[6] .. ARGV[3]
+local rollout_id, server, turn_id, incarnation, counter, offset, ids, logprobs, finish = unpack(ARGV, 1, 9)
+local head = redis.call('HMGET', header, 'state', 'schema', 'server', 'incarnation')
+if not head[1] then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
+if not head[2] then return {'refused', 'OLD_SCHEMA'} end
+local turn = redis.call('HGET', live, turn_id)
+if not turn then return {'refused', 'UNKNOWN_TURN', turn_id} end
+local stored, inc, count, attempt, finished = string.match(turn, '^(%d+) (%d+) (%d+) (%S+) ?(.*)$')
+local fresh = finished ~= '' or (head[3] == server and head[4] == inc)
+if inc ~= incarnation or count ~= counter or not fresh then
+  return {'refused', 'STALE_TURN', turn_id, incarnation .. '.' .. counter, inc .. '.' .. count}
+end
+if finished == '' or finish == '' then
+  if head[1] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, head[1]} end
+  if finished ~= '' then return {'refused', 'CLOSED_TURN', turn_id} end
+elseif finish ~= finished then
+  return {'refused', 'OTHER_FINISH', turn_id}
+end
 
-offset = tonumber(offset)
-local stored, given = redis.call('STRLEN', ids) / 4, #new_ids / 4
-if offset > stored then
+stored = tonumber(stored)
+local given, first = #ids / 4, tonumber(offset) or stored
+if first > stored then
   local now = redis.call('TIME')
-  redis.call('HSET', header, 'state', 3, 'outcome', gap_outcome,
-    'finished', now[1] .. '.' .. string.format('%06d', now[2]))
-  return {'refused', 'GAP', turn_id, ARGV[5], string.format('%d', stored)}
+  redis.call('HSET', header, 'state', 3, 'finished', now[1] .. '.' .. string.format('%06d', now[2]), 'outcome',
+    '{"rewards": [], "failure_class": 3, "failure_message": "tokens before an appended chunk are missing"}')
+  return {'refused', 'GAP', turn_id, offset, string.format('%d', stored)}
 end
-local overlap = math.min(stored - offset, given)
-if overlap > 0 then
-  local first, last = offset * 4, (offset + overlap) * 4 - 1
-  if redis.call('GETRANGE', ids, first, last) ~= string.sub(new_ids, 1, overlap * 4)
-    or redis.call('GETRANGE', logprobs, first, last) ~= string.sub(new_logprobs, 1, overlap * 4) then
-    return {'refused', 'OTHER_TOKENS', turn_id, ARGV[5]}
-  end
-  if overlap == given then return {'ok', stored, 0} end
-  new_ids, new_logprobs = string.sub(new_ids, overlap * 4 + 1), string.sub(new_logprobs, overlap * 4 + 1)
-end
-redis.call('APPEND', ids, new_ids)
-redis.call('APPEND', logprobs, new_logprobs)
 
-local skip = overlap
-for i = 9, #ARGV do
-  local length, kind = string.match(ARGV[i], '^(%d+) (.*)$')
-  local skipped = math.min(skip, tonumber(length))
-  skip, length = skip - skipped, tonumber(length) - skipped
-  if length > 0 then
-    local last = redis.call('LINDEX', spans, -1)
-    local last_length, last_kind
-    if last then last_length, last_kind = string.match(last, '^(%d+) (.*)$') end
-    if last_kind == kind then
-      redis.call('LSET', spans, -1, string.format('%d ', tonumber(last_length) + length) .. kind)
-    else
-      redis.call('RPUSH', spans, string.format('%d ', length) .. kind)
+-- The tokens [from, to) of the turn as they are stored.
+local function recorded(from, to)
+  local kept_ids, kept_logprobs, start = {}, {}, 0
+  for _, segment in ipairs(redis.call('LRANGE', segments, 0, -1)) do
+    local length = (#segment - 2) / 8
+    local a, b = math.max(from - start, 0), math.min(to - start, length)
+    if a < b then
+      table.insert(kept_ids, string.sub(segment, 3 + a * 4, 2 + b * 4))
+      table.insert(kept_logprobs, string.sub(segment, 3 + (length + a) * 4, 2 + (length + b) * 4))
     end
+    start = start + length
+  end
+  return table.concat(kept_ids), table.concat(kept_logprobs)
+end
+
+local overlap = math.min(stored - first, given)
+if overlap > 0 then
+  local old_ids, old_logprobs = recorded(first, first + overlap)
+  if old_ids ~= string.sub(ids, 1, overlap * 4) or old_logprobs ~= string.sub(logprobs, 1, overlap * 4) then
+    return {'refused', 'OTHER_TOKENS', turn_id, offset}
   end
 end
+if finished ~= '' then
+  if overlap < given then return {'refused', 'CLOSED_TURN', turn_id} end
+  return {'ok', stored, 0}
+end
+
+local start = 0
+for i = 10, #ARGV, 2 do
+  local stop = start + tonumber(ARGV[i])
+  local from = math.max(start, overlap)
+  if from < stop then
+    local kind = redis.call('LPOS', kinds, ARGV[i + 1])
+    if not kind then kind = redis.call('RPUSH', kinds, ARGV[i + 1]) - 1 end
+    if kind > 65535 then return redis.error_reply('a rollout holds at most 65536 kinds of tokens') end
+    redis.call('RPUSH', segments, struct.pack('<H', kind) ..
+      string.sub(ids, from * 4 + 1, stop * 4) .. string.sub(logprobs, from * 4 + 1, stop * 4))
+  end
+  start = stop
+end
+if finish ~= '' then finish = ' ' .. finish end
+redis.call('HSET', live, turn_id,
+  string.format('%d', stored + given - overlap) .. ' ' .. inc .. ' ' .. count .. ' ' .. attempt .. finish)
 return {'ok', stored + given - overlap, given - overlap}

@@ -1,13 +1,14 @@
 -- Creates the header of a rollout. ARGV: rollout_id, leased (0/1), identity, credential, traceparent.
 local header, order = KEYS[1], KEYS[2]
 local rollout_id, leased, identity, credential, traceparent = unpack(ARGV)
-local stored = redis.call('HMGET', header, 'identity', 'credential', 'state')
+local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'schema')
 if not stored[3] then
   local now = redis.call('TIME')
-  redis.call('HSET', header, 'identity', identity, 'credential', credential,
+  redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', credential,
     'traceparent', traceparent, 'state', 1, 'created', now[1] .. '.' .. string.format('%06d', now[2]))
   return {'ok'}
 end
+if not stored[4] then return {'refused', 'OLD_SCHEMA'} end
 if stored[3] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, stored[3]} end
 -- The answer to a first try may be lost with the credential it carried.
 local may_change = leased == '1' and redis.call('LLEN', order) == 0

@@ -1,13 +1,25 @@
 -- Writes the ledger entry of a step, or answers the one that is there.
--- ARGV: run_id, epoch, step, base_version, num_groups. Answers the number of groups too old, and the entry.
-local config, counters, groups, ready, ledger = KEYS[1], KEYS[2], KEYS[8], KEYS[13], KEYS[14]
-local run_id, epoch, step, base, wanted = unpack(ARGV)
+-- ARGV: run_id, epoch, step, base_version, num_groups, num_shards, max_dead_letters.
+-- Answers the number of groups too old, and the entry.
+local config, counters, groups, ready, ledger, dead, order, replay =
+  KEYS[1], KEYS[2], KEYS[8], KEYS[13], KEYS[14], KEYS[17], KEYS[18], KEYS[24]
+local run_id, epoch, step, base, wanted, shards, max_dead_letters = unpack(ARGV)
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', run_id} end
 local current = redis.call('HGET', counters, 'epoch') or '0'
 if current ~= epoch then return {'refused', 'STALE_TRAINER', run_id, epoch, current} end
 local known = redis.call('HGET', ledger, step)
-if known then return {'ok', 0, known} end
+if known then
+  local entry = cjson.decode(known)
+  local stored = string.format('%d', entry.shards or 1)
+  if stored ~= shards then return {'refused', 'OTHER_SHARDS', step, stored, shards} end
+  if entry.epoch ~= epoch then
+    entry.deliveries, entry.epoch = (entry.deliveries or 1) + 1, epoch
+    known = cjson.encode(entry)
+    redis.call('HSET', ledger, step, known)
+  end
+  return {'ok', 0, known}
+end
 local next_step = tonumber(redis.call('HGET', counters, 'leased') or 0) + 1
 if tonumber(step) ~= next_step then
   return {'refused', 'STEP_ORDER', step, string.format('%d', next_step)}
@@ -19,36 +31,161 @@ local bound = rules.groups_per_step * (rules.max_staleness + 1)
 if wanted > bound then
   return {'refused', 'TOO_MANY_GROUPS', ARGV[5], string.format('%d', bound)}
 end
+step, base = tonumber(step), tonumber(base)
+local replays = type(rules.replay) == 'table' and rules.replay
+local MASK, WITHHOLD, DROPPED, WITHHELD, REWARD = 3, 4, 2, 3, 2
 
-local masks, oldest = rules.staleness_policy == 3, tonumber(base) - rules.max_staleness
-local fresh, samples, too_old, seen, length = {}, {}, {}, 0, redis.call('LLEN', ready)
-while #fresh < wanted and seen < length do
-  local task_id = redis.call('LINDEX', ready, seen)
-  local group = cjson.decode(redis.call('HGET', groups, task_id))
-  seen = seen + 1
-  if masks or group.min_version >= oldest then
-    table.insert(fresh, task_id)
-    for _, slot in ipairs(group.slots) do
-      for _, name in ipairs(slot.samples) do table.insert(samples, name) end
+-- The groups this step takes, in order, and the same as a set.
+local fresh, taken = {}, {}
+-- With a window: the complete groups by completion, all groups by admission, and their numbers.
+local window, waiting, admitted, number, head = rules.fifo_window or 0, {}, {}, {}, 1
+if window > 0 then
+  waiting = redis.call('LRANGE', ready, 0, -1)
+  local scored = redis.call('ZRANGE', order, 0, -1, 'WITHSCORES')
+  for i = 1, #scored, 2 do
+    table.insert(admitted, scored[i])
+    number[scored[i]] = tonumber(scored[i + 1])
+  end
+end
+
+local function next_group()
+  if window == 0 then return redis.call('LINDEX', ready, #fresh) end
+  while taken[admitted[head]] do head = head + 1 end
+  local limit = (number[admitted[head]] or 0) + window
+  for i, task_id in ipairs(waiting) do
+    -- A group of an older release has no number: it is older than all that have one.
+    if not taken[task_id] and (number[task_id] or 0) < limit then return task_id, i end
+  end
+end
+
+-- Keeps a group for replay as "step mean_reward {group}", the mean "-" if it has no such reward.
+local function keep(task_id, group, number)
+  local sum, count = 0, 0
+  for _, slot in ipairs(group.slots) do
+    local reward = slot.state == 'done' and slot.rewards and slot.rewards[rules.replay.reward_name]
+    if reward then sum, count = sum + tonumber(reward), count + 1 end
+  end
+  local mean = count > 0 and string.format('%.17g', sum / count) or '-'
+  local kept = string.format('%d %s %s', number, mean, cjson.encode(group))
+  redis.call('HSET', replay, task_id, kept)
+end
+
+local function bury(task_id, group)
+  local withheld = rules.staleness_policy == WITHHOLD
+  local time, attempts, made = redis.call('TIME'), {}, {task_id}
+  for i, slot in ipairs(group.slots) do attempts[i], made[i + 1] = slot.attempt, slot.attempt end
+  redis.call('RPUSH', dead, cjson.encode({
+    task_id = task_id, reason = withheld and WITHHELD or DROPPED, attempts = attempts,
+    message = string.format(
+      '%d versions old for step %d: its oldest token has %d, the step begins with %d',
+      base - group.min_version, step, group.min_version, base),
+    time = time[1] + time[2] / 1000000
+  }))
+  redis.call('LTRIM', dead, -max_dead_letters, -1)
+  redis.call('ZADD', KEYS[22], redis.call('HGET', counters, 'committed') or 0, cjson.encode(made))
+  if withheld and replays then keep(task_id, group, step) end
+end
+
+local function leave_behind(task_id, group, position)
+  bury(task_id, group)
+  redis.call('LREM', ready, 1, task_id)
+  redis.call('ZREM', order, task_id)
+  redis.call('HDEL', groups, task_id)
+  redis.call('HINCRBY', counters, 'discarded', 1)
+  if not position then return end
+  table.remove(waiting, position)
+  for i, name in ipairs(admitted) do
+    if name == task_id then return table.remove(admitted, i) end
+  end
+end
+
+-- Adds the names and lengths of the group's samples to two lists.
+local function add_samples(group, names, tokens)
+  for _, slot in ipairs(group.slots) do
+    for i, name in ipairs(slot.state == 'done' and slot.samples or {}) do
+      table.insert(names, name)
+      table.insert(tokens, slot.tokens and slot.tokens[i] or 1)
     end
+  end
+end
+
+-- The groups that may be replayed; the oldest of those beyond the capacity leave.
+local function kept()
+  local found, stored = {}, redis.call('HGETALL', replay)
+  for i = 1, #stored, 2 do
+    local number, mean, begin = string.match(stored[i + 1], '^(%d+) (%S+) ()')
+    found[(i + 1) / 2] = {
+      task_id = stored[i], step = tonumber(number), reward = tonumber(mean),
+      kept = stored[i + 1], begin = begin
+    }
+  end
+  if #found <= replays.capacity_groups then return found end
+  table.sort(found, function(a, b)
+    if a.step ~= b.step then return a.step > b.step end
+    return a.task_id > b.task_id
+  end)
+  while #found > replays.capacity_groups do
+    redis.call('HDEL', replay, table.remove(found).task_id)
+  end
+  return found
+end
+
+-- Weighted draw without replacement: the greatest log-weights plus Gumbel noise. See replay.py.
+local function drawn()
+  local found, highest = {}, -math.huge
+  for _, group in ipairs(kept()) do
+    local weighed = replays.strategy ~= REWARD or group.reward
+    if weighed and not taken[group.task_id] then
+      highest = math.max(highest, group.reward or 0)
+      table.insert(found, group)
+    end
+  end
+  for _, group in ipairs(found) do
+    local digest = redis.sha1hex(string.format('%s %d %s', run_id, step, group.task_id))
+    local uniform = (tonumber(string.sub(digest, 1, 13), 16) + 0.5) / 16 ^ 13
+    local weight = -math.log(1 + math.max(0, step - group.step))
+    if replays.strategy == REWARD then weight = (group.reward - highest) / replays.temperature end
+    group.rank = weight - math.log(-math.log(uniform))
+  end
+  table.sort(found, function(a, b)
+    if a.rank ~= b.rank then return a.rank > b.rank end
+    return a.task_id < b.task_id
+  end)
+  return found
+end
+
+local samples, tokens, replayed, too_old = {}, {}, {}, 0
+while #fresh < wanted do
+  local task_id, position = next_group()
+  if not task_id then break end
+  local group = cjson.decode(redis.call('HGET', groups, task_id))
+  if rules.staleness_policy == MASK or base - group.min_version <= rules.max_staleness then
+    table.insert(fresh, task_id)
+    taken[task_id] = true
+    add_samples(group, samples, tokens)
   else
-    table.insert(too_old, task_id)
+    too_old = too_old + 1
+    leave_behind(task_id, group, position)
   end
 end
 local enough = #fresh == wanted
-if enough then redis.call('LTRIM', ready, seen, -1) end
-for _, task_id in ipairs(too_old) do
-  if not enough then redis.call('LREM', ready, 1, task_id) end
-  redis.call('HDEL', groups, task_id)
+if too_old > 0 then redis.call('HINCRBY', counters, 'version:ready', 1) end
+if too_old > 0 or enough then redis.call('HINCRBY', counters, 'version:tasks', 1) end
+if not enough then return {'ok', too_old} end
+
+for _, task_id in ipairs(fresh) do
+  redis.call('LREM', ready, 1, task_id)
+  redis.call('ZREM', order, task_id)
 end
-if #too_old > 0 then
-  redis.call('HINCRBY', counters, 'discarded', #too_old)
-  redis.call('HINCRBY', counters, 'version:ready', 1)
+local again = replays and drawn() or {}
+for i = 1, math.min(#again, replays and replays.groups_per_step or 0) do
+  add_samples(cjson.decode(string.sub(again[i].kept, again[i].begin)), replayed, tokens)
 end
-if #too_old > 0 or enough then redis.call('HINCRBY', counters, 'version:tasks', 1) end
-if not enough then return {'ok', #too_old} end
-local entry = cjson.encode({groups = fresh, samples = samples, base = tonumber(base)})
+local entry = cjson.encode({
+  groups = fresh, samples = samples, replayed = replayed, tokens = tokens, base = base,
+  shards = tonumber(shards), deliveries = 1, epoch = epoch
+})
 redis.call('HSET', ledger, step, entry)
 redis.call('HSET', counters, 'leased', step)
 redis.call('HINCRBY', counters, 'taken', wanted)
-return {'ok', #too_old, entry}
+return {'ok', too_old, entry}

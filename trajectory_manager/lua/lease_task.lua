@@ -1,28 +1,41 @@
 -- Leases one open sample, admitting a group if none is open. ARGV: run_id, nonce, purpose...
+-- Refused when only the cap on stored tokens keeps a queued TRAIN task out.
 local config, counters, tasks, groups, leases, nonces = KEYS[1], KEYS[2], KEYS[3], KEYS[8], KEYS[9], KEYS[10]
+local order = KEYS[18]
 local queues = {['1'] = KEYS[4], ['2'] = KEYS[5]}
 local open = {['1'] = KEYS[6], ['2'] = KEYS[7]}
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
 rules = cjson.decode(rules)
 
-local function admits(purpose)
-  if purpose ~= '1' then return true end
-  local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken')
-  local outstanding = tonumber(counts[1] or 0) - tonumber(counts[2] or 0) - tonumber(counts[3] or 0)
-  return outstanding < rules.groups_per_step * (rules.max_staleness + 1)
+local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens')
+for i = 1, 4 do counts[i] = tonumber(counts[i] or 0) end
+local outstanding, stored = counts[1] - counts[2] - counts[3], counts[4]
+local bound, cap = rules.groups_per_step * (rules.max_staleness + 1), rules.max_stored_tokens or 0
+local limit = bound
+if cap > 0 and stored > cap then
+  -- With retention the next step frees tokens: closing admission to it would be for ever.
+  limit = (rules.retention_steps or 0) > 0 and rules.groups_per_step or 0
 end
 
 local function admitted(purpose)
-  if not admits(purpose) then return nil end
-  local task_id = redis.call('LPOP', queues[purpose])
-  if not task_id then return nil end
+  if purpose == '1' and outstanding >= limit then return nil end
+  local entry = redis.call('LPOP', queues[purpose])
+  if not entry then return nil end
+  local task_id, attempts = string.match(entry, '^(%S+)(.*)$')
   local group = {purpose = purpose, replaced = 0, done = 0, slots = {}}
-  for slot = 1, cjson.decode(redis.call('HGET', tasks, task_id)).num_samples do
-    group.slots[slot] = {attempt = 0, state = 'open'}
+  local number = cjson.decode(redis.call('HGET', tasks, task_id)).num_samples
+  if purpose == '1' then
+    number = number + (rules.num_extra_samples or 0)
+    group.admission = redis.call('HINCRBY', counters, 'admitted', 1)
+    redis.call('ZADD', order, group.admission, task_id)
+  end
+  -- A task that was a dead letter goes on after the attempts of its earlier life.
+  local earlier = string.gmatch(attempts, '%d+')
+  for slot = 1, number do
+    group.slots[slot] = {attempt = tonumber(earlier() or 0), state = 'open'}
     if slot > 1 then redis.call('RPUSH', open[purpose], task_id .. '/' .. (slot - 1)) end
   end
-  if purpose == '1' then redis.call('HINCRBY', counters, 'admitted', 1) end
   return task_id, 1, group
 end
 
@@ -32,11 +45,15 @@ local function opened(purpose)
     if not name then return admitted(purpose) end
     local task_id, slot = string.match(name, '^(.+)/(%d+)$')
     local group = redis.call('HGET', groups, task_id)
-    -- The group may have been discarded meanwhile.
-    if group then return task_id, tonumber(slot) + 1, cjson.decode(group) end
+    -- The group may have left or have enough samples meanwhile.
+    if group then
+      group, slot = cjson.decode(group), tonumber(slot) + 1
+      if group.slots[slot].state == 'open' then return task_id, slot, group end
+    end
   end
 end
 
+local capped = false
 for i = 3, #ARGV do
   local task_id, slot, group = opened(ARGV[i])
   if task_id then
@@ -50,5 +67,9 @@ for i = 3, #ARGV do
     redis.call('HSET', nonces, rollout_id, ARGV[2])
     return {'ok', rollout_id, redis.call('HGET', tasks, task_id), tostring(rules.lease_seconds)}
   end
+  capped = capped or ARGV[i] == '1' and outstanding < bound and redis.call('LLEN', queues['1']) > 0
+end
+if capped then
+  return {'refused', 'FULL_RUN', ARGV[1], string.format('%d', stored), string.format('%d', cap)}
 end
 return {'ok'}

@@ -169,3 +169,35 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     """A wrong path."""
     with pytest.raises(ConfigError, match=r"no config\.json"):
         ChatTemplate(tmp_path / "nowhere")
+
+
+def test_checking_a_conversation_turn_by_turn_is_linear(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn renders its prompt and the one before, however many there were; cold, all of them."""
+    rendered: list[int] = []
+    render = template._render
+
+    def counted(messages: list[dict[str, str]], *, ask: bool) -> str:
+        rendered.append(len(messages))
+        return render(messages, ask=ask)
+
+    monkeypatch.setattr(template, "_render", counted)
+    messages = [QUESTION]
+    for _ in range(20):
+        assert template.is_append_only(messages)
+        messages += [ANSWER, AGAIN]
+    assert len(rendered) == 1 + 2 * 19
+    template._append_only.clear()
+    rendered.clear()
+    assert template.is_append_only(messages)
+    assert len(rendered) == 1 + 20
+
+
+def test_what_was_append_only_may_be_rewritten_later(tmp_path: Path) -> None:
+    """What is known of a shorter conversation does not hide what a longer one forgets."""
+    template = ChatTemplate(make_model(tmp_path, FORGETFUL))
+    assert template.is_append_only([QUESTION])
+    assert template.is_append_only([QUESTION, ANSWER, AGAIN])
+    assert not template.is_append_only([QUESTION, ANSWER, AGAIN, THOUGHT, AGAIN])
+    assert not template.is_append_only([QUESTION, THOUGHT, AGAIN, ANSWER, AGAIN])

@@ -232,6 +232,34 @@ class Tokens(google.protobuf.message.Message):
 global___Tokens = Tokens
 
 @typing.final
+class PackedTokens(google.protobuf.message.Message):
+    """The same as bytes, for callers that move many tokens: arrays of equal length, little-endian."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    token_ids: builtins.bytes
+    """int32 vocabulary ids."""
+    logprobs: builtins.bytes
+    """float32 natural log-probabilities, as in Tokens."""
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Span]:
+        """Contiguous spans that cover token_ids exactly."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: builtins.bytes = ...,
+        logprobs: builtins.bytes = ...,
+        spans: collections.abc.Iterable[global___Span] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "spans", b"spans", "token_ids", b"token_ids"]) -> None: ...
+
+global___PackedTokens = PackedTokens
+
+@typing.final
 class SamplingParams(google.protobuf.message.Message):
     """How to sample. Whatever a resumed turn could not keep is refused."""
 

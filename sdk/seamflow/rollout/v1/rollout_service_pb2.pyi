@@ -200,6 +200,7 @@ class TurnFinish(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: builtins.int
+    DRIFT_FIELD_NUMBER: builtins.int
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
     text: builtins.str
@@ -208,6 +209,12 @@ class TurnFinish(google.protobuf.message.Message):
     """Tokens of the prompt, the reused prefix included."""
     num_sampled_tokens: builtins.int
     """Tokens sampled in this turn."""
+    @property
+    def drift(self) -> global___Drift:
+        """Set when the prompt was a re-tokenised copy of recorded tokens; from its position on, the prompt
+        counts as environment tokens.
+        """
+
     def __init__(
         self,
         *,
@@ -215,10 +222,40 @@ class TurnFinish(google.protobuf.message.Message):
         text: builtins.str = ...,
         num_prompt_tokens: builtins.int = ...,
         num_sampled_tokens: builtins.int = ...,
+        drift: global___Drift | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "text", b"text"]) -> None: ...
 
 global___TurnFinish = TurnFinish
+
+@typing.final
+class Drift(google.protobuf.message.Message):
+    """Where a prompt has other ids than were sampled, for the same text. Send the ids that Generate gave,
+    or messages, and it does not happen.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: builtins.int
+    RECORDED_TEXT_FIELD_NUMBER: builtins.int
+    RETOKENIZED_TEXT_FIELD_NUMBER: builtins.int
+    position: builtins.int
+    """Index in the prompt of the first differing token."""
+    recorded_text: builtins.str
+    """Text of the recorded tokens from there on, at most 200 characters."""
+    retokenized_text: builtins.str
+    """Text of the prompt from there on, at most 200 characters."""
+    def __init__(
+        self,
+        *,
+        position: builtins.int = ...,
+        recorded_text: builtins.str = ...,
+        retokenized_text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["position", b"position", "recorded_text", b"recorded_text", "retokenized_text", b"retokenized_text"]) -> None: ...
+
+global___Drift = Drift
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
+import seamflow.common.v1.tokens_pb2
 import seamflow.trajectory.v1.trajectory_pb2
 import typing
 
@@ -76,6 +77,9 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
+    NUM_SHARDS_FIELD_NUMBER: builtins.int
+    SHARD_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     epoch: builtins.int
@@ -86,6 +90,14 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """Weight version the step starts from: staleness is counted from here."""
     num_groups: builtins.int
     """How many groups; 0: the run's groups_per_step."""
+    packed: builtins.bool
+    """Answer packed_tokens and packed_loss_mask."""
+    num_shards: builtins.int
+    """Cut the step into this many shards of whole samples, balanced by length; 0 and 1: one. The first
+    lease of a step decides.
+    """
+    shard: builtins.int
+    """Answer only the samples of this shard."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer empty after this long. At most 60 s."""
@@ -99,9 +111,13 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
         base_weight_version: builtins.int = ...,
         num_groups: builtins.int = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        packed: builtins.bool = ...,
+        num_shards: builtins.int = ...,
+        shard: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base_weight_version", b"base_weight_version", "epoch", b"epoch", "num_groups", b"num_groups", "run_id", b"run_id", "step", b"step", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_shard", b"_shard", "shard", b"shard", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "wait", b"wait"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_shard", b"_shard"]) -> typing.Literal["shard"] | None: ...
 
 global___LeaseSamplesRequest = LeaseSamplesRequest
 
@@ -114,10 +130,13 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     MAX_STALENESS_FIELD_NUMBER: builtins.int
+    NUM_DELIVERIES_FIELD_NUMBER: builtins.int
     lease_token: builtins.bytes
     """Opaque; proves the lease."""
     max_staleness: builtins.int
-    """Greatest staleness among the samples."""
+    """Greatest staleness among the samples that are not replayed."""
+    num_deliveries: builtins.int
+    """How many trainers this step was delivered to; 1: the first time."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
         """Complete groups, members adjacent; empty: time is up."""
@@ -128,8 +147,9 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
         samples: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.Sample] | None = ...,
         lease_token: builtins.bytes = ...,
         max_staleness: builtins.int = ...,
+        num_deliveries: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "max_staleness", b"max_staleness", "samples", b"samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "max_staleness", b"max_staleness", "num_deliveries", b"num_deliveries", "samples", b"samples"]) -> None: ...
 
 global___LeaseSamplesResponse = LeaseSamplesResponse
 
@@ -255,6 +275,148 @@ class ReleaseSamplesResponse(google.protobuf.message.Message):
 global___ReleaseSamplesResponse = ReleaseSamplesResponse
 
 @typing.final
+class AwaitPublishRequest(google.protobuf.message.Message):
+    """Request of AwaitPublish."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    epoch: builtins.int
+    """From Reconcile."""
+    weight_version: builtins.int
+    """Version that is about to be published."""
+    @property
+    def wait(self) -> google.protobuf.duration_pb2.Duration:
+        """Answer after this long at the latest, whatever the policy says. At most 60 s."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        weight_version: builtins.int = ...,
+        wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "run_id", b"run_id", "wait", b"wait", "weight_version", b"weight_version"]) -> None: ...
+
+global___AwaitPublishRequest = AwaitPublishRequest
+
+@typing.final
+class AwaitPublishResponse(google.protobuf.message.Message):
+    """Response of AwaitPublish."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PUBLISH_FIELD_NUMBER: builtins.int
+    NUM_BLOCKING_FIELD_NUMBER: builtins.int
+    publish: builtins.bool
+    """True: publish now."""
+    num_blocking: builtins.int
+    """Rollouts and complete groups that would become too old."""
+    def __init__(
+        self,
+        *,
+        publish: builtins.bool = ...,
+        num_blocking: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_blocking", b"num_blocking", "publish", b"publish"]) -> None: ...
+
+global___AwaitPublishResponse = AwaitPublishResponse
+
+@typing.final
+class ListSamplesRequest(google.protobuf.message.Message):
+    """Request of ListSamples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    page_size: builtins.int
+    """At most this many rollouts; 100 by default, 1,000 at most."""
+    page_token: builtins.str
+    """From the previous page; empty: the first."""
+    packed: builtins.bool
+    """Answer packed_tokens and packed_loss_mask."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        packed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["packed", b"packed", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
+
+global___ListSamplesRequest = ListSamplesRequest
+
+@typing.final
+class ListSamplesResponse(google.protobuf.message.Message):
+    """Response of ListSamples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty at the end."""
+    @property
+    def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedSample]:
+        """Samples of one page of rollouts."""
+
+    def __init__(
+        self,
+        *,
+        samples: collections.abc.Iterable[global___ListedSample] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "samples", b"samples"]) -> None: ...
+
+global___ListSamplesResponse = ListSamplesResponse
+
+@typing.final
+class ListedSample(google.protobuf.message.Message):
+    """A sample and what became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLE_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    COMMITTED_STEP_FIELD_NUMBER: builtins.int
+    purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
+    """TRAIN or EVAL."""
+    state: seamflow.trajectory.v1.trajectory_pb2.RolloutState.ValueType
+    """How its rollout ended."""
+    committed_step: builtins.int
+    """Step that committed it; 0: none."""
+    @property
+    def sample(self) -> seamflow.trajectory.v1.trajectory_pb2.Sample:
+        """The sample."""
+
+    def __init__(
+        self,
+        *,
+        sample: seamflow.trajectory.v1.trajectory_pb2.Sample | None = ...,
+        purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
+        state: seamflow.trajectory.v1.trajectory_pb2.RolloutState.ValueType = ...,
+        committed_step: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sample", b"sample"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "purpose", b"purpose", "sample", b"sample", "state", b"state"]) -> None: ...
+
+global___ListedSample = ListedSample
+
+@typing.final
 class GetReadinessRequest(google.protobuf.message.Message):
     """Request of GetReadiness."""
 
@@ -300,6 +462,10 @@ class GetReadinessResponse(google.protobuf.message.Message):
     NUM_ADMITTED_GROUPS_FIELD_NUMBER: builtins.int
     NUM_DISCARDED_GROUPS_FIELD_NUMBER: builtins.int
     NUM_REPLACED_SAMPLES_FIELD_NUMBER: builtins.int
+    NUM_INCOMPLETE_GROUPS_FIELD_NUMBER: builtins.int
+    NUM_REPLAY_GROUPS_FIELD_NUMBER: builtins.int
+    NUM_DEAD_LETTERS_FIELD_NUMBER: builtins.int
+    NUM_STORED_TOKENS_FIELD_NUMBER: builtins.int
     num_ready_groups: builtins.int
     """Complete groups that wait for the trainer."""
     num_running_groups: builtins.int
@@ -322,6 +488,14 @@ class GetReadinessResponse(google.protobuf.message.Message):
     """Groups discarded (filtered, dropped, failed) since the run began."""
     num_replaced_samples: builtins.int
     """Samples replaced because of failures that are not the policy's."""
+    num_incomplete_groups: builtins.int
+    """Complete groups that wait for a required column."""
+    num_replay_groups: builtins.int
+    """Groups kept for replay."""
+    num_dead_letters: builtins.int
+    """Dead letters."""
+    num_stored_tokens: builtins.int
+    """Tokens stored for the run, as of the last sweep."""
     def __init__(
         self,
         *,
@@ -336,7 +510,11 @@ class GetReadinessResponse(google.protobuf.message.Message):
         num_admitted_groups: builtins.int = ...,
         num_discarded_groups: builtins.int = ...,
         num_replaced_samples: builtins.int = ...,
+        num_incomplete_groups: builtins.int = ...,
+        num_replay_groups: builtins.int = ...,
+        num_dead_letters: builtins.int = ...,
+        num_stored_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_discarded_groups", b"num_discarded_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
 
 global___GetReadinessResponse = GetReadinessResponse

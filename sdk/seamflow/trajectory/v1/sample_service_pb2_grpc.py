@@ -40,6 +40,16 @@ class SampleServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesResponse.FromString,
                 )
+        self.AwaitPublish = channel.unary_unary(
+                '/seamflow.trajectory.v1.SampleService/AwaitPublish',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishResponse.FromString,
+                )
+        self.ListSamples = channel.unary_unary(
+                '/seamflow.trajectory.v1.SampleService/ListSamples',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListSamplesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListSamplesResponse.FromString,
+                )
         self.GetReadiness = channel.unary_unary(
                 '/seamflow.trajectory.v1.SampleService/GetReadiness',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessRequest.SerializeToString,
@@ -88,6 +98,22 @@ class SampleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AwaitPublish(self, request, context):
+        """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
+        publish_wait_seconds are over; long-poll. Other policies answer at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSamples(self, request, context):
+        """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+        Strict prefix merge: a token of the tree is trainable in exactly one sample.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetReadiness(self, request, context):
         """What is ready, running and admissible. Long-poll until `min_ready_groups` are ready.
         """
@@ -122,6 +148,16 @@ def add_SampleServiceServicer_to_server(servicer, server):
                     servicer.ReleaseSamples,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesResponse.SerializeToString,
+            ),
+            'AwaitPublish': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitPublish,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishResponse.SerializeToString,
+            ),
+            'ListSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSamples,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListSamplesRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListSamplesResponse.SerializeToString,
             ),
             'GetReadiness': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReadiness,
@@ -221,6 +257,40 @@ class SampleService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/ReleaseSamples',
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AwaitPublish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/AwaitPublish',
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/ListSamples',
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListSamplesRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListSamplesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

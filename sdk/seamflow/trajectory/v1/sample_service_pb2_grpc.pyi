@@ -55,6 +55,22 @@ class SampleServiceStub:
     ]
     """Gives the samples of an uncommitted step back."""
 
+    AwaitPublish: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
+        seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
+    ]
+    """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
+    publish_wait_seconds are over; long-poll. Other policies answer at once.
+    """
+
+    ListSamples: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.ListSamplesRequest,
+        seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse,
+    ]
+    """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+    Strict prefix merge: a token of the tree is trainable in exactly one sample.
+    """
+
     GetReadiness: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessRequest,
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessResponse,
@@ -97,6 +113,22 @@ class SampleServiceAsyncStub:
         seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse,
     ]
     """Gives the samples of an uncommitted step back."""
+
+    AwaitPublish: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
+        seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
+    ]
+    """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
+    publish_wait_seconds are over; long-poll. Other policies answer at once.
+    """
+
+    ListSamples: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.ListSamplesRequest,
+        seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse,
+    ]
+    """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+    Strict prefix merge: a token of the tree is trainable in exactly one sample.
+    """
 
     GetReadiness: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessRequest,
@@ -150,6 +182,26 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse]]:
         """Gives the samples of an uncommitted step back."""
+
+    @abc.abstractmethod
+    def AwaitPublish(
+        self,
+        request: seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse]]:
+        """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
+        publish_wait_seconds are over; long-poll. Other policies answer at once.
+        """
+
+    @abc.abstractmethod
+    def ListSamples(
+        self,
+        request: seamflow.trajectory.v1.sample_service_pb2.ListSamplesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse]]:
+        """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+        Strict prefix merge: a token of the tree is trainable in exactly one sample.
+        """
 
     @abc.abstractmethod
     def GetReadiness(

@@ -8,11 +8,55 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import seamflow.common.v1.tokens_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _DeadLetterReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DeadLetterReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DeadLetterReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DEAD_LETTER_REASON_UNSPECIFIED: _DeadLetterReason.ValueType  # 0
+    """Never sent."""
+    DEAD_LETTER_REASON_FAILURES: _DeadLetterReason.ValueType  # 1
+    """Its samples failed more often than a group may."""
+    DEAD_LETTER_REASON_DROPPED: _DeadLetterReason.ValueType  # 2
+    """Too old when it was leased, under DROP or WAIT."""
+    DEAD_LETTER_REASON_WITHHELD: _DeadLetterReason.ValueType  # 3
+    """Too old when it was leased, under WITHHOLD: stored, not served."""
+    DEAD_LETTER_REASON_ZERO_VARIANCE: _DeadLetterReason.ValueType  # 4
+    """All its samples had the same reward."""
+    DEAD_LETTER_REASON_DELIVERIES: _DeadLetterReason.ValueType  # 5
+    """Its step was delivered max_deliveries times and never committed."""
+
+class DeadLetterReason(_DeadLetterReason, metaclass=_DeadLetterReasonEnumTypeWrapper):
+    """Why a group is a dead letter."""
+
+DEAD_LETTER_REASON_UNSPECIFIED: DeadLetterReason.ValueType  # 0
+"""Never sent."""
+DEAD_LETTER_REASON_FAILURES: DeadLetterReason.ValueType  # 1
+"""Its samples failed more often than a group may."""
+DEAD_LETTER_REASON_DROPPED: DeadLetterReason.ValueType  # 2
+"""Too old when it was leased, under DROP or WAIT."""
+DEAD_LETTER_REASON_WITHHELD: DeadLetterReason.ValueType  # 3
+"""Too old when it was leased, under WITHHOLD: stored, not served."""
+DEAD_LETTER_REASON_ZERO_VARIANCE: DeadLetterReason.ValueType  # 4
+"""All its samples had the same reward."""
+DEAD_LETTER_REASON_DELIVERIES: DeadLetterReason.ValueType  # 5
+"""Its step was delivered max_deliveries times and never committed."""
+global___DeadLetterReason = DeadLetterReason
 
 @typing.final
 class Task(google.protobuf.message.Message):
@@ -202,6 +246,139 @@ class ExtendTasksResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["lost_lease_tokens", b"lost_lease_tokens"]) -> None: ...
 
 global___ExtendTasksResponse = ExtendTasksResponse
+
+@typing.final
+class DeadLetter(google.protobuf.message.Message):
+    """A group that left without being trained."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    TIME_FIELD_NUMBER: builtins.int
+    ROLLOUT_IDS_FIELD_NUMBER: builtins.int
+    reason: global___DeadLetterReason.ValueType
+    """Why."""
+    message: builtins.str
+    """What failed last, or how old it was; for people."""
+    @property
+    def task(self) -> global___Task:
+        """The task."""
+
+    @property
+    def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When, by the store's clock."""
+
+    @property
+    def rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Its rollouts, for GetTrajectory."""
+
+    def __init__(
+        self,
+        *,
+        task: global___Task | None = ...,
+        reason: global___DeadLetterReason.ValueType = ...,
+        message: builtins.str = ...,
+        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task", "time", b"time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "reason", b"reason", "rollout_ids", b"rollout_ids", "task", b"task", "time", b"time"]) -> None: ...
+
+global___DeadLetter = DeadLetter
+
+@typing.final
+class ListDeadLettersRequest(google.protobuf.message.Message):
+    """Request of ListDeadLetters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    page_size: builtins.int
+    """At most this many; 100 by default, 1,000 at most."""
+    page_token: builtins.str
+    """From the previous page; empty: the first."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
+
+global___ListDeadLettersRequest = ListDeadLettersRequest
+
+@typing.final
+class ListDeadLettersResponse(google.protobuf.message.Message):
+    """Response of ListDeadLetters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEAD_LETTERS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty at the end."""
+    @property
+    def dead_letters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeadLetter]:
+        """One page."""
+
+    def __init__(
+        self,
+        *,
+        dead_letters: collections.abc.Iterable[global___DeadLetter] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dead_letters", b"dead_letters", "next_page_token", b"next_page_token"]) -> None: ...
+
+global___ListDeadLettersResponse = ListDeadLettersResponse
+
+@typing.final
+class RequeueDeadLettersRequest(google.protobuf.message.Message):
+    """Request of RequeueDeadLetters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    @property
+    def task_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tasks that are dead letters; others are ignored."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        task_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "task_ids", b"task_ids"]) -> None: ...
+
+global___RequeueDeadLettersRequest = RequeueDeadLettersRequest
+
+@typing.final
+class RequeueDeadLettersResponse(google.protobuf.message.Message):
+    """Response of RequeueDeadLetters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_REQUEUED_FIELD_NUMBER: builtins.int
+    num_requeued: builtins.int
+    """Tasks that were queued."""
+    def __init__(
+        self,
+        *,
+        num_requeued: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_requeued", b"num_requeued"]) -> None: ...
+
+global___RequeueDeadLettersResponse = RequeueDeadLettersResponse
 
 @typing.final
 class CompleteTaskRequest(google.protobuf.message.Message):

@@ -30,6 +30,16 @@ class TaskServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ExtendTasksRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ExtendTasksResponse.FromString,
                 )
+        self.ListDeadLetters = channel.unary_unary(
+                '/seamflow.trajectory.v1.TaskService/ListDeadLetters',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ListDeadLettersResponse.FromString,
+                )
+        self.RequeueDeadLetters = channel.unary_unary(
+                '/seamflow.trajectory.v1.TaskService/RequeueDeadLetters',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.FromString,
+                )
         self.CompleteTask = channel.unary_unary(
                 '/seamflow.trajectory.v1.TaskService/CompleteTask',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskRequest.SerializeToString,
@@ -63,6 +73,20 @@ class TaskServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDeadLetters(self, request, context):
+        """Groups that left without being trained, newest last, with their reasons.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueDeadLetters(self, request, context):
+        """Queues the tasks of dead letters once more, under admission like new ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CompleteTask(self, request, context):
         """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced. Idempotent.
         """
@@ -87,6 +111,16 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.ExtendTasks,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ExtendTasksRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ExtendTasksResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'RequeueDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueDeadLetters,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.SerializeToString,
             ),
             'CompleteTask': grpc.unary_unary_rpc_method_handler(
                     servicer.CompleteTask,
@@ -152,6 +186,40 @@ class TaskService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/ExtendTasks',
             seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ExtendTasksRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ExtendTasksResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/ListDeadLetters',
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ListDeadLettersRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.ListDeadLettersResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def RequeueDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/RequeueDeadLetters',
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

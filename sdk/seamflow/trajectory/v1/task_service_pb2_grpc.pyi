@@ -41,6 +41,18 @@ class TaskServiceStub:
     ]
     """Keeps task leases alive; tells which are gone."""
 
+    ListDeadLetters: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.ListDeadLettersRequest,
+        seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse,
+    ]
+    """Groups that left without being trained, newest last, with their reasons."""
+
+    RequeueDeadLetters: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
+        seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
+    ]
+    """Queues the tasks of dead letters once more, under admission like new ones."""
+
     CompleteTask: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
@@ -69,6 +81,18 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse,
     ]
     """Keeps task leases alive; tells which are gone."""
+
+    ListDeadLetters: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.ListDeadLettersRequest,
+        seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse,
+    ]
+    """Groups that left without being trained, newest last, with their reasons."""
+
+    RequeueDeadLetters: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
+        seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
+    ]
+    """Queues the tasks of dead letters once more, under admission like new ones."""
 
     CompleteTask: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
@@ -104,6 +128,22 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse]]:
         """Keeps task leases alive; tells which are gone."""
+
+    @abc.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: seamflow.trajectory.v1.task_service_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse]]:
+        """Groups that left without being trained, newest last, with their reasons."""
+
+    @abc.abstractmethod
+    def RequeueDeadLetters(
+        self,
+        request: seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse]]:
+        """Queues the tasks of dead letters once more, under admission like new ones."""
 
     @abc.abstractmethod
     def CompleteTask(

@@ -109,6 +109,64 @@ DURABILITY_REPLICATED: Durability.ValueType  # 3
 """Survives the loss of one store node."""
 global___Durability = Durability
 
+class _ReplayStrategy:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReplayStrategyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReplayStrategy.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REPLAY_STRATEGY_UNSPECIFIED: _ReplayStrategy.ValueType  # 0
+    """No replay."""
+    REPLAY_STRATEGY_RECENCY: _ReplayStrategy.ValueType  # 1
+    """Newer groups are likelier: weight 1 / (1 + age in steps)."""
+    REPLAY_STRATEGY_REWARD: _ReplayStrategy.ValueType  # 2
+    """Groups with a higher mean reward are likelier: weight exp((reward - highest) / temperature)."""
+
+class ReplayStrategy(_ReplayStrategy, metaclass=_ReplayStrategyEnumTypeWrapper):
+    """How samples that were trained before are trained again."""
+
+REPLAY_STRATEGY_UNSPECIFIED: ReplayStrategy.ValueType  # 0
+"""No replay."""
+REPLAY_STRATEGY_RECENCY: ReplayStrategy.ValueType  # 1
+"""Newer groups are likelier: weight 1 / (1 + age in steps)."""
+REPLAY_STRATEGY_REWARD: ReplayStrategy.ValueType  # 2
+"""Groups with a higher mean reward are likelier: weight exp((reward - highest) / temperature)."""
+global___ReplayStrategy = ReplayStrategy
+
+@typing.final
+class ReplayConfig(google.protobuf.message.Message):
+    """Explicit replay (Trajectory Balance with Asynchrony, iterative DPO): off unless a strategy is given."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STRATEGY_FIELD_NUMBER: builtins.int
+    CAPACITY_GROUPS_FIELD_NUMBER: builtins.int
+    GROUPS_PER_STEP_FIELD_NUMBER: builtins.int
+    REWARD_NAME_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    strategy: global___ReplayStrategy.ValueType
+    """How groups are drawn, without replacement, seeded by run and step."""
+    capacity_groups: builtins.int
+    """Committed groups kept for replay; the oldest leave first."""
+    groups_per_step: builtins.int
+    """Replayed groups that are leased with each step, beside groups_per_step fresh ones."""
+    reward_name: builtins.str
+    """Reward whose mean weighs a group, for REWARD."""
+    temperature: builtins.float
+    """Temperature of the weights, for REWARD; more than 0."""
+    def __init__(
+        self,
+        *,
+        strategy: global___ReplayStrategy.ValueType = ...,
+        capacity_groups: builtins.int = ...,
+        groups_per_step: builtins.int = ...,
+        reward_name: builtins.str = ...,
+        temperature: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capacity_groups", b"capacity_groups", "groups_per_step", b"groups_per_step", "reward_name", b"reward_name", "strategy", b"strategy", "temperature", b"temperature"]) -> None: ...
+
+global___ReplayConfig = ReplayConfig
+
 @typing.final
 class RunConfig(google.protobuf.message.Message):
     """Rules of a run, fixed when it is created."""
@@ -122,6 +180,14 @@ class RunConfig(google.protobuf.message.Message):
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
     ZERO_VARIANCE_REWARD_FIELD_NUMBER: builtins.int
     DURABILITY_FIELD_NUMBER: builtins.int
+    NUM_EXTRA_SAMPLES_FIELD_NUMBER: builtins.int
+    FIFO_WINDOW_FIELD_NUMBER: builtins.int
+    PUBLISH_WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    REQUIRED_COLUMNS_FIELD_NUMBER: builtins.int
+    REPLAY_FIELD_NUMBER: builtins.int
+    MAX_DELIVERIES_FIELD_NUMBER: builtins.int
+    MAX_STORED_TOKENS_FIELD_NUMBER: builtins.int
+    RETENTION_STEPS_FIELD_NUMBER: builtins.int
     group_size: builtins.int
     """Samples per group (G)."""
     groups_per_step: builtins.int
@@ -136,6 +202,30 @@ class RunConfig(google.protobuf.message.Message):
     """Drop groups whose samples all have the same reward under this name; empty: keep all."""
     durability: global___Durability.ValueType
     """What the run asks of its store."""
+    num_extra_samples: builtins.int
+    """Over-provisioning (k): a group starts k samples more than it needs and is complete with the first
+    group_size; the others stop and keep what they recorded. Favours short answers; 0: off.
+    """
+    fifo_window: builtins.int
+    """Windowed FIFO: a step takes complete groups only from the first fifo_window groups counted from
+    the oldest one that is not leased; 0: in the order they complete.
+    """
+    publish_wait_seconds: builtins.float
+    """WAIT: longest time a publish waits for work at the bound; what is too old then is dropped."""
+    max_deliveries: builtins.int
+    """A step that was delivered to this many trainers without a commit goes to the dead letters; 0: never."""
+    max_stored_tokens: builtins.int
+    """Admission closes while the run stores more tokens than this; 0: no cap."""
+    retention_steps: builtins.int
+    """Rollouts of groups committed more than this many steps ago are deleted; 0: kept for ever."""
+    @property
+    def required_columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Columns that every sample of a group must have before the group is leased, such as "ref_logprobs"."""
+
+    @property
+    def replay(self) -> global___ReplayConfig:
+        """Replay of trained groups."""
+
     def __init__(
         self,
         *,
@@ -146,10 +236,45 @@ class RunConfig(google.protobuf.message.Message):
         lease_seconds: builtins.float = ...,
         zero_variance_reward: builtins.str = ...,
         durability: global___Durability.ValueType = ...,
+        num_extra_samples: builtins.int = ...,
+        fifo_window: builtins.int = ...,
+        publish_wait_seconds: builtins.float = ...,
+        required_columns: collections.abc.Iterable[builtins.str] | None = ...,
+        replay: global___ReplayConfig | None = ...,
+        max_deliveries: builtins.int = ...,
+        max_stored_tokens: builtins.int = ...,
+        retention_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["durability", b"durability", "group_size", b"group_size", "groups_per_step", b"groups_per_step", "lease_seconds", b"lease_seconds", "max_staleness", b"max_staleness", "staleness_policy", b"staleness_policy", "zero_variance_reward", b"zero_variance_reward"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["replay", b"replay"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["durability", b"durability", "fifo_window", b"fifo_window", "group_size", b"group_size", "groups_per_step", b"groups_per_step", "lease_seconds", b"lease_seconds", "max_deliveries", b"max_deliveries", "max_staleness", b"max_staleness", "max_stored_tokens", b"max_stored_tokens", "num_extra_samples", b"num_extra_samples", "publish_wait_seconds", b"publish_wait_seconds", "replay", b"replay", "required_columns", b"required_columns", "retention_steps", b"retention_steps", "staleness_policy", b"staleness_policy", "zero_variance_reward", b"zero_variance_reward"]) -> None: ...
 
 global___RunConfig = RunConfig
+
+@typing.final
+class Drift(google.protobuf.message.Message):
+    """Where a caller re-tokenised what the policy had sampled and got other ids for the same text."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: builtins.int
+    RECORDED_TEXT_FIELD_NUMBER: builtins.int
+    RETOKENIZED_TEXT_FIELD_NUMBER: builtins.int
+    position: builtins.int
+    """Index in the turn's whole sequence of the first differing token."""
+    recorded_text: builtins.str
+    """Text of the recorded tokens from there on, at most 200 characters."""
+    retokenized_text: builtins.str
+    """Text of the caller's tokens from there on, at most 200 characters."""
+    def __init__(
+        self,
+        *,
+        position: builtins.int = ...,
+        recorded_text: builtins.str = ...,
+        retokenized_text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["position", b"position", "recorded_text", b"recorded_text", "retokenized_text", b"retokenized_text"]) -> None: ...
+
+global___Drift = Drift
 
 @typing.final
 class Turn(google.protobuf.message.Message):
@@ -166,6 +291,7 @@ class Turn(google.protobuf.message.Message):
     MESSAGE_KEYS_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TEMPLATE_FINGERPRINT_FIELD_NUMBER: builtins.int
+    DRIFT_FIELD_NUMBER: builtins.int
     turn_id: builtins.str
     """Client-made name."""
     parent_turn_id: builtins.str
@@ -188,6 +314,10 @@ class Turn(google.protobuf.message.Message):
     def message_keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Digest of each message of the conversation up to and including the answer."""
 
+    @property
+    def drift(self) -> global___Drift:
+        """Set when the prompt was a re-tokenised copy of recorded tokens."""
+
     def __init__(
         self,
         *,
@@ -200,9 +330,10 @@ class Turn(google.protobuf.message.Message):
         message_keys: collections.abc.Iterable[builtins.str] | None = ...,
         temperature: builtins.float = ...,
         template_fingerprint: builtins.str = ...,
+        drift: global___Drift | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "prefix_length", b"prefix_length", "temperature", b"temperature", "template_fingerprint", b"template_fingerprint", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "prefix_length", b"prefix_length", "temperature", b"temperature", "template_fingerprint", b"template_fingerprint", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
 
 global___Turn = Turn
 
@@ -293,6 +424,11 @@ class Sample(google.protobuf.message.Message):
     MAX_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    PACKED_TOKENS_FIELD_NUMBER: builtins.int
+    PACKED_LOSS_MASK_FIELD_NUMBER: builtins.int
+    SHARD_FIELD_NUMBER: builtins.int
+    REPLAYED_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
     sample_id: builtins.str
     """Rollout plus the leaf of its prefix tree it ends in."""
     rollout_id: builtins.str
@@ -307,6 +443,12 @@ class Sample(google.protobuf.message.Message):
     """Temperature it was sampled with."""
     traceparent: builtins.str
     """W3C trace context of its rollout."""
+    packed_loss_mask: builtins.bytes
+    """Instead of `loss_mask`, where the caller asked for packed samples: one byte per token, 0 or 1."""
+    shard: builtins.int
+    """Shard of the step it is part of; shards are disjoint and of about equal length in tokens."""
+    replayed: builtins.bool
+    """True when it was trained before and is replayed."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
         """The whole sequence; each policy token of a prefix tree is trainable in exactly one sample."""
@@ -318,6 +460,14 @@ class Sample(google.protobuf.message.Message):
     @property
     def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
         """Rewards of the rollout."""
+
+    @property
+    def packed_tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
+        """Instead of `tokens`, where the caller asked for packed samples."""
+
+    @property
+    def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
+        """Columns written for it."""
 
     def __init__(
         self,
@@ -332,8 +482,35 @@ class Sample(google.protobuf.message.Message):
         max_weight_version: builtins.int = ...,
         temperature: builtins.float = ...,
         traceparent: builtins.str = ...,
+        packed_tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
+        packed_loss_mask: builtins.bytes = ...,
+        shard: builtins.int = ...,
+        replayed: builtins.bool = ...,
+        columns: collections.abc.Iterable[global___Column] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "temperature", b"temperature", "tokens", b"tokens", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["packed_tokens", b"packed_tokens", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "packed_loss_mask", b"packed_loss_mask", "packed_tokens", b"packed_tokens", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "shard", b"shard", "temperature", b"temperature", "tokens", b"tokens", "traceparent", b"traceparent"]) -> None: ...
 
 global___Sample = Sample
+
+@typing.final
+class Column(google.protobuf.message.Message):
+    """One field of a sample that a consumer computed: a number for the sample, or one per token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name, such as "ref_logprobs"."""
+    values: builtins.bytes
+    """float32, little-endian: 1 value, or as many as the sample has tokens."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        values: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "values", b"values"]) -> None: ...
+
+global___Column = Column

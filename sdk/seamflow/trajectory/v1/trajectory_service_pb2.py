@@ -13,11 +13,12 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from seamflow.common.v1 import error_pb2 as seamflow_dot_common_dot_v1_dot_error__pb2
 from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_tokens__pb2
 from seamflow.trajectory.v1 import trajectory_pb2 as seamflow_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/seamflow/trajectory/v1/trajectory_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"U\n\x10\x43reateRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\x06\x63onfig\x18\x02 \x01(\x0b\x32!.seamflow.trajectory.v1.RunConfig\"$\n\x11\x43reateRunResponse\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\xea\x01\n\x13StartRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x19\n\x11\x63redential_digest\x18\x05 \x01(\t\x12\"\n\x15pinned_weight_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\tB\x18\n\x16_pinned_weight_version\"(\n\x14StartRolloutResponse\x12\x10\n\x08group_id\x18\x01 \x01(\t\"\xee\x01\n\x10\x42\x65ginTurnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x05 \x01(\t\x12\x15\n\ttoken_ids\x18\x06 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x0cmessage_keys\x18\x07 \x03(\t\x12\x1c\n\x14template_fingerprint\x18\x08 \x01(\t\x12\x13\n\x0btemperature\x18\t \x01(\x02\x12\x19\n\x11\x63redential_digest\x18\n \x01(\t\"\x99\x02\n\x11\x42\x65ginTurnResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x1c\n\x10prefix_token_ids\x18\x03 \x03(\x05\x42\x02\x10\x01\x12\x1c\n\x14num_matched_messages\x18\x04 \x01(\x05\x12*\n\x06tokens\x18\x05 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x37\n\rfinish_reason\x18\x06 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\"\n\x15pinned_weight_version\x18\x07 \x01(\x03H\x00\x88\x01\x01\x42\x18\n\x16_pinned_weight_version\"\x95\x01\n\x13\x41ppendTokensRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x0e\n\x06offset\x18\x05 \x01(\x05\x12*\n\x06tokens\x18\x06 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\"*\n\x14\x41ppendTokensResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\"\xa2\x01\n\x0e\x45ndTurnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x13\n\x0bmessage_key\x18\x06 \x01(\t\"\x11\n\x0f\x45ndTurnResponse\"\xd4\x01\n\x14\x46inishRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x19\n\x11\x63redential_digest\x18\x03 \x01(\t\x12+\n\x07rewards\x18\x04 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x37\n\rfailure_class\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x17\n\x0f\x66\x61ilure_message\x18\x06 \x01(\t\"\x17\n\x15\x46inishRolloutResponse\"U\n\x14GetTrajectoryRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x19\n\x11\x63redential_digest\x18\x03 \x01(\t\"O\n\x15GetTrajectoryResponse\x12\x36\n\ntrajectory\x18\x01 \x01(\x0b\x32\".seamflow.trajectory.v1.Trajectory\"f\n\x17ListTrajectoriesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x14\n\x0cheaders_only\x18\x04 \x01(\x08\"m\n\x18ListTrajectoriesResponse\x12\x38\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\".seamflow.trajectory.v1.Trajectory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"i\n\x16WatchTrajectoryRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12+\n\x08interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x17WatchTrajectoryResponse\x12\x36\n\ntrajectory\x18\x01 \x01(\x0b\x32\".seamflow.trajectory.v1.Trajectory2\xd2\x07\n\x11TrajectoryService\x12`\n\tCreateRun\x12(.seamflow.trajectory.v1.CreateRunRequest\x1a).seamflow.trajectory.v1.CreateRunResponse\x12i\n\x0cStartRollout\x12+.seamflow.trajectory.v1.StartRolloutRequest\x1a,.seamflow.trajectory.v1.StartRolloutResponse\x12`\n\tBeginTurn\x12(.seamflow.trajectory.v1.BeginTurnRequest\x1a).seamflow.trajectory.v1.BeginTurnResponse\x12i\n\x0c\x41ppendTokens\x12+.seamflow.trajectory.v1.AppendTokensRequest\x1a,.seamflow.trajectory.v1.AppendTokensResponse\x12Z\n\x07\x45ndTurn\x12&.seamflow.trajectory.v1.EndTurnRequest\x1a\'.seamflow.trajectory.v1.EndTurnResponse\x12l\n\rFinishRollout\x12,.seamflow.trajectory.v1.FinishRolloutRequest\x1a-.seamflow.trajectory.v1.FinishRolloutResponse\x12l\n\rGetTrajectory\x12,.seamflow.trajectory.v1.GetTrajectoryRequest\x1a-.seamflow.trajectory.v1.GetTrajectoryResponse\x12u\n\x10ListTrajectories\x12/.seamflow.trajectory.v1.ListTrajectoriesRequest\x1a\x30.seamflow.trajectory.v1.ListTrajectoriesResponse\x12t\n\x0fWatchTrajectory\x12..seamflow.trajectory.v1.WatchTrajectoryRequest\x1a/.seamflow.trajectory.v1.WatchTrajectoryResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/seamflow/trajectory/v1/trajectory_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1eseamflow/common/v1/error.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"U\n\x10\x43reateRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\x06\x63onfig\x18\x02 \x01(\x0b\x32!.seamflow.trajectory.v1.RunConfig\"$\n\x11\x43reateRunResponse\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\xea\x01\n\x13StartRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x19\n\x11\x63redential_digest\x18\x05 \x01(\t\x12\"\n\x15pinned_weight_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\tB\x18\n\x16_pinned_weight_version\"(\n\x14StartRolloutResponse\x12\x10\n\x08group_id\x18\x01 \x01(\t\"\xee\x01\n\x10\x42\x65ginTurnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\x12\n\nattempt_id\x18\x04 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x05 \x01(\t\x12\x15\n\ttoken_ids\x18\x06 \x03(\x05\x42\x02\x10\x01\x12\x14\n\x0cmessage_keys\x18\x07 \x03(\t\x12\x1c\n\x14template_fingerprint\x18\x08 \x01(\t\x12\x13\n\x0btemperature\x18\t \x01(\x02\x12\x19\n\x11\x63redential_digest\x18\n \x01(\t\"\xe5\x02\n\x11\x42\x65ginTurnResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x1c\n\x10prefix_token_ids\x18\x03 \x03(\x05\x42\x02\x10\x01\x12\x1c\n\x14num_matched_messages\x18\x04 \x01(\x05\x12*\n\x06tokens\x18\x05 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x37\n\rfinish_reason\x18\x06 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\"\n\x15pinned_weight_version\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12;\n\ndivergence\x18\x08 \x01(\x0b\x32\".seamflow.trajectory.v1.DivergenceH\x01\x88\x01\x01\x42\x18\n\x16_pinned_weight_versionB\r\n\x0b_divergence\"F\n\nDivergence\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x05\x12\x15\n\ttoken_ids\x18\x03 \x03(\x05\x42\x02\x10\x01\"\x95\x01\n\x13\x41ppendTokensRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x0e\n\x06offset\x18\x05 \x01(\x05\x12*\n\x06tokens\x18\x06 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\"*\n\x14\x41ppendTokensResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\"\xdc\x01\n\x06\x41ppend\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x0e\n\x06offset\x18\x05 \x01(\x05\x12\x30\n\x06tokens\x18\x06 \x01(\x0b\x32 .seamflow.common.v1.PackedTokens\x12\x37\n\rfinish_reason\x18\x07 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x13\n\x0bmessage_key\x18\x08 \x01(\t\"\x88\x01\n\x15\x41ppendSegmentsRequest\x12/\n\x07\x61ppends\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Append\x12>\n\x08\x66inishes\x18\x02 \x03(\x0b\x32,.seamflow.trajectory.v1.FinishRolloutRequest\"M\n\x0c\x41ppendResult\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12)\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1a.seamflow.common.v1.Status\"\x8d\x01\n\x16\x41ppendSegmentsResponse\x12\x35\n\x07results\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.AppendResult\x12<\n\x0e\x66inish_results\x18\x02 \x03(\x0b\x32$.seamflow.trajectory.v1.FinishResult\"9\n\x0c\x46inishResult\x12)\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1a.seamflow.common.v1.Status\"\xc1\x01\n\x0fRecordedRollout\x12\x33\n\x05turns\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.RecordedTurn\x12+\n\x07rewards\x18\x02 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x37\n\rfailure_class\x18\x03 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"\xce\x01\n\x0cRecordedTurn\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x15\n\rprefix_length\x18\x03 \x01(\x05\x12\x30\n\x06tokens\x18\x04 \x01(\x0b\x32 .seamflow.common.v1.PackedTokens\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x13\n\x0btemperature\x18\x06 \x01(\x02\"q\n\rRecordedGroup\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x14\n\x0cpayload_json\x18\x02 \x01(\t\x12\x39\n\x08rollouts\x18\x03 \x03(\x0b\x32\'.seamflow.trajectory.v1.RecordedRollout\"\\\n\x13RecordGroupsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x35\n\x06groups\x18\x02 \x03(\x0b\x32%.seamflow.trajectory.v1.RecordedGroup\">\n\x14RecordGroupsResponse\x12\x14\n\x0cnum_recorded\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\"@\n\x19\x44\x65leteTrajectoriesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0brollout_ids\x18\x02 \x03(\t\"M\n\x1a\x44\x65leteTrajectoriesResponse\x12\x13\n\x0bnum_deleted\x18\x01 \x01(\x05\x12\x1a\n\x12needed_rollout_ids\x18\x02 \x03(\t\"\xd0\x01\n\x0e\x45ndTurnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x13\n\x0bmessage_key\x18\x06 \x01(\t\x12,\n\x05\x64rift\x18\x07 \x01(\x0b\x32\x1d.seamflow.trajectory.v1.Drift\"\x11\n\x0f\x45ndTurnResponse\"\xd4\x01\n\x14\x46inishRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x19\n\x11\x63redential_digest\x18\x03 \x01(\t\x12+\n\x07rewards\x18\x04 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x37\n\rfailure_class\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x17\n\x0f\x66\x61ilure_message\x18\x06 \x01(\t\"\x17\n\x15\x46inishRolloutResponse\"U\n\x14GetTrajectoryRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x19\n\x11\x63redential_digest\x18\x03 \x01(\t\"O\n\x15GetTrajectoryResponse\x12\x36\n\ntrajectory\x18\x01 \x01(\x0b\x32\".seamflow.trajectory.v1.Trajectory\"f\n\x17ListTrajectoriesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x14\n\x0cheaders_only\x18\x04 \x01(\x08\"m\n\x18ListTrajectoriesResponse\x12\x38\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\".seamflow.trajectory.v1.Trajectory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"i\n\x16WatchTrajectoryRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12+\n\x08interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"Q\n\x17WatchTrajectoryResponse\x12\x36\n\ntrajectory\x18\x01 \x01(\x0b\x32\".seamflow.trajectory.v1.Trajectory2\xab\n\n\x11TrajectoryService\x12`\n\tCreateRun\x12(.seamflow.trajectory.v1.CreateRunRequest\x1a).seamflow.trajectory.v1.CreateRunResponse\x12i\n\x0cStartRollout\x12+.seamflow.trajectory.v1.StartRolloutRequest\x1a,.seamflow.trajectory.v1.StartRolloutResponse\x12`\n\tBeginTurn\x12(.seamflow.trajectory.v1.BeginTurnRequest\x1a).seamflow.trajectory.v1.BeginTurnResponse\x12i\n\x0c\x41ppendTokens\x12+.seamflow.trajectory.v1.AppendTokensRequest\x1a,.seamflow.trajectory.v1.AppendTokensResponse\x12o\n\x0e\x41ppendSegments\x12-.seamflow.trajectory.v1.AppendSegmentsRequest\x1a..seamflow.trajectory.v1.AppendSegmentsResponse\x12i\n\x0cRecordGroups\x12+.seamflow.trajectory.v1.RecordGroupsRequest\x1a,.seamflow.trajectory.v1.RecordGroupsResponse\x12{\n\x12\x44\x65leteTrajectories\x12\x31.seamflow.trajectory.v1.DeleteTrajectoriesRequest\x1a\x32.seamflow.trajectory.v1.DeleteTrajectoriesResponse\x12Z\n\x07\x45ndTurn\x12&.seamflow.trajectory.v1.EndTurnRequest\x1a\'.seamflow.trajectory.v1.EndTurnResponse\x12l\n\rFinishRollout\x12,.seamflow.trajectory.v1.FinishRolloutRequest\x1a-.seamflow.trajectory.v1.FinishRolloutResponse\x12l\n\rGetTrajectory\x12,.seamflow.trajectory.v1.GetTrajectoryRequest\x1a-.seamflow.trajectory.v1.GetTrajectoryResponse\x12u\n\x10ListTrajectories\x12/.seamflow.trajectory.v1.ListTrajectoriesRequest\x1a\x30.seamflow.trajectory.v1.ListTrajectoriesResponse\x12t\n\x0fWatchTrajectory\x12..seamflow.trajectory.v1.WatchTrajectoryRequest\x1a/.seamflow.trajectory.v1.WatchTrajectoryResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -28,42 +29,70 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_BEGINTURNREQUEST'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_BEGINTURNRESPONSE'].fields_by_name['prefix_token_ids']._options = None
   _globals['_BEGINTURNRESPONSE'].fields_by_name['prefix_token_ids']._serialized_options = b'\020\001'
-  _globals['_CREATERUNREQUEST']._serialized_start=181
-  _globals['_CREATERUNREQUEST']._serialized_end=266
-  _globals['_CREATERUNRESPONSE']._serialized_start=268
-  _globals['_CREATERUNRESPONSE']._serialized_end=304
-  _globals['_STARTROLLOUTREQUEST']._serialized_start=307
-  _globals['_STARTROLLOUTREQUEST']._serialized_end=541
-  _globals['_STARTROLLOUTRESPONSE']._serialized_start=543
-  _globals['_STARTROLLOUTRESPONSE']._serialized_end=583
-  _globals['_BEGINTURNREQUEST']._serialized_start=586
-  _globals['_BEGINTURNREQUEST']._serialized_end=824
-  _globals['_BEGINTURNRESPONSE']._serialized_start=827
-  _globals['_BEGINTURNRESPONSE']._serialized_end=1108
-  _globals['_APPENDTOKENSREQUEST']._serialized_start=1111
-  _globals['_APPENDTOKENSREQUEST']._serialized_end=1260
-  _globals['_APPENDTOKENSRESPONSE']._serialized_start=1262
-  _globals['_APPENDTOKENSRESPONSE']._serialized_end=1304
-  _globals['_ENDTURNREQUEST']._serialized_start=1307
-  _globals['_ENDTURNREQUEST']._serialized_end=1469
-  _globals['_ENDTURNRESPONSE']._serialized_start=1471
-  _globals['_ENDTURNRESPONSE']._serialized_end=1488
-  _globals['_FINISHROLLOUTREQUEST']._serialized_start=1491
-  _globals['_FINISHROLLOUTREQUEST']._serialized_end=1703
-  _globals['_FINISHROLLOUTRESPONSE']._serialized_start=1705
-  _globals['_FINISHROLLOUTRESPONSE']._serialized_end=1728
-  _globals['_GETTRAJECTORYREQUEST']._serialized_start=1730
-  _globals['_GETTRAJECTORYREQUEST']._serialized_end=1815
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=1817
-  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=1896
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=1898
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=2000
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=2002
-  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=2111
-  _globals['_WATCHTRAJECTORYREQUEST']._serialized_start=2113
-  _globals['_WATCHTRAJECTORYREQUEST']._serialized_end=2218
-  _globals['_WATCHTRAJECTORYRESPONSE']._serialized_start=2220
-  _globals['_WATCHTRAJECTORYRESPONSE']._serialized_end=2301
-  _globals['_TRAJECTORYSERVICE']._serialized_start=2304
-  _globals['_TRAJECTORYSERVICE']._serialized_end=3282
+  _globals['_DIVERGENCE'].fields_by_name['token_ids']._options = None
+  _globals['_DIVERGENCE'].fields_by_name['token_ids']._serialized_options = b'\020\001'
+  _globals['_CREATERUNREQUEST']._serialized_start=213
+  _globals['_CREATERUNREQUEST']._serialized_end=298
+  _globals['_CREATERUNRESPONSE']._serialized_start=300
+  _globals['_CREATERUNRESPONSE']._serialized_end=336
+  _globals['_STARTROLLOUTREQUEST']._serialized_start=339
+  _globals['_STARTROLLOUTREQUEST']._serialized_end=573
+  _globals['_STARTROLLOUTRESPONSE']._serialized_start=575
+  _globals['_STARTROLLOUTRESPONSE']._serialized_end=615
+  _globals['_BEGINTURNREQUEST']._serialized_start=618
+  _globals['_BEGINTURNREQUEST']._serialized_end=856
+  _globals['_BEGINTURNRESPONSE']._serialized_start=859
+  _globals['_BEGINTURNRESPONSE']._serialized_end=1216
+  _globals['_DIVERGENCE']._serialized_start=1218
+  _globals['_DIVERGENCE']._serialized_end=1288
+  _globals['_APPENDTOKENSREQUEST']._serialized_start=1291
+  _globals['_APPENDTOKENSREQUEST']._serialized_end=1440
+  _globals['_APPENDTOKENSRESPONSE']._serialized_start=1442
+  _globals['_APPENDTOKENSRESPONSE']._serialized_end=1484
+  _globals['_APPEND']._serialized_start=1487
+  _globals['_APPEND']._serialized_end=1707
+  _globals['_APPENDSEGMENTSREQUEST']._serialized_start=1710
+  _globals['_APPENDSEGMENTSREQUEST']._serialized_end=1846
+  _globals['_APPENDRESULT']._serialized_start=1848
+  _globals['_APPENDRESULT']._serialized_end=1925
+  _globals['_APPENDSEGMENTSRESPONSE']._serialized_start=1928
+  _globals['_APPENDSEGMENTSRESPONSE']._serialized_end=2069
+  _globals['_FINISHRESULT']._serialized_start=2071
+  _globals['_FINISHRESULT']._serialized_end=2128
+  _globals['_RECORDEDROLLOUT']._serialized_start=2131
+  _globals['_RECORDEDROLLOUT']._serialized_end=2324
+  _globals['_RECORDEDTURN']._serialized_start=2327
+  _globals['_RECORDEDTURN']._serialized_end=2533
+  _globals['_RECORDEDGROUP']._serialized_start=2535
+  _globals['_RECORDEDGROUP']._serialized_end=2648
+  _globals['_RECORDGROUPSREQUEST']._serialized_start=2650
+  _globals['_RECORDGROUPSREQUEST']._serialized_end=2742
+  _globals['_RECORDGROUPSRESPONSE']._serialized_start=2744
+  _globals['_RECORDGROUPSRESPONSE']._serialized_end=2806
+  _globals['_DELETETRAJECTORIESREQUEST']._serialized_start=2808
+  _globals['_DELETETRAJECTORIESREQUEST']._serialized_end=2872
+  _globals['_DELETETRAJECTORIESRESPONSE']._serialized_start=2874
+  _globals['_DELETETRAJECTORIESRESPONSE']._serialized_end=2951
+  _globals['_ENDTURNREQUEST']._serialized_start=2954
+  _globals['_ENDTURNREQUEST']._serialized_end=3162
+  _globals['_ENDTURNRESPONSE']._serialized_start=3164
+  _globals['_ENDTURNRESPONSE']._serialized_end=3181
+  _globals['_FINISHROLLOUTREQUEST']._serialized_start=3184
+  _globals['_FINISHROLLOUTREQUEST']._serialized_end=3396
+  _globals['_FINISHROLLOUTRESPONSE']._serialized_start=3398
+  _globals['_FINISHROLLOUTRESPONSE']._serialized_end=3421
+  _globals['_GETTRAJECTORYREQUEST']._serialized_start=3423
+  _globals['_GETTRAJECTORYREQUEST']._serialized_end=3508
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_start=3510
+  _globals['_GETTRAJECTORYRESPONSE']._serialized_end=3589
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=3591
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=3693
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_start=3695
+  _globals['_LISTTRAJECTORIESRESPONSE']._serialized_end=3804
+  _globals['_WATCHTRAJECTORYREQUEST']._serialized_start=3806
+  _globals['_WATCHTRAJECTORYREQUEST']._serialized_end=3911
+  _globals['_WATCHTRAJECTORYRESPONSE']._serialized_start=3913
+  _globals['_WATCHTRAJECTORYRESPONSE']._serialized_end=3994
+  _globals['_TRAJECTORYSERVICE']._serialized_start=3997
+  _globals['_TRAJECTORYSERVICE']._serialized_end=5320
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
+import seamflow.common.v1.error_pb2
 import seamflow.common.v1.tokens_pb2
 import seamflow.trajectory.v1.trajectory_pb2
 import typing
@@ -191,6 +192,7 @@ class BeginTurnResponse(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
     PINNED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    DIVERGENCE_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Fencing number for AppendTokens and EndTurn."""
     parent_turn_id: builtins.str
@@ -209,6 +211,10 @@ class BeginTurnResponse(google.protobuf.message.Message):
     def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
         """What an earlier attempt already recorded of this turn."""
 
+    @property
+    def divergence(self) -> global___Divergence:
+        """Where the prompt leaves what is stored in the middle of sampled tokens."""
+
     def __init__(
         self,
         *,
@@ -219,12 +225,44 @@ class BeginTurnResponse(google.protobuf.message.Message):
         tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         pinned_weight_version: builtins.int | None = ...,
+        divergence: global___Divergence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "epoch", b"epoch", "finish_reason", b"finish_reason", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "finish_reason", b"finish_reason", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "tokens", b"tokens"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_divergence", b"_divergence"]) -> typing.Literal["divergence"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pinned_weight_version", b"_pinned_weight_version"]) -> typing.Literal["pinned_weight_version"] | None: ...
 
 global___BeginTurnResponse = BeginTurnResponse
+
+@typing.final
+class Divergence(google.protobuf.message.Message):
+    """A prompt of ids that equals a stored sequence up to a sampled token, and differs from there on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    turn_id: builtins.str
+    """Turn whose sequence it leaves."""
+    position: builtins.int
+    """Index in that sequence of the first differing token."""
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Recorded ids from there on, at most 64."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: builtins.str = ...,
+        position: builtins.int = ...,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["position", b"position", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+
+global___Divergence = Divergence
 
 @typing.final
 class AppendTokensRequest(google.protobuf.message.Message):
@@ -286,6 +324,350 @@ class AppendTokensResponse(google.protobuf.message.Message):
 global___AppendTokensResponse = AppendTokensResponse
 
 @typing.final
+class Append(google.protobuf.message.Message):
+    """One append of an AppendSegmentsRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: builtins.int
+    TURN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_KEY_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    rollout_id: builtins.str
+    """Open rollout."""
+    turn_id: builtins.str
+    """Open turn."""
+    epoch: builtins.int
+    """From BeginTurn."""
+    offset: builtins.int
+    """Tokens of this turn that come before these."""
+    finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
+    """When given, closes the turn after these tokens, as EndTurn would."""
+    message_key: builtins.str
+    """As in EndTurn."""
+    @property
+    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
+        """What to append; may be empty when finish_reason is given."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        rollout_id: builtins.str = ...,
+        turn_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        offset: builtins.int = ...,
+        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
+        finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
+        message_key: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "offset", b"offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
+
+global___Append = Append
+
+@typing.final
+class AppendSegmentsRequest(google.protobuf.message.Message):
+    """Request of AppendSegments."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    APPENDS_FIELD_NUMBER: builtins.int
+    FINISHES_FIELD_NUMBER: builtins.int
+    @property
+    def appends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Append]:
+        """In order; those of one turn are applied in the order given."""
+
+    @property
+    def finishes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishRolloutRequest]:
+        """Rollouts to close after the appends, each as FinishRollout would."""
+
+    def __init__(
+        self,
+        *,
+        appends: collections.abc.Iterable[global___Append] | None = ...,
+        finishes: collections.abc.Iterable[global___FinishRolloutRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["appends", b"appends", "finishes", b"finishes"]) -> None: ...
+
+global___AppendSegmentsRequest = AppendSegmentsRequest
+
+@typing.final
+class AppendResult(google.protobuf.message.Message):
+    """What became of one append."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    num_tokens: builtins.int
+    """Tokens of its turn now stored."""
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """Set when it was refused."""
+
+    def __init__(
+        self,
+        *,
+        num_tokens: builtins.int = ...,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "num_tokens", b"num_tokens"]) -> None: ...
+
+global___AppendResult = AppendResult
+
+@typing.final
+class AppendSegmentsResponse(google.protobuf.message.Message):
+    """Response of AppendSegments."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    FINISH_RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AppendResult]:
+        """One for each append, in order."""
+
+    @property
+    def finish_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishResult]:
+        """One for each of `finishes`, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[global___AppendResult] | None = ...,
+        finish_results: collections.abc.Iterable[global___FinishResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_results", b"finish_results", "results", b"results"]) -> None: ...
+
+global___AppendSegmentsResponse = AppendSegmentsResponse
+
+@typing.final
+class FinishResult(google.protobuf.message.Message):
+    """What became of one FinishRolloutRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """Set when it was refused."""
+
+    def __init__(
+        self,
+        *,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___FinishResult = FinishResult
+
+@typing.final
+class RecordedRollout(google.protobuf.message.Message):
+    """A complete rollout: its turns in order, each with all its tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TURNS_FIELD_NUMBER: builtins.int
+    REWARDS_FIELD_NUMBER: builtins.int
+    FAILURE_CLASS_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
+    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
+    """UNSPECIFIED or POLICY."""
+    traceparent: builtins.str
+    """W3C trace context it began under."""
+    @property
+    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordedTurn]:
+        """In the order they began; tokens in packed_tokens."""
+
+    @property
+    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
+        """At least one, or a failure_class of POLICY."""
+
+    def __init__(
+        self,
+        *,
+        turns: collections.abc.Iterable[global___RecordedTurn] | None = ...,
+        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
+        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
+        traceparent: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure_class", b"failure_class", "rewards", b"rewards", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
+
+global___RecordedRollout = RecordedRollout
+
+@typing.final
+class RecordedTurn(google.protobuf.message.Message):
+    """One complete turn."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: builtins.int
+    PARENT_TURN_ID_FIELD_NUMBER: builtins.int
+    PREFIX_LENGTH_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    turn_id: builtins.str
+    """Name, unique in the rollout."""
+    parent_turn_id: builtins.str
+    """Turn whose tokens it continues; empty at the root."""
+    prefix_length: builtins.int
+    """Tokens shared with the parent's whole sequence."""
+    finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
+    """STOP or LENGTH."""
+    temperature: builtins.float
+    """Sampling temperature."""
+    @property
+    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
+        """What this turn added."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: builtins.str = ...,
+        parent_turn_id: builtins.str = ...,
+        prefix_length: builtins.int = ...,
+        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
+        finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
+        temperature: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "parent_turn_id", b"parent_turn_id", "prefix_length", b"prefix_length", "temperature", b"temperature", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
+
+global___RecordedTurn = RecordedTurn
+
+@typing.final
+class RecordedGroup(google.protobuf.message.Message):
+    """A task with all its rollouts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: builtins.int
+    ROLLOUTS_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """Unique in the run; becomes the group's name."""
+    payload_json: builtins.str
+    """JSON object, opaque to seamflow."""
+    @property
+    def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordedRollout]:
+        """One for each sample; the rollouts are named task_id/0/1, task_id/1/1, and so on."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        payload_json: builtins.str = ...,
+        rollouts: collections.abc.Iterable[global___RecordedRollout] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["payload_json", b"payload_json", "rollouts", b"rollouts", "task_id", b"task_id"]) -> None: ...
+
+global___RecordedGroup = RecordedGroup
+
+@typing.final
+class RecordGroupsRequest(google.protobuf.message.Message):
+    """Request of RecordGroups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordedGroup]:
+        """In the order they should be trained."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        groups: collections.abc.Iterable[global___RecordedGroup] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "run_id", b"run_id"]) -> None: ...
+
+global___RecordGroupsRequest = RecordGroupsRequest
+
+@typing.final
+class RecordGroupsResponse(google.protobuf.message.Message):
+    """Response of RecordGroups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_RECORDED_FIELD_NUMBER: builtins.int
+    NUM_FREE_FIELD_NUMBER: builtins.int
+    num_recorded: builtins.int
+    """Groups that were new."""
+    num_free: builtins.int
+    """Groups that admission still lets in."""
+    def __init__(
+        self,
+        *,
+        num_recorded: builtins.int = ...,
+        num_free: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_free", b"num_free", "num_recorded", b"num_recorded"]) -> None: ...
+
+global___RecordGroupsResponse = RecordGroupsResponse
+
+@typing.final
+class DeleteTrajectoriesRequest(google.protobuf.message.Message):
+    """Request of DeleteTrajectories."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ROLLOUT_IDS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    @property
+    def rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Closed rollouts; one that a step, a group or the replay still needs is refused."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rollout_ids", b"rollout_ids", "run_id", b"run_id"]) -> None: ...
+
+global___DeleteTrajectoriesRequest = DeleteTrajectoriesRequest
+
+@typing.final
+class DeleteTrajectoriesResponse(google.protobuf.message.Message):
+    """Response of DeleteTrajectories."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_DELETED_FIELD_NUMBER: builtins.int
+    NEEDED_ROLLOUT_IDS_FIELD_NUMBER: builtins.int
+    num_deleted: builtins.int
+    """Rollouts that were there and are gone now."""
+    @property
+    def needed_rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Rollouts that are still needed."""
+
+    def __init__(
+        self,
+        *,
+        num_deleted: builtins.int = ...,
+        needed_rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["needed_rollout_ids", b"needed_rollout_ids", "num_deleted", b"num_deleted"]) -> None: ...
+
+global___DeleteTrajectoriesResponse = DeleteTrajectoriesResponse
+
+@typing.final
 class EndTurnRequest(google.protobuf.message.Message):
     """Request of EndTurn."""
 
@@ -297,6 +679,7 @@ class EndTurnRequest(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
     MESSAGE_KEY_FIELD_NUMBER: builtins.int
+    DRIFT_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
@@ -309,6 +692,10 @@ class EndTurnRequest(google.protobuf.message.Message):
     """STOP, LENGTH or CANCELLED."""
     message_key: builtins.str
     """Digest of the answer as a message; completes the turn's message_keys. Empty for ids."""
+    @property
+    def drift(self) -> seamflow.trajectory.v1.trajectory_pb2.Drift:
+        """What the gateway found when it compared the prompt with what was recorded."""
+
     def __init__(
         self,
         *,
@@ -318,8 +705,10 @@ class EndTurnRequest(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         message_key: builtins.str = ...,
+        drift: seamflow.trajectory.v1.trajectory_pb2.Drift | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "rollout_id", b"rollout_id", "run_id", b"run_id", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "rollout_id", b"rollout_id", "run_id", b"run_id", "turn_id", b"turn_id"]) -> None: ...
 
 global___EndTurnRequest = EndTurnRequest
 

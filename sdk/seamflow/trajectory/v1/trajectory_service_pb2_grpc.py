@@ -35,6 +35,21 @@ class TrajectoryServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensResponse.FromString,
                 )
+        self.AppendSegments = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/AppendSegments',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsResponse.FromString,
+                )
+        self.RecordGroups = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/RecordGroups',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.RecordGroupsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.RecordGroupsResponse.FromString,
+                )
+        self.DeleteTrajectories = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/DeleteTrajectories',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.FromString,
+                )
         self.EndTurn = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/EndTurn',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnRequest.SerializeToString,
@@ -91,6 +106,29 @@ class TrajectoryServiceServicer(object):
     def AppendTokens(self, request, context):
         """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
         rollout, a stale epoch ABORTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendSegments(self, request, context):
+        """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
+        An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordGroups(self, request, context):
+        """Records whole groups that were generated elsewhere, and makes them ready for the trainer.
+        Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo beyond what admission allows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTrajectories(self, request, context):
+        """Deletes closed rollouts that no step needs any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +191,21 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.AppendTokens,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensResponse.SerializeToString,
+            ),
+            'AppendSegments': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendSegments,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsResponse.SerializeToString,
+            ),
+            'RecordGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordGroups,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.RecordGroupsRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.RecordGroupsResponse.SerializeToString,
+            ),
+            'DeleteTrajectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTrajectories,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.SerializeToString,
             ),
             'EndTurn': grpc.unary_unary_rpc_method_handler(
                     servicer.EndTurn,
@@ -255,6 +308,57 @@ class TrajectoryService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/AppendTokens',
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AppendSegments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/AppendSegments',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def RecordGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/RecordGroups',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.RecordGroupsRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.RecordGroupsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DeleteTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/DeleteTrajectories',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

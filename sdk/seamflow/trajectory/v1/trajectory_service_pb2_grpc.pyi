@@ -49,6 +49,28 @@ class TrajectoryServiceStub:
     rollout, a stale epoch ABORTED.
     """
 
+    AppendSegments: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse,
+    ]
+    """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
+    An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+    """
+
+    RecordGroups: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsResponse,
+    ]
+    """Records whole groups that were generated elsewhere, and makes them ready for the trainer.
+    Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo beyond what admission allows.
+    """
+
+    DeleteTrajectories: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse,
+    ]
+    """Deletes closed rollouts that no step needs any more."""
+
     EndTurn: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.EndTurnRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.EndTurnResponse,
@@ -109,6 +131,28 @@ class TrajectoryServiceAsyncStub:
     """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
     rollout, a stale epoch ABORTED.
     """
+
+    AppendSegments: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse,
+    ]
+    """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
+    An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+    """
+
+    RecordGroups: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsResponse,
+    ]
+    """Records whole groups that were generated elsewhere, and makes them ready for the trainer.
+    Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo beyond what admission allows.
+    """
+
+    DeleteTrajectories: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse,
+    ]
+    """Deletes closed rollouts that no step needs any more."""
 
     EndTurn: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.EndTurnRequest,
@@ -178,6 +222,34 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
         """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
         rollout, a stale epoch ABORTED.
         """
+
+    @abc.abstractmethod
+    def AppendSegments(
+        self,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse]]:
+        """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
+        An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+        """
+
+    @abc.abstractmethod
+    def RecordGroups(
+        self,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.RecordGroupsResponse]]:
+        """Records whole groups that were generated elsewhere, and makes them ready for the trainer.
+        Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo beyond what admission allows.
+        """
+
+    @abc.abstractmethod
+    def DeleteTrajectories(
+        self,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse]]:
+        """Deletes closed rollouts that no step needs any more."""
 
     @abc.abstractmethod
     def EndTurn(

@@ -1,0 +1,58 @@
+"""A TCP proxy between a client and a server that can lose answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+__all__ = ["Proxy"]
+
+_BLOCK_BYTES = 1 << 16
+
+
+class Proxy:
+    """Passes everything on; `swallow` makes it lose the next answer and the connection with it."""
+
+    def __init__(self, target: int) -> None:
+        """`target` is a port of this machine."""
+        self.port = 0
+        self._target = target
+        self._swallow = False
+
+    def swallow(self) -> None:
+        """Lose the next answer of the server: the command was executed, nobody is told."""
+        self._swallow = True
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Proxy]:
+        """Serve on a free port of the loopback while the context lives."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
+        with suppress(ConnectionError):
+            await asyncio.wait(
+                [
+                    asyncio.create_task(self._pass(reader, requests, answers=False)),
+                    asyncio.create_task(self._pass(answers, writer, answers=True)),
+                ],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        requests.close()
+        writer.close()
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
+    ) -> None:
+        while data := await reader.read(_BLOCK_BYTES):
+            if answers and self._swallow:
+                self._swallow = False
+                return
+            writer.write(data)
+            await writer.drain()

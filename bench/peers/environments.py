@@ -1,0 +1,51 @@
+"""An environment of its own for each peer whose requirements do not fit beside ours.
+
+A peer `<name>` with a file `<name>.txt` runs in `.venv-peers/<name>`, made when first needed;
+a peer without one runs in the interpreter of the measurement.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["has_environment", "interpreter"]
+
+_FOLDER = Path(__file__).parent
+_ENVIRONMENTS = _FOLDER.parent.parent / ".venv-peers"
+
+
+def has_environment(name: str) -> bool:
+    """Whether the peer brings requirements of its own."""
+    return _requirements(name).exists()
+
+
+def interpreter(name: str) -> Path:
+    """The Python that runs a peer; installs its requirements if they are new or have changed.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed; its own words are on stderr.
+    """
+    requirements = _requirements(name)
+    if not requirements.exists():
+        return Path(sys.executable)
+    environment = _ENVIRONMENTS / name
+    python, made = environment / "bin" / "python", environment / "made.txt"
+    if not made.exists() or made.read_text() != requirements.read_text():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+        _install(python, requirements)
+        made.write_text(requirements.read_text())
+    return python
+
+
+def _install(python: Path, requirements: Path) -> None:
+    # One by one, in the file's order: a package may bring another build of one it needs (torch
+    # with CUDA) unless that is there already. The whole file constrains each step.
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for requirement in requirements.read_text().splitlines():
+        subprocess.run([*pip, "--constraint", str(requirements), requirement], check=True)
+
+
+def _requirements(name: str) -> Path:
+    return _FOLDER / f"{name}.txt"

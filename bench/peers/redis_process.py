@@ -1,0 +1,63 @@
+"""One Redis server, started for one run of one side, so that both sides find the same."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import redis
+
+from services.chassis.redis_binary import find_redis_server
+
+__all__ = ["FAST", "redis_server"]
+
+FAST: Mapping[str, str] = {"appendonly": "no", "save": ""}
+_START_SECONDS = 20.0
+
+
+@contextmanager
+def redis_server(settings: Mapping[str, str]) -> Iterator[str]:
+    """Its address; the server and its data are gone afterwards.
+
+    Example: with redis_server(FAST) as url: ...
+    """
+    with tempfile.TemporaryDirectory(prefix="seamflow-bench-redis-") as folder:
+        port = _free_port()
+        base = {"port": str(port), "bind": "127.0.0.1", "dir": folder}
+        command = [find_redis_server()]
+        for name, value in {**base, **settings}.items():
+            command += [f"--{name}", value]
+        log = Path(folder, "server.log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            _wait_until_it_answers(process, port, log)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    limit = time.monotonic() + _START_SECONDS
+    with closing(redis.Redis(port=port)) as client:
+        while process.poll() is None and time.monotonic() < limit:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                time.sleep(0.01)
+            else:
+                return
+    raise RuntimeError(f"Redis did not start on port {port}:\n{log.read_text(errors='replace')}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,144 @@
+"""What the gateway's tests share: a byte-level model, a scripted rollout server, a fake store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from seamflow.common.v1 import error_pb2, tokens_pb2
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+END = "<|end|>"
+APPENDING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content if loop.last else m.content.split('/')[-1] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Drops what earlier messages say before a slash."""
+_MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+
+
+def make_byte_model(folder: Path, chat_template: str = APPENDING) -> Path:
+    """A model folder whose tokenizer works on bytes and merges "he", "ll", "hell" and "hello"."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*letters, *(first + second for first, second in _MERGES)]
+    bpe = models.BPE({word: i for i, word in enumerate(words)}, _MERGES)
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+    fast.chat_template = chat_template
+    fast.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+class ScriptedServer(RolloutServerServiceServicer):
+    """A rollout server that answers what it is told to, in one element after the other."""
+
+    def __init__(self) -> None:
+        self.answers: list[list[list[int]]] = []
+        """Per call: the ids of each element; the last element ends the turn with STOP."""
+        self.prompts: list[list[int]] = []
+
+    async def GenerateTokens(
+        self, request: server_pb.GenerateTokensRequest, context: Any
+    ) -> AsyncIterator[server_pb.GenerateTokensResponse]:
+        """The next answer."""
+        self.prompts.append(list(request.token_ids))
+        elements = self.answers.pop(0)
+        for index, ids in enumerate(elements, 1):
+            last = index == len(elements)
+            yield server_pb.GenerateTokensResponse(
+                tokens=sampled(ids),
+                finish_reason=tokens_pb2.FINISH_REASON_STOP if last else None,
+            )
+
+    async def GetServerInfo(
+        self, request: server_pb.GetServerInfoRequest, context: Any
+    ) -> server_pb.GetServerInfoResponse:
+        """Serving."""
+        return server_pb.GetServerInfoResponse(
+            server_id="scripted", state=server_pb.SERVER_STATE_SERVING, max_running=8
+        )
+
+
+def sampled(ids: Sequence[int]) -> tokens_pb2.Tokens:
+    """`ids` as one span of policy tokens."""
+    span = tokens_pb2.Span(
+        num_tokens=len(ids),
+        origin=tokens_pb2.ORIGIN_POLICY,
+        version_source=tokens_pb2.VERSION_SOURCE_ENGINE,
+        server_id="scripted",
+    )
+    return tokens_pb2.Tokens(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[span] if ids else [])
+
+
+def refusal(code: grpc.StatusCode, reason: str, retry_after: int = 0) -> pb.AppendResult:
+    """A result that refuses, as the store writes it."""
+    prefix = "type.googleapis.com/google.rpc."
+    details: list[tuple[str, Any]] = [("ErrorInfo", error_pb2.ErrorInfo(reason=reason))]
+    if retry_after:
+        delay = Duration(seconds=retry_after)
+        details.append(("RetryInfo", error_pb2.RetryInfo(retry_delay=delay)))
+    return pb.AppendResult(
+        error=error_pb2.Status(
+            code=code.value[0],
+            message=f"refused: {reason}",
+            details=[
+                AnyMessage(type_url=prefix + name, value=message.SerializeToString())
+                for name, message in details
+            ],
+        )
+    )
+
+
+class FakeStore:
+    """AppendSegments of a store in this process: keeps what it gets, answers when it may."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[pb.Append]] = []
+        self.failures: list[grpc.aio.AioRpcError] = []
+        """Raised for whole messages, one each, before anything is answered."""
+        self.results: dict[str, list[pb.AppendResult]] = {}
+        """By turn: what its next appends are answered; then all is accepted."""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.num_under_way = self.max_under_way = 0
+
+    async def AppendSegments(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
+        """See `TrajectoryService`."""
+        self.messages.append(list(request.appends))
+        self.num_under_way += 1
+        self.max_under_way = max(self.max_under_way, self.num_under_way)
+        await self.may_answer.wait()
+        self.num_under_way -= 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return pb.AppendSegmentsResponse(results=map(self._result, request.appends))
+
+    def _result(self, append: pb.Append) -> pb.AppendResult:
+        scripted = self.results.get(append.turn_id)
+        if scripted:
+            return scripted.pop(0)
+        return pb.AppendResult(num_tokens=append.offset + len(append.tokens.token_ids) // 4)
+
+
+def failed(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    """What a stub raises."""
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")

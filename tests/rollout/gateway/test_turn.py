@@ -1,0 +1,284 @@
+"""A whole gateway in front of a scripted server and a real trajectory manager."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import structlog
+from seamflow.common.v1 import tokens_pb2
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
+    add_RolloutServerServiceServicer_to_server,
+)
+from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from rollout.gateway import tokens
+from rollout.gateway import turn as turn_module
+from rollout.gateway.cli import build
+from rollout.gateway.config import GatewayConfig
+from rollout.gateway.prompt import digest
+from rollout.gateway.template import ChatTemplate
+from services.chassis.config import ServerConfig
+from services.chassis.server import Service, started
+from tests.rollout.gateway.support import (
+    END,
+    FORGETFUL,
+    ScriptedServer,
+    make_byte_model,
+    sampled,
+)
+from tests.trajectory_manager.client import RULES
+from trajectory_manager.cli import service
+from trajectory_manager.config import TrajectoryManagerConfig
+from trajectory_manager.memory_store import memory_store
+
+RUN = "run"
+STOP = tokens_pb2.FINISH_REASON_STOP
+
+
+@dataclass(slots=True)
+class World:
+    """An agent with one rollout, and what is behind its gateway."""
+
+    gateway: Any
+    store: Any
+    server: ScriptedServer
+    template: ChatTemplate
+    credential: str = ""
+
+    async def start(self) -> None:
+        """Open the run and the rollout."""
+        await self.store.CreateRun(store_pb.CreateRunRequest(run_id=RUN, config=RULES))
+        request = pb.StartRolloutRequest(
+            run_id=RUN, rollout_id="r", purpose=tokens_pb2.PURPOSE_EVAL
+        )
+        self.credential = (await self.gateway.StartRollout(request)).credential
+
+    async def generate(
+        self, turn_id: str, prompt: Sequence[int] = (), messages: Sequence[pb.Message] = ()
+    ) -> list[pb.GenerateResponse]:
+        """All events of a turn."""
+        request = pb.GenerateRequest(
+            run_id=RUN,
+            rollout_id="r",
+            credential=self.credential,
+            turn_id=turn_id,
+            token_ids=prompt,
+            messages=messages,
+        )
+        return [event async for event in self.gateway.Generate(request)]
+
+    async def recorded(self) -> dict[str, trajectory_pb2.Turn]:
+        """The turns as they are stored."""
+        request = store_pb.GetTrajectoryRequest(run_id=RUN, rollout_id="r")
+        trajectory = (await self.store.GetTrajectory(request)).trajectory
+        return {turn.turn_id: turn for turn in trajectory.turns}
+
+    def ids(self, text: str) -> list[int]:
+        """The tokenizer's own ids of a text."""
+        return self.template._encode(text)
+
+    def letters(self, text: str) -> list[int]:
+        """One id for each letter: what nobody's tokenizer would give."""
+        return [token_id for letter in text for token_id in self.ids(letter)]
+
+
+@pytest.fixture(params=[None], ids=["appending"])
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """Everything over real gRPC, in this process."""
+    model = make_byte_model(tmp_path, *([request.param] if request.param else []))
+    scripted = ScriptedServer()
+    pairs = [(add_RolloutServerServiceServicer_to_server, scripted)]
+    plain = ServerConfig(admin_port=-1, drain_seconds=0.2)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        managing = TrajectoryManagerConfig(admin_port=-1, drain_seconds=0.2)
+        manager = await enter(started(service(managing, memory_store()), managing))
+        server = await enter(started(Service(servicers=pairs), plain, "scripted"))
+        config = GatewayConfig(
+            run_id=RUN,
+            model=model,
+            trajectory_manager=f"127.0.0.1:{manager}",
+            servers=(f"127.0.0.1:{server}",),
+            poll_seconds=0.02,
+            admin_port=-1,
+            drain_seconds=0.2,
+        )
+        gateway = await enter(started(await enter(build(config)), config, "gateway"))
+        channels = [
+            await enter(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+            for port in (gateway, manager)
+        ]
+        found = World(
+            RolloutServiceStub(channels[0]),
+            TrajectoryServiceStub(channels[1]),
+            scripted,
+            ChatTemplate(model),
+        )
+        await found.start()
+        yield found
+
+
+async def test_the_last_tokens_close_their_turn(world: World, calls: list[str]) -> None:
+    """What was forwarded is stored under its spans, and no call is made to end the turn."""
+    answer = [*world.ids("hello"), *world.template.stop_token_ids]
+    world.server.answers = [[answer[:1], answer[1:]]]
+    events = await world.generate("t", world.ids("say "))
+    chunks = [event.chunk for event in events if event.HasField("chunk")]
+    assert [list(chunk.tokens.token_ids) for chunk in chunks] == [answer[:1], answer[1:]]
+    finish = events[-1].finish
+    assert (finish.finish_reason, finish.text, finish.HasField("drift")) == (STOP, "hello", False)
+    turn = (await world.recorded())["t"]
+    assert list(turn.tokens.token_ids) == world.ids("say ") + answer
+    assert list(turn.tokens.logprobs) == [0.0] * 4 + [-0.5] * 2
+    assert [(s.start, s.num_tokens, s.server_id) for s in turn.tokens.spans] == [
+        (0, 4, ""),
+        (4, 2, "scripted"),
+    ]
+    assert turn.finish_reason == STOP
+    assert calls == []
+
+
+async def test_an_end_without_tokens_closes_the_turn(world: World, calls: list[str]) -> None:
+    """Servers may say that it is over when there is nothing more to send."""
+    world.server.answers = [[world.ids("hello"), []]]
+    await world.generate("t", world.ids("say "))
+    assert (await world.recorded())["t"].finish_reason == STOP
+    assert calls == []
+
+
+async def test_drift_is_reported_and_stored(world: World, calls: list[str]) -> None:
+    """The agent, the record, the metric and the log learn of it; the log without any text."""
+    answer = [*world.letters("hello"), *world.template.stop_token_ids]
+    world.server.answers = [[answer], [world.ids("again")], []]
+    await world.generate("t1", world.ids("say "))
+    prompt = world.ids(f"say hello{END}more")
+    before = turn_module._DRIFTED._value.get()
+    with structlog.testing.capture_logs() as logs:
+        finish = (await world.generate("t2", prompt))[-1].finish
+    expected = (4, f"hello{END}", f"hello{END}more")
+    drift = finish.drift
+    assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
+    turn = (await world.recorded())["t2"]
+    drift = turn.drift
+    assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
+    assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
+    assert turn.finish_reason == STOP
+    assert world.server.prompts[1] == prompt
+    assert turn_module._DRIFTED._value.get() == before + 1
+    (line,) = [line for line in logs if line["event"] == "drift"]
+    assert (line["turn_id"], line["position"]) == ("t2", 4)
+    assert "hell" not in str(line)
+    assert calls == ["EndTurn"]
+    again = (await world.generate("t2", prompt))[-1].finish
+    assert again == finish
+    assert turn_module._DRIFTED._value.get() == before + 1
+
+
+async def test_a_rewritten_answer_is_a_fork(world: World, calls: list[str]) -> None:
+    """Negative control: another text from the same position on is not called drift."""
+    world.server.answers = [[world.letters("hello")], [world.ids("again")]]
+    await world.generate("t1", world.ids("say "))
+    finish = (await world.generate("t2", world.ids("say hells bells")))[-1].finish
+    assert not finish.HasField("drift")
+    turn = (await world.recorded())["t2"]
+    assert not turn.HasField("drift")
+    assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
+    assert calls == []
+
+
+MESSAGES = [pb.Message(role="user", content="say")]
+MORE = [
+    *MESSAGES,
+    pb.Message(role="assistant", content="hello"),
+    pb.Message(role="user", content="more"),
+]
+
+
+async def test_messages_do_not_drift(world: World) -> None:
+    """Their recorded ids are used as they were sampled, whatever the tokenizer would give."""
+    answer = [*world.letters("hello"), *world.template.stop_token_ids]
+    world.server.answers = [[answer], [world.ids("again")]]
+    await world.generate("t1", messages=MESSAGES)
+    finish = (await world.generate("t2", messages=MORE))[-1].finish
+    assert not finish.HasField("drift")
+    start = len(world.server.prompts[0])
+    assert world.server.prompts[1][start : start + len(answer)] == answer
+
+
+@pytest.mark.parametrize("world", [FORGETFUL], indirect=True)
+async def test_messages_of_a_rewriting_template_may_drift(world: World) -> None:
+    """Where the whole conversation is encoded again, it is compared like ids."""
+    answer = [*world.letters("hello"), *world.template.stop_token_ids]
+    world.server.answers = [[answer], [world.ids("yes")], [world.ids("so")]]
+    forgotten = [*MORE[:2], pb.Message(role="user", content="x/more")]
+    later = [pb.Message(role="assistant", content="yes"), pb.Message(role="user", content="end")]
+    await world.generate("t1", messages=MESSAGES)
+    kept = (await world.generate("t2", messages=forgotten))[-1].finish
+    assert not kept.HasField("drift")
+    drift = (await world.generate("t3", messages=[*forgotten, *later]))[-1].finish.drift
+    assert drift.position == len(world.server.prompts[0])
+    assert drift.recorded_text == f"hello{END}"
+    assert drift.retokenized_text.startswith(f"hello{END}<user>more{END}")
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+async def test_a_turn_whose_writer_died_is_closed(
+    world: World, calls: list[str], drifts: bool
+) -> None:
+    """All tokens were stored, its end was not: whoever comes next closes it as it was."""
+    world.server.answers = [[world.letters("hello")]]
+    await world.generate("t1", world.ids("say "))
+    prompt = world.ids("say hello!" if drifts else "other")
+    begin = store_pb.BeginTurnRequest(
+        run_id=RUN,
+        rollout_id="r",
+        turn_id="t2",
+        attempt_id="dead",
+        token_ids=prompt,
+        template_fingerprint=world.template.fingerprint,
+        credential_digest=digest(world.credential),
+    )
+    begun = await world.store.BeginTurn(begin)
+    answer = [*world.ids("hello"), *world.template.stop_token_ids]
+    new = prompt[len(begun.prefix_token_ids) :]
+    own = tokens.joined(tokens.environment(new), sampled(answer))
+    append = store_pb.Append(
+        run_id=RUN,
+        rollout_id="r",
+        turn_id="t2",
+        epoch=begun.epoch,
+        tokens=tokens.packed(own),
+    )
+    result = await world.store.AppendSegments(store_pb.AppendSegmentsRequest(appends=[append]))
+    assert result.results[0].num_tokens == len(own.token_ids)
+    events = await world.generate("t2", prompt)
+    assert list(events[0].chunk.tokens.token_ids) == answer
+    assert events[-1].finish.HasField("drift") == drifts
+    turn = (await world.recorded())["t2"]
+    assert (turn.finish_reason, turn.HasField("drift")) == (STOP, drifts)
+    assert calls == (["EndTurn"] if drifts else [])
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the calls that end turns by themselves, as they are made."""
+    made: list[str] = []
+    answered = turn_module.answered
+
+    async def counted(call: Any) -> Any:
+        if "EndTurn" in call.__code__.co_names:
+            made.append("EndTurn")
+        return await answered(call)
+
+    monkeypatch.setattr(turn_module, "answered", counted)
+    return made

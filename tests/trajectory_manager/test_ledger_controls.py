@@ -1,0 +1,133 @@
+"""Negative controls: without its protection a ledger does what it must never do."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.chassis.errors import Reason, ServiceError
+from tests.trajectory_manager.ledger import ledger_of
+from tests.trajectory_manager.support import RULES
+from trajectory_manager.records import Durability
+from trajectory_manager.redis_store import SCRIPTS, redis_store
+from trajectory_manager.store import Store
+
+
+async def a_stale_trainer_commits(store: Store) -> bool:
+    """The first of two trainers commits after the second took over."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a")
+    stale = await ledger.lead("one")
+    await ledger.lease(1)
+    await ledger.lead("two")
+    ledger.epoch = stale
+    try:
+        await ledger.commit(1)
+    except ServiceError as error:
+        assert error.reason is Reason.STALE_EPOCH
+        return False
+    return True
+
+
+async def a_sample_is_in_two_steps(store: Store) -> bool:
+    """Two steps, both committed, share a sample."""
+    ledger = await ledger_of(store, max_staleness=3)
+    await ledger.complete("a", "b")
+    await ledger.lead()
+    first, second = await ledger.lease(1), await ledger.lease(2)
+    return bool(set(first.sample_ids) & set(second.sample_ids))
+
+
+async def a_committed_sample_is_leased_again(store: Store) -> bool:
+    """A restore to a step before the commit brings it back."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a", "b")
+    await ledger.lead()
+    first = await ledger.lease(1)
+    await ledger.commit(1)
+    await ledger.lead("two", step=0)
+    return (await ledger.lease(1)).sample_ids == first.sample_ids
+
+
+async def a_group_beyond_the_bound_is_leased(store: Store) -> bool:
+    """Its oldest token is two versions older than the run allows."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a", version=0)
+    await ledger.lead()
+    return (await ledger.attempt(1, base=3)).lease is not None
+
+
+async def a_poisonous_step_stays(store: Store) -> bool:
+    """It is delivered more often than the run allows."""
+    ledger = await ledger_of(store, max_deliveries=1)
+    await ledger.complete("a")
+    await ledger.lead("one")
+    await ledger.lease(1)
+    await ledger.lead("two")
+    return ledger.pending == (1,)
+
+
+async def the_window_lets_a_later_group_pass(store: Store) -> bool:
+    """A group that was admitted far behind the head overtakes it."""
+    rules = replace(RULES, group_size=1, max_staleness=9, fifo_window=2)
+    ledger = await ledger_of(store, rules)
+    await ledger.admit("a", "b", "c")
+    await ledger.finish("c")
+    await ledger.lead()
+    return (await ledger.attempt(1)).lease is not None
+
+
+async def a_step_changes_its_cut(store: Store) -> bool:
+    """A later lease with another number of shards is answered."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease(1, num_shards=2)
+    try:
+        await ledger.lease(1, num_shards=3)
+    except ServiceError as error:
+        assert error.reason is Reason.INVALID_FIELD
+        return False
+    return True
+
+
+CONTROLS = [
+    (a_stale_trainer_commits, "commit", "not takes_over and epoch ~= current", "false"),
+    (a_sample_is_in_two_steps, "lease_samples", "redis.call('LREM', ready, 1, task_id)", ""),
+    (
+        a_committed_sample_is_leased_again,
+        "commit",
+        "redis.call('HDEL', groups, task_id)",
+        "redis.call('LPUSH', ready, task_id)",
+    ),
+    (
+        a_group_beyond_the_bound_is_leased,
+        "lease_samples",
+        "base - group.min_version <= rules.max_staleness",
+        "true",
+    ),
+    (a_poisonous_step_stays, "commit", "is_new and limit > 0", "false"),
+    (the_window_lets_a_later_group_pass, "lease_samples", "(number[task_id] or 0) < limit", "true"),
+    (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),
+]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control[0].__name__)
+async def test_a_protection_is_what_prevents_it(
+    redis_url: str, tmp_path: Path, control: tuple[object, str, str, str]
+) -> None:
+    """It does not happen with the scripts as they are, and does without the one condition."""
+    happens, script, protection, without = control
+    assert callable(happens)
+    async with redis_store(redis_url, Durability.FAST, 5.0) as store:
+        assert not await happens(store)
+    folder = tmp_path / "lua"
+    shutil.copytree(SCRIPTS, folder)
+    source = (folder / f"{script}.lua").read_text()
+    assert protection in source
+    (folder / f"{script}.lua").write_text(source.replace(protection, without))
+    async with redis_store(redis_url, Durability.FAST, 5.0, folder) as store:
+        assert await happens(store)

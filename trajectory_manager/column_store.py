@@ -1,0 +1,113 @@
+"""What a store must do for columns: values that consumers other than the trainer compute.
+
+Rows are samples, columns the run's required_columns. A cell moves QUEUED -> LEASED -> WRITTEN; a
+lease that runs out gives it back. Cells exist while their group waits for columns: with the last
+one written the group is ready and its cells are gone, so that nothing has to be cleaned up later.
+Values live with the rollout. They carry the epoch of their lease, and a newer one overwrites what
+an older lease left without completing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnLease:
+    """Samples whose column a consumer computes."""
+
+    sample_ids: tuple[str, ...]
+    """In the order their groups completed."""
+    epoch: int
+    """Fencing number; proves the lease."""
+    seconds: float
+    """Life of the lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleColumns:
+    """Which columns a sample of a complete, uncommitted group has."""
+
+    sample_id: str
+    """Sample."""
+    group_id: str
+    """Its group."""
+    ready: tuple[str, ...]
+    """Columns that are written."""
+    leased: tuple[str, ...]
+    """Columns that a consumer computes now."""
+    step: int
+    """Step it is leased to; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsWritten:
+    """The answer to written cells."""
+
+    num_written: int
+    """Cells that were new."""
+    num_ready_groups: int
+    """Groups that became ready for the trainer."""
+
+
+class ColumnStore(Protocol):
+    """Cells and values; NOT_FOUND for a run not created. Each method is one atomic step."""
+
+    async def lease(
+        self, run_id: str, column: str, needs: Sequence[str], max_samples: int
+    ) -> ColumnLease | None:
+        """Lease the oldest queued cells of `column` whose samples have all columns in `needs`."""
+        ...
+
+    async def unwritten(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> list[str]:
+        """Those of `sample_ids` whose cell is leased under `epoch`; the others are written.
+
+        Raises:
+            ServiceError: LEASE_EXPIRED for a cell that is queued, or that another lease took.
+        """
+        ...
+
+    async def put(
+        self, run_id: str, column: str, epoch: int, values: Mapping[str, bytes], *, new: bool
+    ) -> None:
+        """Store values by sample, or if not `new` check that they are stored. Idempotent.
+
+        Atomic for each sample; an error may leave some of them stored.
+
+        Raises:
+            ServiceError: LEASE_EXPIRED (a newer lease was here), ALREADY_EXISTS (other values
+                under the same lease), NOT_FOUND (the rollout).
+        """
+        ...
+
+    async def complete(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> ColumnsWritten:
+        """Mark cells whose values are stored as written, all or none. Idempotent.
+
+        Cells of a group that is ready by now are gone, and are skipped.
+
+        Raises:
+            ServiceError: LEASE_EXPIRED for a cell that `epoch` does not hold.
+        """
+        ...
+
+    async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
+        """Values by sample and column, also of cells that are not completed."""
+        ...
+
+    async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
+        """Samples of the first `limit` complete, uncommitted groups with a name after `after`."""
+        ...
+
+
+def rollout_of(sample_id: str) -> str:
+    """The rollout a sample is part of."""
+    return sample_id.rpartition("#")[0]
+
+
+__all__ = ["ColumnLease", "ColumnStore", "ColumnsWritten", "SampleColumns", "rollout_of"]

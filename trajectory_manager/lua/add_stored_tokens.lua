@@ -1,0 +1,6 @@
+-- Counts tokens that were stored or deleted. ARGV: run_id, delta.
+local config, counters = KEYS[1], KEYS[2]
+if redis.call('EXISTS', config) == 0 then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
+redis.call('HINCRBY', counters, 'tokens', ARGV[2])
+if tonumber(ARGV[2]) < 0 then redis.call('HINCRBY', counters, 'version:tasks', 1) end
+return {'ok'}

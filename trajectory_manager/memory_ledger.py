@@ -1,0 +1,287 @@
+"""In-memory LedgerStore: the reference the Redis one is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from trajectory_manager import replay
+from trajectory_manager.memory_state import GroupState, LedgerEntry, Runs, RunState
+from trajectory_manager.records import (
+    DeadLetterReason,
+    LeaseAttempt,
+    PublishWait,
+    Reconciled,
+    SlotName,
+    StalenessPolicy,
+    StepLease,
+    Topic,
+)
+from trajectory_manager.refusals import refusal
+
+
+class MemoryLedgerStore:
+    """Implements `LedgerStore`; nothing survives the process."""
+
+    def __init__(self, runs: Runs, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix seconds."""
+        self._runs = runs
+        self._clock = clock
+
+    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
+        """See `LedgerStore`."""
+        run = self._runs.get(run_id)
+        epoch = run.trainers.get(trainer_id)
+        is_new = epoch is None
+        if epoch is None:
+            epoch = run.trainers[trainer_id] = max(run.epoch + 1, int(self._clock() * 1000))
+        if epoch < run.epoch:
+            raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
+        run.epoch = epoch
+        self._cover(run, step)
+        restored, run.committed_step = step < run.committed_step, step
+        if restored:
+            self._give_back(run, after=step)
+        elif is_new:
+            self._bury_poisonous(run)
+        run.changed(Topic.READY)
+        return Reconciled(epoch=epoch, pending_steps=tuple(sorted(run.ledger)))
+
+    def _bury_poisonous(self, run: RunState) -> None:
+        """The first step with too many deliveries dies, later ones return to the queue."""
+        limit = run.config.max_deliveries
+        for step in sorted(run.ledger):
+            if 0 < limit <= run.ledger[step].lease.num_deliveries:
+                self._give_back(run, after=step)
+                self._bury(run, run.ledger.pop(step))
+                return
+
+    def _bury(self, run: RunState, entry: LedgerEntry) -> None:
+        step, times = entry.lease.step, entry.lease.num_deliveries
+        message = f"step {step} was delivered {times} times and never committed"
+        run.num_taken -= len(entry.groups)
+        for task_id in entry.groups:
+            group = run.groups[task_id]
+            run.discard(group, DeadLetterReason.DELIVERIES, message, self._clock())
+
+    async def lease_samples(
+        self,
+        run_id: str,
+        epoch: int,
+        step: int,
+        base_weight_version: int,
+        num_groups: int,
+        num_shards: int = 1,
+    ) -> LeaseAttempt:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if step in run.ledger:
+            lease = self._delivered_again(run.ledger[step], epoch, num_shards)
+            return LeaseAttempt(lease=lease)
+        if step != run.leased_step + 1:
+            raise refusal("STEP_ORDER", step, run.leased_step + 1)
+        wanted, bound = num_groups or run.config.groups_per_step, run.config.max_outstanding_groups
+        if wanted > bound:
+            raise refusal("TOO_MANY_GROUPS", wanted, bound)
+        num_too_old, fresh = self._fresh(run, step, base_weight_version, wanted)
+        if len(fresh) < wanted:
+            return LeaseAttempt(lease=None, num_too_old=num_too_old)
+        lease = self._written(run, run_id, step, base_weight_version, fresh, num_shards)
+        return LeaseAttempt(lease=lease, num_too_old=num_too_old)
+
+    def _delivered_again(self, entry: LedgerEntry, epoch: int, num_shards: int) -> StepLease:
+        lease = entry.lease
+        if lease.num_shards != num_shards:
+            raise refusal("OTHER_SHARDS", lease.step, lease.num_shards, num_shards)
+        if entry.epoch != epoch:
+            entry.epoch = epoch
+            entry.lease = replace(lease, num_deliveries=lease.num_deliveries + 1)
+        return entry.lease
+
+    def _written(
+        self, run: RunState, run_id: str, step: int, base: int, fresh: list[str], num_shards: int
+    ) -> StepLease:
+        for task_id in fresh:
+            run.ready.remove(task_id)
+            run.order.pop(task_id, None)
+        groups = [_samples(run.groups[task_id]) for task_id in fresh]
+        rules, drawn = run.config.replay, list[str]()
+        if rules is not None:
+            replay.trim(run.replay, rules.capacity_groups)
+            drawn = replay.draw(run.replay, rules, run_id, step, set(fresh))
+        again = [(run.replay[task_id].samples, run.replay[task_id].tokens) for task_id in drawn]
+        lease = StepLease(
+            step=step,
+            base_weight_version=base,
+            sample_ids=tuple(name for names, _ in groups for name in names),
+            replayed_ids=tuple(name for names, _ in again for name in names),
+            num_tokens=tuple(count for _, counts in (*groups, *again) for count in counts),
+            num_shards=num_shards,
+        )
+        run.ledger[step] = LedgerEntry(lease, fresh, run.epoch)
+        run.num_taken += len(fresh)
+        run.changed(Topic.TASKS)
+        return lease
+
+    def _fresh(self, run: RunState, step: int, base: int, wanted: int) -> tuple[int, list[str]]:
+        """The `wanted` groups that are next and within the bound; those beyond it leave the run."""
+        too_old, fresh = 0, list[str]()
+        while len(fresh) < wanted:
+            task_id = _next(run, fresh)
+            if task_id is None:
+                break
+            group = run.groups[task_id]
+            age = base - group.min_weight_version
+            if age <= run.config.max_staleness or _masks(run):
+                fresh.append(task_id)
+                continue
+            too_old += 1
+            self._leave_behind(run, group, step, base)
+        return too_old, fresh
+
+    def _leave_behind(self, run: RunState, group: GroupState, step: int, base: int) -> None:
+        withholds = run.config.staleness_policy is StalenessPolicy.WITHHOLD
+        reason = DeadLetterReason.WITHHELD if withholds else DeadLetterReason.DROPPED
+        message = (
+            f"{base - group.min_weight_version} versions old for step {step}: "
+            f"its oldest token has {group.min_weight_version}, the step begins with {base}"
+        )
+        run.ready.remove(group.task.task_id)
+        run.discard(group, reason, message, self._clock())
+        if withholds:
+            _keep(run, group, step)
+
+    async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if step not in run.ledger:
+            raise refusal("UNKNOWN_STEP", step)
+        return run.config.lease_seconds
+
+    async def commit(self, run_id: str, epoch: int, step: int) -> int:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if step > run.leased_step:
+            raise refusal("UNKNOWN_STEP", step)
+        num_samples = self._cover(run, step)
+        run.committed_step = max(run.committed_step, step)
+        return num_samples
+
+    def _cover(self, run: RunState, step: int) -> int:
+        covered = [run.ledger.pop(past) for past in sorted(run.ledger) if past <= step]
+        for entry in covered:
+            for task_id in entry.groups:
+                _committed(run, run.groups.pop(task_id), entry.lease.step)
+        if covered:
+            run.commits[step] = sum(len(entry.lease.sample_ids) for entry in covered)
+        return run.commits.get(step, 0)
+
+    async def release(self, run_id: str, epoch: int, step: int) -> None:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if step not in run.ledger:
+            return
+        if step != run.leased_step:
+            raise refusal("STEP_ORDER", step, run.leased_step)
+        self._give_back(run, after=step - 1)
+
+    def _give_back(self, run: RunState, after: int) -> None:
+        """Groups of later steps return to the head of the queue, in order."""
+        for step in sorted(run.ledger, reverse=True):
+            if step <= after:
+                return
+            groups = run.ledger.pop(step).groups
+            run.ready.extendleft(reversed(groups))
+            run.order |= {task_id: run.groups[task_id].admission for task_id in groups}
+            run.num_taken -= len(groups)
+            run.changed(Topic.READY)
+
+    async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if run.config.staleness_policy is not StalenessPolicy.WAIT:
+            return PublishWait(seconds=0.0)
+        if run.publish[0] != weight_version:
+            run.publish = (weight_version, self._clock())
+        seconds = run.publish[1] + run.config.publish_wait_seconds - self._clock()
+        oldest = weight_version - run.config.max_staleness
+        blocking, running = 0, list[str]()
+        for task_id in sorted(run.order, key=lambda task_id: run.order[task_id]):
+            group = run.groups[task_id]
+            sampled = any(done.sample_ids for done in group.settlements)
+            if sampled and group.min_weight_version < oldest:
+                blocking += 1
+                continue
+            running += [
+                str(SlotName(task_id, index, slot.attempt))
+                for index, slot in enumerate(group.slots)
+                if slot.leased
+            ]
+        return PublishWait(
+            seconds=max(0.0, seconds), num_blocking_groups=blocking, running=tuple(running)
+        )
+
+    async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
+        """See `LedgerStore`."""
+        run = self._runs.get(run_id)
+        return [_committed_step(run, SlotName.parse(rollout_id)) for rollout_id in rollout_ids]
+
+    def _led(self, run_id: str, epoch: int) -> RunState:
+        run = self._runs.get(run_id)
+        if run.epoch != epoch:
+            raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
+        return run
+
+
+def _masks(run: RunState) -> bool:
+    return run.config.staleness_policy is StalenessPolicy.MASK
+
+
+def _next(run: RunState, fresh: Sequence[str]) -> str | None:
+    """The oldest completed group that is not in `fresh` and admitted inside the window."""
+    taken, window = set(fresh), run.config.fifo_window
+    head = min((number for name, number in run.order.items() if name not in taken), default=0)
+    for task_id in run.ready:
+        if task_id not in taken and (not window or run.order[task_id] < head + window):
+            return task_id
+    return None
+
+
+def _committed(run: RunState, group: GroupState, step: int) -> None:
+    """Remember which rollouts were made for the group and which of them were trained."""
+    task_id, slots = group.task.task_id, group.slots
+    run.trained.setdefault(step, []).append((task_id, *(slot.attempt for slot in slots)))
+    counted = tuple(slot.attempt if slot.settlement else 0 for slot in slots)
+    run.steps[task_id] = (step, counted)
+    _keep(run, group, step)
+
+
+def _committed_step(run: RunState, name: SlotName | None) -> int:
+    step, counted = run.steps.get(name.task_id, (0, ())) if name else (0, ())
+    trained = name is not None and name.attempt in counted[name.slot : name.slot + 1]
+    return step if trained else 0
+
+
+def _keep(run: RunState, group: GroupState, step: int) -> None:
+    """Keep the group for replay, if the run replays."""
+    rules = run.config.replay
+    if rules is None:
+        return
+    samples, tokens = _samples(group)
+    rewards = [dict(done.rewards).get(rules.reward_name) for done in group.settlements]
+    given = [reward for reward in rewards if reward is not None]
+    run.replay[group.task.task_id] = replay.ReplayGroup(
+        samples=samples,
+        tokens=tokens,
+        reward=sum(given) / len(given) if given else None,
+        step=step,
+    )
+
+
+def _samples(group: GroupState) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The samples of a complete group, and how many tokens each has."""
+    names = tuple(name for done in group.settlements for name in done.sample_ids)
+    # Settled by an older release, whose lengths are not known: all count the same.
+    lengths = [done.num_tokens or (1,) * len(done.sample_ids) for done in group.settlements]
+    tokens = tuple(count for of_rollout in lengths for count in of_rollout)
+    return names, tokens
