@@ -17,7 +17,8 @@ from services.chassis.errors import invalid_argument
 from trajectory_manager import conversion, lease_token, samples, validation
 from trajectory_manager.column_store import ColumnLease, ColumnStore
 from trajectory_manager.packing import unpack_logprobs
-from trajectory_manager.records import RunConfig, StepLease, Topic
+from trajectory_manager.records import RunConfig, Topic
+from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import Store
 from trajectory_manager.token_records import BYTES_PER_TOKEN
 from trajectory_manager.waiting import Waiting

@@ -7,17 +7,9 @@ from dataclasses import replace
 
 from trajectory_manager import replay
 from trajectory_manager.memory_state import GroupState, LedgerEntry, Runs, RunState
-from trajectory_manager.records import (
-    DeadLetterReason,
-    LeaseAttempt,
-    PublishWait,
-    Reconciled,
-    SlotName,
-    StalenessPolicy,
-    StepLease,
-    Topic,
-)
+from trajectory_manager.records import DeadLetterReason, SlotName, StalenessPolicy, Topic
 from trajectory_manager.refusals import refusal
+from trajectory_manager.step_records import LeaseAttempt, PublishWait, Reconciled, StepLease
 
 
 class MemoryLedgerStore:
@@ -80,7 +72,7 @@ class MemoryLedgerStore:
             return LeaseAttempt(lease=lease)
         if step != run.leased_step + 1:
             raise refusal("STEP_ORDER", step, run.leased_step + 1)
-        wanted, bound = num_groups or run.config.groups_per_step, run.config.max_outstanding_groups
+        wanted, bound = num_groups or run.config.groups_per_step, run.config.max_leased_groups
         if wanted > bound:
             raise refusal("TOO_MANY_GROUPS", wanted, bound)
         num_too_old, fresh = self._fresh(run, step, base_weight_version, wanted)
@@ -238,13 +230,11 @@ def _masks(run: RunState) -> bool:
 
 
 def _next(run: RunState, fresh: Sequence[str]) -> str | None:
-    """The oldest completed group that is not in `fresh` and admitted inside the window."""
-    taken, window = set(fresh), run.config.fifo_window
-    head = min((number for name, number in run.order.items() if name not in taken), default=0)
-    for task_id in run.ready:
-        if task_id not in taken and (not window or run.order[task_id] < head + window):
-            return task_id
-    return None
+    """The oldest completed group that is not in `fresh` and among the first of the window."""
+    window = run.config.fifo_window
+    inside = sorted(run.order, key=run.order.__getitem__)[: window or None]
+    eligible = set(inside).difference(fresh)
+    return next((task_id for task_id in run.ready if task_id in eligible), None)
 
 
 def _committed(run: RunState, group: GroupState, step: int) -> None:

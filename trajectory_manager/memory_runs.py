@@ -131,6 +131,8 @@ class MemoryRunStore:
             if run.seen.get(task.task_id, task) != task:
                 raise refusal("OTHER_TASK", task.task_id)
         new = [task for task in tasks if task.task_id not in run.seen]
+        if new and run.over_cap:
+            raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
         free = run.config.max_outstanding_groups - run.num_outstanding
         if len(new) > free:
             raise refusal("CLOSED_ADMISSION", len(new), max(0, free))

@@ -13,12 +13,12 @@ from trajectory_manager.records import (
     RunConfig,
     Settlement,
     SlotName,
-    StepLease,
     Task,
     Topic,
 )
 from trajectory_manager.refusals import refusal
 from trajectory_manager.replay import ReplayGroup
+from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import MAX_DEAD_LETTERS
 
 

@@ -6,13 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.chassis.errors import ServiceError
-from trajectory_manager.records import (
-    FailureClass,
-    Outcome,
-    Purpose,
-    Rollout,
-    RolloutState,
-)
+from trajectory_manager.records import FailureClass, Outcome, Purpose, Rollout, RolloutState
 from trajectory_manager.refusals import refusal
 from trajectory_manager.token_records import (
     Append,
@@ -154,7 +148,7 @@ class MemoryTokenStore:
 
     async def close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> Rollout:
+    ) -> tuple[Rollout, list[TurnRecord]]:
         """See `TokenStore`."""
         record = self._records.get((run_id, rollout_id))
         if record is None:
@@ -171,7 +165,9 @@ class MemoryTokenStore:
             raise refusal("BAD_CREDENTIAL", rollout_id)
         if record.rollout.state is RolloutState.RUNNING:
             record.rollout = self._closed(record.rollout, outcome)
-        return record.rollout
+        closed = self._read(run_id, rollout_id, spans_only=True)
+        assert closed is not None, "a closed rollout is there"
+        return closed
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
         """See `TokenStore`."""

@@ -205,6 +205,11 @@ class RunConfig:
         """Groups that may be admitted and not yet leased to a step: B * (max_staleness + 1)."""
         return self.groups_per_step * (self.max_staleness + 1)
 
+    @property
+    def max_leased_groups(self) -> int:
+        """Groups that one step may ask for: more would never be ready at once."""
+        return min(self.max_outstanding_groups, self.fifo_window or self.max_outstanding_groups)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -309,58 +314,6 @@ class Submitted:
     """Tasks that were new."""
     num_free: int
     """Tasks the queue still takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciled:
-    """The answer to a trainer that takes over."""
-
-    epoch: int
-    """Fencing number of this trainer."""
-    pending_steps: tuple[int, ...]
-    """Steps that will be leased again unchanged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLease:
-    """A ledger entry: which samples a step trains on."""
-
-    step: int
-    """Step."""
-    base_weight_version: int
-    """Version staleness is counted from; fixed when the step was first leased."""
-    sample_ids: tuple[str, ...]
-    """Fresh samples in order, members of a group adjacent; never part of another step."""
-    replayed_ids: tuple[str, ...] = ()
-    """Samples of earlier groups that are trained again, in order, after the fresh ones."""
-    num_tokens: tuple[int, ...] = ()
-    """Length of each sample, of the fresh ones and then of the replayed ones; empty: not known."""
-    num_shards: int = 1
-    """Into how many shards the step is cut."""
-    num_deliveries: int = 1
-    """How many trainers it was delivered to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishWait:
-    """What a publish under WAIT waits for."""
-
-    seconds: float
-    """How much longer it waits at most, by the store's clock; 0: publish now."""
-    num_blocking_groups: int = 0
-    """Groups with a finished sample that would be too old."""
-    running: tuple[str, ...] = ()
-    """Rollouts under way of the other groups that are not leased to a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseAttempt:
-    """The answer to a trainer that asks for a step."""
-
-    lease: StepLease | None
-    """None: not enough fresh groups yet."""
-    num_too_old: int = 0
-    """Groups that this call discarded or withheld as too old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

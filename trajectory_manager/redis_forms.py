@@ -11,14 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from services.chassis.redis_scripts import RUN_ID
-from trajectory_manager.records import (
-    FailureClass,
-    Outcome,
-    Purpose,
-    Reward,
-    Rollout,
-    RolloutState,
-)
+from trajectory_manager.records import FailureClass, Outcome, Purpose, Reward, Rollout, RolloutState
 from trajectory_manager.token_records import (
     BYTES_PER_TOKEN,
     Append,

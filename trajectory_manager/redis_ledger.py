@@ -8,8 +8,9 @@ from typing import Any
 
 from services.chassis.redis_scripts import Scripts
 from trajectory_manager import keys
-from trajectory_manager.records import LeaseAttempt, PublishWait, Reconciled, SlotName, StepLease
+from trajectory_manager.records import SlotName
 from trajectory_manager.refusals import accepted
+from trajectory_manager.step_records import LeaseAttempt, PublishWait, Reconciled, StepLease
 from trajectory_manager.store import MAX_DEAD_LETTERS
 
 

@@ -47,8 +47,7 @@ class RedisRunStore:
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """See `RunStore`."""
         # Listed first: a run that exists and is not listed would never be swept.
-        with store_errors("create_run"):
-            await self._redis.sadd(keys.RUNS, run_id)
+        await self._scripts.call("list_run", keys=[keys.RUNS], args=[run_id])
         existing = await self._call("create_run", run_id, json.dumps(asdict(config)))
         return _config(existing[0]) if existing else None
 

@@ -84,10 +84,10 @@ class RedisTokenStore:
 
     async def close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> Rollout:
+    ) -> tuple[Rollout, list[TurnRecord]]:
         """See `TokenStore`."""
         never_started = Rollout(run_id=run_id, rollout_id=rollout_id, purpose=Purpose.TRAIN)
-        (pairs,) = await self._call(
+        reply = await self._call(
             "close_rollout",
             run_id,
             rollout_id,
@@ -97,7 +97,8 @@ class RedisTokenStore:
             redis_forms.outcome_text(outcome),
             redis_forms.identity(never_started),
         )
-        return redis_forms.rollout(run_id, rollout_id, pairs)
+        turns = redis_forms.turn_records(reply, spans_only=True)
+        return redis_forms.rollout(run_id, rollout_id, reply[0]), turns
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
         """See `TokenStore`."""

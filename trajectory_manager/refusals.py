@@ -62,8 +62,8 @@ def lost_lease(rollout_id: str) -> ServiceError:
 def lost_column(column: str, sample_id: str) -> ServiceError:
     """FAILED_PRECONDITION: the cell is not leased, or to somebody else."""
     message = (
-        f"column {column!r} of sample {sample_id!r} is not leased to this caller any more: drop the "
-        "values and lease again"
+        f"column {column!r} of sample {sample_id!r} is not leased to this caller any more: drop "
+        "the values and lease again"
     )
     return failed_precondition(Reason.LEASE_EXPIRED, message)
 
@@ -100,7 +100,9 @@ def step_order(step: str, expected: str) -> ServiceError:
 
 def too_many_groups(num_groups: str, bound: str) -> ServiceError:
     """INVALID_ARGUMENT: admission would never let that many groups wait."""
-    cure = f"at most {bound}, which is groups_per_step * (max_staleness + 1)"
+    cure = (
+        f"at most {bound}: groups_per_step * (max_staleness + 1), and fifo_window if there is one"
+    )
     return invalid_argument("num_groups", int(num_groups), cure)
 
 

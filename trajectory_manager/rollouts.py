@@ -70,7 +70,7 @@ class Rollouts:
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
-        # Tokens stored since the run's last sweep; a killed process takes these few uncounted along.
+        # Tokens stored since the run's last sweep; a killed process takes these few uncounted.
         self._new_tokens = Counter[str]()
 
     async def start(self, rollout: Rollout, nonce: str | None) -> str:
@@ -128,15 +128,17 @@ class Rollouts:
         A gap fails the rollout and replaces its sample.
         """
         answers = await self._store.tokens.append(appends)
+        num_new = num_repeated = 0
         for append, answer in zip(appends, answers, strict=True):
             if isinstance(answer, Appended):
-                repeated = append.tokens.num_tokens - answer.num_new
-                self._metrics.appended(answer.num_new, repeated)
+                num_new += answer.num_new
+                num_repeated += append.tokens.num_tokens - answer.num_new
                 self._new_tokens[append.run_id] += answer.num_new
                 continue
             self._metrics.append_refused(answer.reason)
             if answer.reason is Reason.OFFSET_GAP:
                 await self.settle(append.run_id, append.rollout_id)
+        self._metrics.appended(num_new, num_repeated)
         return answers
 
     async def finish(
@@ -166,17 +168,16 @@ class Rollouts:
         self, rollout: Rollout, credential_digest: str | None, outcome: Outcome
     ) -> Rollout:
         run_id, rollout_id = rollout.run_id, rollout.rollout_id
-        if not rollout.group_id:
-            return await self._store.tokens.close(run_id, rollout_id, credential_digest, outcome)
-        await self._store.runs.announce(run_id, rollout_id)
+        if rollout.group_id:
+            await self._store.runs.announce(run_id, rollout_id)
         closed = await self._store.tokens.close(run_id, rollout_id, credential_digest, outcome)
-        await self.settle(run_id, rollout_id)
-        return closed
+        if rollout.group_id:
+            await self._settle(*closed)
+        return closed[0]
 
     async def give_up(self, run_id: str, rollout_id: str, outcome: Outcome) -> None:
         """Close a leased rollout that its agent left, if it still runs, and settle it."""
-        await self._store.tokens.close(run_id, rollout_id, None, outcome)
-        await self.settle(run_id, rollout_id)
+        await self._settle(*await self._store.tokens.close(run_id, rollout_id, None, outcome))
 
     async def complete(self, run_id: str, rollout_id: str, nonce: str) -> None:
         """Take the agent's lease back; an unfinished rollout fails and is replaced. Idempotent."""

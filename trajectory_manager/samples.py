@@ -18,8 +18,8 @@ from trajectory_manager.records import (
     RunConfig,
     Settlement,
     StalenessPolicy,
-    StepLease,
 )
+from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import TokenStore
 from trajectory_manager.token_records import Span, Tokens, TurnRecord, cut_spans, joined
 

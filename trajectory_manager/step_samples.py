@@ -9,8 +9,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from trajectory_manager import conversion, samples
 from trajectory_manager.column_servicer import add_columns
-from trajectory_manager.records import StalenessPolicy, StepLease
+from trajectory_manager.records import StalenessPolicy
 from trajectory_manager.shards import cut
+from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import Store
 
 

@@ -16,13 +16,10 @@ from trajectory_manager.column_store import ColumnStore
 from trajectory_manager.records import (
     DeadLetter,
     Durability,
-    LeaseAttempt,
     LostLease,
     Outcome,
-    PublishWait,
     Purpose,
     Readiness,
-    Reconciled,
     Rollout,
     RunConfig,
     Settled,
@@ -33,6 +30,7 @@ from trajectory_manager.records import (
     Topic,
 )
 from trajectory_manager.retention_store import RetentionStore
+from trajectory_manager.step_records import LeaseAttempt, PublishWait, Reconciled
 from trajectory_manager.token_records import (
     Append,
     Appended,
@@ -84,8 +82,8 @@ class TokenStore(Protocol):
 
     async def close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> Rollout:
-        """Close the rollout if it runs, and return its header either way.
+    ) -> tuple[Rollout, list[TurnRecord]]:
+        """Close the rollout if it runs, and return it with its turns' spans either way.
 
         Without a credential the manager itself gives the rollout up, also one that never started.
 
@@ -174,7 +172,7 @@ class RunStore(Protocol):
         ...
 
     async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
-        """Admit groups whose rollouts (each the first attempt of its slot) are recorded; all or none.
+        """Admit groups whose rollouts, each the first attempt of its slot, are recorded; or none.
 
         The slots are leased until they are settled; `num_free` is what admission still lets in.
 
@@ -265,9 +263,9 @@ class LedgerStore(Protocol):
     ) -> LeaseAttempt:
         """The ledger entry of `step`, written now if enough fresh groups are ready.
 
-        Groups go in the order they were completed. With a fifo_window only those do that were
-        admitted less than so many after the oldest group no step has; a step that cannot be filled
-        then waits for that one, which still runs. Groups beyond max_staleness become dead letters.
+        Groups go in the order they were completed. With a fifo_window only those do that are among
+        the first so many, by admission, that no step has; a step that cannot be filled then waits
+        for one of these, which still runs. Groups beyond max_staleness become dead letters.
         Replayed groups are drawn now too, outside admission and staleness.
 
         Raises:

@@ -19,20 +19,13 @@ from trajectory_manager.appends import TURN_ENDS, Appends
 from trajectory_manager.matching import Divergence, Prompt
 from trajectory_manager.packing import unpack_ids
 from trajectory_manager.recorded import RecordedGroups
-from trajectory_manager.records import (
-    Purpose,
-    Rollout,
-    RolloutState,
-    RunConfig,
-    SlotName,
-)
+from trajectory_manager.records import Purpose, Rollout, RolloutState, RunConfig, SlotName
 from trajectory_manager.refusals import refusal
 from trajectory_manager.retention import Retention
 from trajectory_manager.rollouts import Rollouts
 from trajectory_manager.store import Store
 from trajectory_manager.token_records import Append, Finish, Opening
 
-_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 _DEFAULT_WATCH_SECONDS = 0.5
 _MIN_WATCH_SECONDS = 0.02
 
@@ -209,8 +202,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     ) -> pb.ListTrajectoriesResponse:
         """See the contract."""
         run_id = validation.run_name(request.run_id)
-        limit = validation.bounded("page_size", request.page_size, _MAX_PAGE) or _DEFAULT_PAGE
-        start = _page_start(request.page_token)
+        start, limit = validation.page(request.page_size, request.page_token)
         names = await self._store.runs.listed(run_id, start, limit + 1)
         read = await asyncio.gather(
             *(self._read(run_id, name, not request.headers_only) for name in names[:limit])
@@ -310,14 +302,6 @@ def _divergence_to(divergence: Divergence | None) -> pb.Divergence | None:
         position=divergence.position,
         token_ids=unpack_ids(divergence.ids),
     )
-
-
-def _page_start(page_token: str) -> int:
-    if not page_token:
-        return 0
-    if not (page_token.isdecimal() and len(page_token) < 18):
-        raise invalid_argument("page_token", page_token, "next_page_token of the previous page")
-    return int(page_token)
 
 
 def _differences(existing: RunConfig, given: RunConfig) -> str:

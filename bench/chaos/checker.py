@@ -42,6 +42,8 @@ class Verdict:
     """Samples of groups whose every rollout was acknowledged as finished, in no committed step."""
     stale_writes_accepted: int = 0
     """Writes that were accepted behind a fence."""
+    rollouts_given_up: int = 0
+    """Rollouts that failed by an answer other than "try again": no data is lost, but work is."""
 
     VIOLATIONS: ClassVar[tuple[str, ...]] = (
         "tokens_lost",
@@ -50,7 +52,7 @@ class Verdict:
         "samples_lost",
         "stale_writes_accepted",
     )
-    """The fields that must be 0."""
+    """The fields that speak of data, which must be 0."""
 
     @property
     def violations(self) -> int:
@@ -88,6 +90,7 @@ def check_tokens(history: History, stored: Stored) -> Verdict:
         tokens_acked=sum(map(len, history.tokens.values())),
         tokens_lost=lost,
         tokens_duplicated=_duplicated(stored),
+        rollouts_given_up=sum(history.abandoned.values()),
     )
 
 

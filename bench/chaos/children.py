@@ -17,7 +17,18 @@ from typing import Self
 
 from services.chassis.redis_binary import find_redis_server
 
-__all__ = ["Child", "free_port", "manager", "python", "redis_server", "slow_fsync_library"]
+__all__ = [
+    "Child",
+    "Server",
+    "environment",
+    "free_port",
+    "manager",
+    "python",
+    "redis_server",
+    "redis_url",
+    "scratch",
+    "slow_fsync_library",
+]
 
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 120.0
@@ -199,6 +210,11 @@ def redis_server(
         library = str(slow_fsync_library(folder))
         slow = {"LD_PRELOAD": library, "SLOW_FSYNC_MS": str(fsync_milliseconds)}
     return Server(f"redis-{port}", command, folder, environment(slow), port, host)
+
+
+def redis_url(server: Server) -> str:
+    """Its address for `redis_url` of a manager."""
+    return f"redis://{server.address}/0"
 
 
 def slow_fsync_library(folder: Path) -> Path:

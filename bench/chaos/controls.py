@@ -12,7 +12,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.chaos import children
 from bench.chaos.checker import Verdict, check_tokens
-from bench.chaos.children import Server
 from bench.chaos.failover import can_cut, unsafe_cut
 from bench.chaos.freezes import freeze_holders
 from bench.chaos.history import Log, read_history
@@ -52,7 +51,7 @@ def everysec(setting: Setting) -> Verdict:
 
 def _everysec(setting: Setting) -> Verdict:
     server = children.redis_server(setting.folder / "redis", "everysec", _SLOW_MILLISECONDS)
-    manager = children.manager(setting.folder, _url(server), durability="fast")
+    manager = children.manager(setting.folder, children.redis_url(server), durability="fast")
     fast = trajectory_pb2.DURABILITY_FAST
     with under_load(setting, redis=server, manager=manager, durability=fast) as rig:
         # Long enough for the first fsyncs: the run itself is then on disk.
@@ -67,7 +66,7 @@ def _everysec(setting: Setting) -> Verdict:
 def forward_first(setting: Setting) -> Verdict:
     """Tokens shown before they are recorded are gone when the gateway dies in between."""
     server = children.redis_server(setting.folder / "redis")
-    manager = children.manager(setting.folder, _url(server))
+    manager = children.manager(setting.folder, children.redis_url(server))
     flags = ("--forward-first",)
     with under_load(setting, redis=server, manager=manager, writer_flags=flags) as rig:
         time.sleep(_LOAD_SECONDS)
@@ -117,7 +116,3 @@ async def _append_with_retries(port: int, log: Log) -> list[int]:
             )  # fmt: skip
         entries: list[Any] = list(await client.xrange("stream") or ())
         return [int(fields[b"id"]) for _, fields in entries]
-
-
-def _url(server: Server) -> str:
-    return f"redis://{server.address}/0"

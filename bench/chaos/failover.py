@@ -57,11 +57,7 @@ def cut_master(setting: Setting) -> Outcome:
         setting.progress.console.print("partition skipped: needs `unshare --net` and iptables")
         return Outcome()
     verdict, refused = _cut(setting, "replicated")
-    # Never refused is later than any bound.
-    figures = {
-        "partition_tokens_lost": float(verdict.tokens_lost),
-        "partition_refused_s": float("inf") if refused is None else refused,
-    }
+    figures = {"partition_tokens_lost": float(verdict.tokens_lost), "partition_refused_s": refused}
     return Outcome(verdict=verdict, figures=figures)
 
 
@@ -78,7 +74,7 @@ def can_cut() -> bool:
     return tried.returncode == 0
 
 
-def _cut(setting: Setting, durability: str) -> tuple[Verdict, float | None]:
+def _cut(setting: Setting, durability: str) -> tuple[Verdict, float]:
     """Run `partition.py` in a network of its own; its verdict, and seconds to the refusal."""
     result = setting.folder / "result.json"
     command = children.python(
@@ -95,7 +91,7 @@ def _cut(setting: Setting, durability: str) -> tuple[Verdict, float | None]:
         raise RuntimeError(f"the partition failed:\n{child.log.read_text()[-3000:]}")
     setting.progress.update(bar, total=1, completed=1)
     found = json.loads(result.read_text())
-    return Verdict(**found["verdict"]), found["refused_s"]
+    return Verdict(**found["verdict"]), float(found["refused_s"])
 
 
 def _alone() -> list[str]:

@@ -118,7 +118,7 @@ def freeze_holders(
     `module` runs the managers, with `extra` in their environment.
     """
     redis_server = children.redis_server(setting.folder / "redis")
-    url = f"redis://{redis_server.address}/0"
+    url = children.redis_url(redis_server)
     theirs, ours = (
         children.manager(setting.folder, url, module=module, extra=extra) for _ in range(2)
     )

@@ -29,7 +29,7 @@ _APPEND_MANY = "for i = 1, ARGV[2] do redis.call('APPEND', KEYS[1], ARGV[1]) end
 def kill_manager(setting: Setting, kills: int = 50) -> Outcome:
     """Kill the only replica, and start it again as a supervisor does."""
     redis_server = children.redis_server(setting.folder / "redis")
-    manager = children.manager(setting.folder, _url(redis_server))
+    manager = children.manager(setting.folder, children.redis_url(redis_server))
     with under_load(setting, redis=redis_server, manager=manager) as rig:
         recoveries = _strikes(rig, manager, kills, "SIGKILL of the manager")
         return Outcome(
@@ -60,7 +60,7 @@ def kill_redis_with_large_file(setting: Setting, mebibytes: int = 1024) -> Outco
     redis_server = children.redis_server(
         setting.folder / "redis", settings={"auto-aof-rewrite-percentage": "0"}
     )
-    manager = children.manager(setting.folder, _url(redis_server))
+    manager = children.manager(setting.folder, children.redis_url(redis_server))
     with under_load(setting, redis=redis_server, manager=manager) as rig:
         _fill(setting, redis_server, mebibytes)
         recovery = _strikes(rig, redis_server, 1, f"SIGKILL of Redis with {mebibytes} MiB")
@@ -73,7 +73,7 @@ def kill_redis_with_large_file(setting: Setting, mebibytes: int = 1024) -> Outco
 def kill_trainer(setting: Setting, kills: int = 20) -> Outcome:
     """Kill the trainer in mid-step: leased, checkpoint written, or about to commit."""
     redis_server = children.redis_server(setting.folder / "redis")
-    manager = children.manager(setting.folder, _url(redis_server))
+    manager = children.manager(setting.folder, children.redis_url(redis_server))
     with under_load(setting, redis=redis_server, manager=manager) as rig:
         random = Random(setting.seed)
         for _ in setting.progress.track(range(kills), description="SIGKILL of the trainer"):
@@ -85,7 +85,7 @@ def kill_trainer(setting: Setting, kills: int = 20) -> Outcome:
 
 def _kill_one_redis(setting: Setting, kills: int, milliseconds: int) -> tuple[Verdict, list[float]]:
     redis_server = children.redis_server(setting.folder / "redis", fsync_milliseconds=milliseconds)
-    manager = children.manager(setting.folder, _url(redis_server))
+    manager = children.manager(setting.folder, children.redis_url(redis_server))
     label = f"SIGKILL of Redis, fsync +{milliseconds} ms"
     with under_load(setting, redis=redis_server, manager=manager) as rig:
         recoveries = _strikes(rig, redis_server, kills, label)
@@ -131,7 +131,3 @@ def _fill(setting: Setting, redis_server: Server, mebibytes: int) -> None:
         for number in bar:
             key = f"sf:{{filler:task-{number}/0/1}}:ids:turn-0"
             append(keys=[key], args=[piece, _MEBIBYTE // _PIECE_BYTES])
-
-
-def _url(server: Server) -> str:
-    return f"redis://{server.address}/0"

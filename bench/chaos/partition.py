@@ -34,7 +34,7 @@ _PROBE_IDS = 1 << 30
 _LOOK_SECONDS = 0.05
 
 
-def run(setting: Setting, durability: str) -> tuple[Verdict, float | None]:
+def run(setting: Setting, durability: str) -> tuple[Verdict, float]:
     """Cut, wait for a new master on the other side, heal; what was lost, and when refused."""
     safe = durability == "replicated"
     folder = setting.part("servers").folder
@@ -57,8 +57,11 @@ def run(setting: Setting, durability: str) -> tuple[Verdict, float | None]:
         return rig.finish(), refused
 
 
-def _cut(rig: Rig, sentinels: Sentinels) -> float | None:
-    """Cut the sides apart until the other one has a master; seconds to the first refusal."""
+def _cut(rig: Rig, sentinels: Sentinels) -> float:
+    """Cut the sides apart until the other one has a master; seconds to the first refusal.
+
+    Where nothing is refused these are the seconds of the whole cut.
+    """
     with Caller.at(rig.manager.address, RUN) as caller:
         victim.start_rollout(caller, "probe")
         epoch = victim.begin(caller, "probe", "probe").epoch
@@ -71,7 +74,7 @@ def _cut(rig: Rig, sentinels: Sentinels) -> float | None:
             if refused is None and _is_refused(next(writes)):
                 refused = time.monotonic() - cut
             time.sleep(_LOOK_SECONDS)
-    return refused
+        return time.monotonic() - cut if refused is None else refused
 
 
 def _is_refused(write: victim.Call) -> bool:

@@ -98,7 +98,7 @@ def _sentinel(folder: Path, master: Server, host: str) -> Server:
     config.write_text(
         f"port {port}\nbind {host}\nbind-source-addr {host}\ndir {folder}\n"
         f"sentinel monitor {SERVICE} {master.host} {master.port} {_QUORUM}\n"
-        f"sentinel down-after-milliseconds {SERVICE} 500\n"
+        f"sentinel down-after-milliseconds {SERVICE} 1000\n"
         f"sentinel failover-timeout {SERVICE} 3000\n"
     )
     command = [find_redis_server(), str(config), "--sentinel"]

@@ -78,7 +78,7 @@ def _skewed(setting: Setting, redis_server: Server, library: Path, offset: str) 
         "FAKETIME": offset,
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    return children.manager(setting.folder, f"redis://{redis_server.address}/0", extra=extra)
+    return children.manager(setting.folder, children.redis_url(redis_server), extra=extra)
 
 
 def _faketime() -> Path | None:

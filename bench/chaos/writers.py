@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, cast
 
 from google.protobuf.duration_pb2 import Duration
 from seamflow.channel import connect
@@ -28,6 +29,11 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from bench.chaos.calls import CREDENTIAL, patiently_async, tokens_of
 from bench.chaos.history import Log
+from bench.chaos.recording import OneByOne, Place, Recording, Together
+from rollout.gateway.recorder import Recorder
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["main"]
 
@@ -76,6 +82,7 @@ class Writer:
         settings: Settings,
         trajectories: TrajectoryServiceStub,
         tasks: TaskServiceStub,
+        recording: Recording,
         log: Log,
         ids: Iterator[int],
         random: Random,
@@ -84,6 +91,7 @@ class Writer:
         self._settings = settings
         self._trajectories = trajectories
         self._tasks = tasks
+        self._recording = recording
         self._log = log
         self._ids = ids
         self._random = random
@@ -125,7 +133,7 @@ class Writer:
             credential_digest=CREDENTIAL,
             rewards=[tokens_pb2.Reward(name="reward", value=self._random.random())],
         )
-        await patiently_async(self._trajectories.FinishRollout, finished)
+        await self._recording.finish(finished)
         self._log.write("finished", rollout_id=rollout_id)
 
     async def _turn(self, rollout_id: str, turn_id: str, prompt: Sequence[int]) -> list[int]:
@@ -183,22 +191,23 @@ class Writer:
     async def _append(
         self, turn: _Turn, ids: list[int], origin: tokens_pb2.Origin.ValueType
     ) -> None:
-        """Record one chunk, then show it to the agent: the one place where tokens are stored."""
+        """Record one chunk, then show it to the agent."""
         offset = len(turn.own)
         if self._settings.forward_first:
             self._acknowledge(turn, offset, ids, time.monotonic())
-        request = trajectory_service_pb2.AppendTokensRequest(
+        sent = await self._recording.append(self._place(turn), tokens_of(ids, origin))
+        turn.own += ids
+        if not self._settings.forward_first:
+            self._acknowledge(turn, offset, ids, sent)
+
+    def _place(self, turn: _Turn) -> Place:
+        return Place(
             run_id=self._settings.run_id,
             rollout_id=turn.rollout_id,
             turn_id=turn.turn_id,
             epoch=turn.epoch,
-            offset=offset,
-            tokens=tokens_of(ids, origin),
+            offset=len(turn.own),
         )
-        _, sent = await patiently_async(self._trajectories.AppendTokens, request)
-        turn.own += ids
-        if not self._settings.forward_first:
-            self._acknowledge(turn, offset, ids, sent)
 
     def _acknowledge(
         self, turn: _Turn, offset: int, ids: Sequence[int], sent: float | None = None
@@ -215,18 +224,11 @@ class Writer:
 
     async def _end(self, turn: _Turn) -> None:
         while True:
-            request = trajectory_service_pb2.EndTurnRequest(
-                run_id=self._settings.run_id,
-                rollout_id=turn.rollout_id,
-                turn_id=turn.turn_id,
-                epoch=turn.epoch,
-                finish_reason=tokens_pb2.FINISH_REASON_STOP,
-            )
             try:
-                await patiently_async(self._trajectories.EndTurn, request)
+                await self._recording.end(self._place(turn))
             except StaleEpochError:
                 again = await self._begin(turn.rollout_id, turn.turn_id, turn.prompt, turn.attempt)
-                turn.epoch = again.epoch
+                turn.epoch, turn.own = again.epoch, again.own
             else:
                 return
 
@@ -249,23 +251,24 @@ async def feed(tasks: TaskServiceStub, run_id: str, first: int, stopping: asynci
 
 
 async def run(given: argparse.Namespace) -> None:
-    """All writers until SIGTERM; each finishes its rollout first."""
+    """All writers until SIGTERM; each finishes its rollout first. Every second one is batched."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     log, ids = Log(given.log), itertools.count(given.first_id)
     settings = Settings(run_id=given.run_id, forward_first=given.forward_first)
-    async with connect(given.target) as channel, asyncio.TaskGroup() as writers:
+    async with connect(given.target) as channel, asyncio.TaskGroup() as work:
         trajectories, tasks = TrajectoryServiceStub(channel), TaskServiceStub(channel)
-        feeder = writers.create_task(feed(tasks, given.run_id, given.first_id, stopping))
-        playing = [
-            writers.create_task(
-                Writer(
-                    settings, trajectories, tasks, log, ids, Random(f"{given.seed}/{number}")
-                ).play(stopping)
-            )
-            for number in range(given.writers)
-        ]
-        await asyncio.wait([feeder, *playing])
+        recorder = Recorder(cast("TrajectoryServiceAsyncStub", trajectories))
+        recordings: list[Recording] = [OneByOne(trajectories), Together(recorder)]
+        sending = work.create_task(recorder.keep_sending())
+        playing = [work.create_task(feed(tasks, given.run_id, given.first_id, stopping))]
+        for number in range(given.writers):
+            random = Random(f"{given.seed}/{number}")
+            recording = recordings[number % len(recordings)]
+            writer = Writer(settings, trajectories, tasks, recording, log, ids, random)
+            playing.append(work.create_task(writer.play(stopping)))
+        await asyncio.wait(playing)
+        sending.cancel()
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Recording for many turns at once: what waits goes out as one message, each part for itself.
 
-One message is under way at a time; whatever arrives meanwhile is the next. So a message grows with
-the load, and a single turn waits for nobody.
+A few messages are under way at a time; whatever arrives meanwhile is in the next one. So messages
+grow with the load, and a single turn waits for nobody.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 """A message stops growing here; one append that is larger goes alone."""
 MAX_PARTS = 1024
 """As many parts at most; the store takes some thousands."""
+MAX_UNDER_WAY = 2
+"""Messages at a time: while the store works on one, the next is packed."""
 MAX_WAITING_BYTES = 64 << 20
 """Beyond this, callers wait, and with them the streams their tokens come from."""
 
@@ -57,10 +59,12 @@ class Recorder:
         self,
         store: TrajectoryServiceAsyncStub,
         *,
+        max_under_way: int = MAX_UNDER_WAY,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._store = store
+        self._max_under_way = self._num_idle = max_under_way
         self._max_message_bytes = max_message_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[_Waiting] = deque()
@@ -91,10 +95,17 @@ class Recorder:
 
     async def keep_sending(self) -> None:
         """Send what waits, message by message; runs until cancelled."""
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(self._max_under_way):
+                senders.create_task(self._send_messages())
+
+    async def _send_messages(self) -> None:
         while True:
             await self._arrived.wait()
-            if message := self._next_message():
-                await self._send(message)
+            message = self._next_message()
+            self._num_idle -= 1
+            await self._send(message)
+            self._num_idle += 1
 
     async def _answered(self, part: _Part) -> Any:
         backoff = Backoff()
@@ -122,7 +133,9 @@ class Recorder:
     def _next_message(self) -> list[_Waiting]:
         message: list[_Waiting] = []
         room = self._max_message_bytes
-        while self._waiting and len(message) < MAX_PARTS:
+        # Callers that were answered together come back together: all idle senders share them.
+        share = min(MAX_PARTS, -(-len(self._waiting) // self._num_idle))
+        while self._waiting and len(message) < share:
             if message and self._waiting[0].num_bytes > room:
                 break
             waiting = self._waiting.popleft()
@@ -136,6 +149,8 @@ class Recorder:
         return message
 
     async def _send(self, message: list[_Waiting]) -> None:
+        if not message:
+            return
         request = pb.AppendSegmentsRequest(
             appends=[w.part for w in message if isinstance(w.part, pb.Append)],
             finishes=[w.part for w in message if isinstance(w.part, pb.FinishRolloutRequest)],

@@ -4,12 +4,13 @@ This package is what agents install: the contract and a light asynchronous clien
 """
 
 from seamflow.agent import Agent, Task
-from seamflow.client import Client, Rollout, Turn, WeightSpan
+from seamflow.client import Client, Drift, Rollout, Turn, WeightSpan
 from seamflow.errors import SeamflowError
 
 __all__ = [
     "Agent",
     "Client",
+    "Drift",
     "Rollout",
     "SeamflowError",
     "Task",

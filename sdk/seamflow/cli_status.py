@@ -59,6 +59,12 @@ def _samples(facts: Facts) -> Iterator[str]:
         f"{ready.num_admitted_groups} groups admitted, {ready.num_discarded_groups} discarded, "
         f"{ready.num_replaced_samples} samples replaced",
     )
+    yield _line(
+        "",
+        f"{ready.num_dead_letters} dead letters, {ready.num_incomplete_groups} groups "
+        f"waiting for columns, {ready.num_replay_groups} kept for replay; "
+        f"{ready.num_stored_tokens:,} tokens stored",
+    )
 
 
 def _trainer(facts: Facts) -> Iterator[str]:

@@ -160,27 +160,43 @@ def _admission_is_closed(facts: Facts) -> Iterator[Finding]:
     ready = facts.readiness
     if ready is None or ready.num_admissible_groups > 0:
         return
-    bound = (
-        f"Agents wait for admission: it is closed at the staleness bound with "
-        f"{ready.num_admitted_groups} groups admitted, {ready.num_discarded_groups} discarded and "
-        f"step {ready.leased_step} leased"
-    )
-    if has_enough(facts) or ready.num_running_groups:
+    if has_enough(facts) or ready.num_running_groups or ready.num_incomplete_groups:
         yield Finding(
             rule="admission_closed",
-            sentence=f"{bound}.",
+            sentence=f"Agents wait for admission: it is closed at the staleness bound with "
+            f"{ready.num_admitted_groups} groups admitted, {ready.num_discarded_groups} discarded "
+            f"and step {ready.leased_step} leased.",
             cure="It opens as soon as the trainer leases its next step.",
             since=published(facts),
             normal=True,
         )
     else:
+        # Fewer groups than a step takes are admitted, so it is not the staleness bound.
         yield Finding(
-            rule="admission_closed_for_good",
-            sentence=f"{bound}, and no group is running that could become ready.",
-            cure="Admitted groups are withheld or leased to a step that was given up: restart "
-            "the trainer with --resume, or raise max_staleness.",
+            rule="store_is_full",
+            sentence=f"Agents wait for admission: the run stores {ready.num_stored_tokens:,} "
+            "tokens, more than its max_stored_tokens, and no group is running that could become "
+            "ready.",
+            cure="Write trained rollouts to files and delete them: `seamflow export --out FOLDER "
+            "--delete`. A run with retention_steps deletes them by itself.",
             since=published(facts),
         )
+
+
+def _columns_are_missing(facts: Facts) -> Iterator[Finding]:
+    """Complete groups wait for a consumer other than the trainer."""
+    ready = facts.readiness
+    if ready is None or not ready.num_incomplete_groups or has_enough(facts):
+        return
+    yield Finding(
+        rule="columns_missing",
+        sentence=f"The trainer waits for columns: {groups(ready.num_incomplete_groups)} complete "
+        "but for a required column.",
+        cure="Do the consumers that write the run's required_columns run? "
+        "ColumnService.ListSampleStatus tells which column each sample lacks.",
+        since=published(facts),
+        normal=bool(ready.num_running_groups),
+    )
 
 
 def _nobody_submits(facts: Facts) -> Iterator[Finding]:
@@ -315,6 +331,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _nobody_leases,
     _nobody_submits,
     _admission_is_closed,
+    _columns_are_missing,
     _trainer_waits_for_groups,
     _late_switches,
     _slow_rollout,

@@ -30,7 +30,7 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
 
-__all__ = ["Client", "Observer", "Rollout", "Turn", "WeightSpan"]
+__all__ = ["Client", "Drift", "Observer", "Rollout", "Turn", "WeightSpan"]
 
 Message = Mapping[str, str]
 """{"role": "user", "content": "…"}"""
@@ -53,6 +53,22 @@ class WeightSpan:
     """Rollout server that sampled it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Where a prompt had other ids than were sampled, for the same text.
+
+    From there on the prompt counts as environment tokens. Send the ids that `generate` gave, or
+    messages, and it does not happen.
+    """
+
+    position: int
+    """Index in the prompt of the first differing token."""
+    recorded_text: str
+    """Text of the recorded tokens from there on, at most 200 characters."""
+    retokenized_text: str
+    """Text of the prompt from there on, at most 200 characters."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Turn:
     """What the policy answered; complete once `finish_reason` is set."""
@@ -71,6 +87,8 @@ class Turn:
     """Tokens of the prompt, reused prefix included."""
     finish_reason: str | None = None
     """"stop" or "length"."""
+    drift: Drift | None = None
+    """Set when the prompt was a re-tokenised copy of what was sampled before."""
 
 
 class Client:
@@ -275,3 +293,9 @@ def _finish(turn: Turn, finish: pb.TurnFinish) -> None:
     turn.finish_reason = name.removeprefix("FINISH_REASON_").lower()
     turn.text = finish.text
     turn.num_prompt_tokens = finish.num_prompt_tokens
+    if finish.HasField("drift"):
+        turn.drift = Drift(
+            position=finish.drift.position,
+            recorded_text=finish.drift.recorded_text,
+            retokenized_text=finish.drift.retokenized_text,
+        )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hiredis
 from redis import exceptions
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import Connection
@@ -98,16 +99,15 @@ class Pipeline:
         # Bytes nobody asked for, or the end of the stream: the peer has left this connection.
         if connection.is_connected and await connection.can_read():
             await connection.disconnect(nowait=True)
-        if connection.is_connected:
-            return
-        self.broken = True
-        try:
-            await connection.connect()
-            self._run_id = await self._ask_run_id()
-        except BaseException:
-            # An open connection is one whose run_id is known.
-            await connection.disconnect(nowait=True)
-            raise
+        if not connection.is_connected:
+            self.broken = True
+            try:
+                await connection.connect()
+                self._run_id = await self._ask_run_id()
+            except BaseException:
+                # An open connection is one whose run_id is known.
+                await connection.disconnect(nowait=True)
+                raise
         self.broken = False
 
     async def _ask_run_id(self) -> str:
@@ -125,9 +125,10 @@ class Pipeline:
         try:
             async with asyncio.timeout(_BATCH_SECONDS):
                 await connection.send_packed_command(packed, check_health=False)
-                for _ in commands:
-                    # One by one: what came before a lost connection counts.
-                    replies.append(await self._reply())  # noqa: PERF401
+                while len(replies) < len(commands):
+                    # What came before a lost connection counts.
+                    replies.append(await self._reply())
+                    replies.extend(self._arrived())
         except TimeoutError as error:
             await connection.disconnect(nowait=True)
             raise exceptions.TimeoutError(f"no reply within {_BATCH_SECONDS:g} s") from error
@@ -142,6 +143,15 @@ class Pipeline:
             return await self._connection.read_response(timeout=math.inf)
         except exceptions.ResponseError as error:
             return error
+
+    def _arrived(self) -> Iterator[Any]:
+        """Replies that came with the last one; errors stand for themselves."""
+        # redis-py hands out one reply at a time, and that costs several times the reply.
+        reader = self._connection._parser._reader
+        while (reply := reader.gets()) is not NOT_ENOUGH_DATA:
+            if isinstance(reply, exceptions.ConnectionError):
+                raise reply
+            yield reply
 
 
 class Pipelines:

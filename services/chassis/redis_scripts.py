@@ -82,10 +82,11 @@ class Scripts:
         missing: Sequence[int] = range(len(calls))
         for _ in range(_MAX_REDIRECTS):
             await self._send(name, calls, missing, replies)
-            missing = [i for i in missing if isinstance(replies[i], exceptions.AskError)]
+            missing = [i for i in missing if isinstance(replies[i], exceptions.MovedError)]
             if not missing:
                 break
-            await self._pipelines.moved(replies[missing[0]])
+            for index in missing:
+                await self._pipelines.moved(replies[index])
         return [_translated(name, reply) for reply in replies]
 
     async def _send(

@@ -117,6 +117,8 @@ class Run(
             num_admitted_groups=31,
             num_discarded_groups=2,
             num_replaced_samples=5,
+            num_dead_letters=2,
+            num_stored_tokens=123_456,
         )
 
     async def ListTrajectories(self, request: Any, context: Any) -> Any:

@@ -71,6 +71,8 @@ class Gateway(RolloutServiceServicer):
         """Set with the first of them."""
         self.finished: list[rollout_pb.FinishRolloutRequest] = []
         """Rollouts closed."""
+        self.drift: rollout_pb.Drift | None = None
+        """What each turn ends with."""
 
     async def StartRollout(self, request: Any, context: Any) -> Any:
         """Open a rollout."""
@@ -94,6 +96,7 @@ class Gateway(RolloutServiceServicer):
             text="hello",
             num_prompt_tokens=3,
             num_sampled_tokens=len(TOKENS),
+            drift=self.drift,
         )
         yield rollout_pb.GenerateResponse(finish=finish)
 

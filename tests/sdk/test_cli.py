@@ -66,6 +66,7 @@ async def test_status_is_one_screen(tmp_path: Path) -> None:
         "2 ready of 4 a step, 3 running (12 rollouts), 1 admissible; 40 tasks queued",
         "7 leased, 6 committed",
         "31 groups admitted, 2 discarded, 5 samples replaced",
+        "2 dead letters, 0 groups waiting for columns, 0 kept for replay; 123,456 tokens stored",
         "waiting, step 6 of 200, published v6, checkpoint at step 5, ranks 2",
         "loss 0.125",
         "v6 of step 6",

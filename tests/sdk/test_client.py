@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from seamflow import Client, Rollout, Turn, WeightSpan
+from seamflow import Client, Drift, Rollout, Turn, WeightSpan
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import InvalidRequestError, SeamflowError
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
@@ -41,6 +41,15 @@ async def test_a_turn_holds_what_was_sampled() -> None:
     assert turn.token_ids == TOKENS
     assert turn.logprobs == [-0.5 * i for i in TOKENS]
     assert (turn.text, turn.finish_reason, turn.num_prompt_tokens) == ("hello", "stop", 3)
+    assert turn.drift is None
+
+
+async def test_a_turn_tells_of_drift() -> None:
+    """An agent that re-tokenised what was sampled learns where, and both texts."""
+    gateway = Gateway()
+    gateway.drift = pb.Drift(position=7, recorded_text="hel lo", retokenized_text="hello")
+    turn = await answer(gateway)
+    assert turn.drift == Drift(position=7, recorded_text="hel lo", retokenized_text="hello")
 
 
 @pytest.mark.parametrize("breaks", [[0], [1], [5], [9], [2, 2, 7], [0, 3, 3, 3]])

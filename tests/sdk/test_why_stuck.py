@@ -156,15 +156,28 @@ def test_closed_admission_behind_ready_groups_is_normal() -> None:
     assert finding.normal
 
 
-def test_closed_admission_with_nothing_running_or_ready_is_a_dead_end() -> None:
-    """Nothing can become ready any more, so somebody must act, and it is told first."""
+def test_closed_admission_with_nothing_running_or_ready_is_the_cap() -> None:
+    """The staleness bound never keeps the next step out, so somebody must act: it is told first."""
     facts = dataclasses.replace(
-        HEALTHY, trainer=trainer("WAITING"), readiness=readiness(1, 0, 0, num_admitted_groups=12)
+        HEALTHY, trainer=trainer("WAITING"), readiness=readiness(1, 0, 0, num_stored_tokens=12_345)
     )
     first = why_stuck(facts)[0]
-    assert first.rule == "admission_closed_for_good"
-    assert "12 groups admitted" in first.sentence
+    assert first.rule == "store_is_full"
+    assert "12,345 tokens" in first.sentence
+    assert "seamflow export" in first.cure
     assert not first.normal
+
+
+@pytest.mark.parametrize("running", [0, 2])
+def test_missing_columns_ask_for_their_consumer(running: int) -> None:
+    """Complete groups that lack a column are not ready; it passes while others still run."""
+    closed = readiness(1, running, 0, num_incomplete_groups=3)
+    found = findings(trainer=trainer("WAITING"), readiness=closed)
+    assert "store_is_full" not in found
+    assert "3 groups" in found["columns_missing"].sentence
+    assert found["columns_missing"].normal is (running > 0)
+    enough = readiness(4, 0, 0, num_incomplete_groups=3)
+    assert "columns_missing" not in findings(readiness=enough)
 
 
 def test_an_empty_queue_asks_for_the_dataloader() -> None:

@@ -8,15 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.records import (
-    LeaseAttempt,
-    PublishWait,
-    Purpose,
-    RunConfig,
-    Settlement,
-    StepLease,
-    Task,
-)
+from trajectory_manager.records import Purpose, RunConfig, Settlement, Task
+from trajectory_manager.step_records import LeaseAttempt, PublishWait, StepLease
 from trajectory_manager.store import Store
 
 

@@ -227,7 +227,7 @@ async def test_a_waiting_trainer_always_has_something_to_wait_for(
     job = Job(seed, rules)
     await job.start()
     await job.act(150)
-    if rules.fifo_window == rules.groups_per_step == 1:
+    if rules.fifo_window == rules.groups_per_step:
         assert await job.num_dropped() == 0
     await job.drive_to_next_step()
 

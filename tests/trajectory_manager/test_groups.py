@@ -28,11 +28,11 @@ from trajectory_manager.records import (
     Outcome,
     Purpose,
     RolloutState,
-    StepLease,
     TaskLease,
 )
 from trajectory_manager.redis_store import SCRIPTS, redis_store
 from trajectory_manager.rollouts import SURPLUS
+from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import MAX_REPLACEMENTS, Store
 
 

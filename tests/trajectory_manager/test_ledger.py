@@ -137,9 +137,9 @@ async def test_masked_groups_are_served(store: Store) -> None:
     [
         (0, "edc", "ed"),
         (2, "edc", None),
-        (2, "edca", "ac"),
+        (2, "edca", None),
         (2, "edcb", None),
-        (2, "edcab", "ac"),
+        (2, "edcab", "ab"),
         (2, "dba", "ba"),
         (3, "edcb", "cb"),
         (3, "edca", "ca"),
@@ -171,13 +171,12 @@ async def test_the_window_moves_with_its_head(store: Store) -> None:
     await ledger.release(1)
     again = await ledger.lease(1, base=4)
     assert names(again) == ["b/0", "c/0"]
-    assert names(await ledger.lease(2, base=4)) == ["d/0", "f/0"]
-    await ledger.release(2)
+    assert (await ledger.attempt(2, base=4)).lease is None  # f may not overtake e
     await ledger.release(1)
     await ledger.finish("e", version=4)
     assert [names(await ledger.lease(step, base=4)) for step in (1, 2)] == [
         ["b/0", "c/0"],
-        ["d/0", "f/0"],
+        ["d/0", "e/0"],
     ]
 
 

@@ -110,7 +110,12 @@ CONTROLS = [
         "true",
     ),
     (a_poisonous_step_stays, "commit", "is_new and limit > 0", "false"),
-    (the_window_lets_a_later_group_pass, "lease_samples", "(number[task_id] or 0) < limit", "true"),
+    (
+        the_window_lets_a_later_group_pass,
+        "lease_samples",
+        "may_go and not taken[task_id]",
+        "not taken[task_id]",
+    ),
     (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),
 ]
 

@@ -110,6 +110,19 @@ async def test_admission_holds_recorded_groups_back(run: Run) -> None:
     assert (await recorder(run).record(request(run, groups[2]))).num_accepted == 1
 
 
+async def test_a_full_run_takes_no_more_groups(run: Run) -> None:
+    """The cap on stored tokens holds for recorded groups too."""
+    run_id = f"{run.run_id}-capped"
+    await run.store.runs.create_run(run_id, replace(RULES, max_stored_tokens=5))
+    capped = Run(run.store, run_id)
+    await recorder(capped).record(request(capped, group("a")))
+    await run.store.runs.add_stored_tokens(run_id, 10)
+    with pytest.raises(ServiceError) as caught:
+        await recorder(capped).record(request(capped, group("b")))
+    assert caught.value.reason is Reason.STORE_FULL
+    assert (await recorder(capped).record(request(capped, group("a")))).num_accepted == 0
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

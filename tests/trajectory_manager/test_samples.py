@@ -7,7 +7,8 @@ from dataclasses import replace
 from tests.trajectory_manager.support import RULES, Run, policy, rewarded, tokens
 from trajectory_manager import samples
 from trajectory_manager.packing import unpack_ids
-from trajectory_manager.records import StalenessPolicy, StepLease
+from trajectory_manager.records import StalenessPolicy
+from trajectory_manager.step_records import StepLease
 
 MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
 

@@ -19,14 +19,7 @@ from tests.trajectory_manager.support import (
     tokens,
 )
 from trajectory_manager.packing import unpack_ids
-from trajectory_manager.records import (
-    FailureClass,
-    Outcome,
-    Purpose,
-    Rollout,
-    RolloutState,
-    Task,
-)
+from trajectory_manager.records import FailureClass, Outcome, Purpose, Rollout, RolloutState, Task
 from trajectory_manager.rollouts import EXPIRED
 from trajectory_manager.store import MAX_REPLACEMENTS, Store
 from trajectory_manager.token_records import Append, Appended, VersionSource

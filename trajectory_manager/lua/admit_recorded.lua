@@ -12,8 +12,12 @@ for i = 2, #ARGV, 2 do
   if not known then table.insert(new, i) end
   if known and known ~= ARGV[i + 1] then return {'refused', 'OTHER_TASK', ARGV[i]} end
 end
-local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken')
+local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens')
 local outstanding = tonumber(counts[1] or 0) - tonumber(counts[2] or 0) - tonumber(counts[3] or 0)
+local stored, cap = tonumber(counts[4] or 0), rules.max_stored_tokens or 0
+if #new > 0 and cap > 0 and stored > cap then
+  return {'refused', 'FULL_RUN', ARGV[1], string.format('%d', stored), string.format('%d', cap)}
+end
 local free = rules.groups_per_step * (rules.max_staleness + 1) - outstanding
 if #new > free then
   return {'refused', 'CLOSED_ADMISSION', string.format('%d', #new), string.format('%d', math.max(0, free))}

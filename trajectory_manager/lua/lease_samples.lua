@@ -28,6 +28,7 @@ rules = cjson.decode(rules)
 wanted = tonumber(wanted)
 if wanted == 0 then wanted = rules.groups_per_step end
 local bound = rules.groups_per_step * (rules.max_staleness + 1)
+if (rules.fifo_window or 0) > 0 then bound = math.min(bound, rules.fifo_window) end
 if wanted > bound then
   return {'refused', 'TOO_MANY_GROUPS', ARGV[5], string.format('%d', bound)}
 end
@@ -37,24 +38,22 @@ local MASK, WITHHOLD, DROPPED, WITHHELD, REWARD = 3, 4, 2, 3, 2
 
 -- The groups this step takes, in order, and the same as a set.
 local fresh, taken = {}, {}
--- With a window: the complete groups by completion, all groups by admission, and their numbers.
-local window, waiting, admitted, number, head = rules.fifo_window or 0, {}, {}, {}, 1
-if window > 0 then
-  waiting = redis.call('LRANGE', ready, 0, -1)
-  local scored = redis.call('ZRANGE', order, 0, -1, 'WITHSCORES')
-  for i = 1, #scored, 2 do
-    table.insert(admitted, scored[i])
-    number[scored[i]] = tonumber(scored[i + 1])
-  end
+-- With a window: the complete groups by completion, and the first groups by admission as a set.
+local window, waiting, inside = rules.fifo_window or 0, {}, {}
+if window > 0 then waiting = redis.call('LRANGE', ready, 0, -1) end
+
+local function look()
+  inside = {}
+  if window == 0 then return end
+  for _, task_id in ipairs(redis.call('ZRANGE', order, 0, window - 1)) do inside[task_id] = true end
 end
 
 local function next_group()
   if window == 0 then return redis.call('LINDEX', ready, #fresh) end
-  while taken[admitted[head]] do head = head + 1 end
-  local limit = (number[admitted[head]] or 0) + window
   for i, task_id in ipairs(waiting) do
-    -- A group of an older release has no number: it is older than all that have one.
-    if not taken[task_id] and (number[task_id] or 0) < limit then return task_id, i end
+    -- A group of an older release is in no order: it is older than all that are.
+    local may_go = inside[task_id] or not redis.call('ZSCORE', order, task_id)
+    if may_go and not taken[task_id] then return task_id, i end
   end
 end
 
@@ -92,11 +91,8 @@ local function leave_behind(task_id, group, position)
   redis.call('ZREM', order, task_id)
   redis.call('HDEL', groups, task_id)
   redis.call('HINCRBY', counters, 'discarded', 1)
-  if not position then return end
-  table.remove(waiting, position)
-  for i, name in ipairs(admitted) do
-    if name == task_id then return table.remove(admitted, i) end
-  end
+  if position then table.remove(waiting, position) end
+  look()
 end
 
 -- Adds the names and lengths of the group's samples to two lists.
@@ -155,6 +151,7 @@ local function drawn()
 end
 
 local samples, tokens, replayed, too_old = {}, {}, {}, 0
+look()
 while #fresh < wanted do
   local task_id, position = next_group()
   if not task_id then break end

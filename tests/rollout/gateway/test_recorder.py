@@ -21,7 +21,7 @@ from tests.rollout.gateway.support import FakeStore, failed, refusal
 @asynccontextmanager
 async def recording(store: FakeStore, **bounds: int) -> AsyncIterator[Recorder]:
     """A recorder that sends to `store`."""
-    recorder = Recorder(store, **bounds)  # type: ignore[arg-type]
+    recorder = Recorder(store, **{"max_under_way": 1, **bounds})  # type: ignore[arg-type]
     sending = asyncio.create_task(recorder.keep_sending())
     try:
         yield recorder
@@ -74,6 +74,19 @@ async def test_what_comes_while_a_message_is_under_way_is_the_next_one() -> None
         store.may_answer.set()
     assert (sent(store), store.max_under_way) == ([["a"], ["b", "c", "d"]], 1)
     assert [first.result(), *(task.result() for task in others)] == [3, 9, 9, 9]
+
+
+async def test_idle_senders_share_what_waits() -> None:
+    """Callers that come together go out in as many messages as may be under way."""
+    store = FakeStore()
+    store.may_answer.clear()
+    async with recording(store, max_under_way=2) as recorder, asyncio.TaskGroup() as group:
+        for name in "abcde":
+            group.create_task(recorder.record(append(name)))
+        await until_idle()
+        assert sent(store) == [["a", "b", "c"], ["d", "e"]]
+        store.may_answer.set()
+    assert store.max_under_way == 2
 
 
 async def test_each_caller_gets_its_own_refusal() -> None:

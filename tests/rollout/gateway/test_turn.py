@@ -64,9 +64,13 @@ class World:
         self.credential = (await self.gateway.StartRollout(request)).credential
 
     async def generate(
-        self, turn_id: str, prompt: Sequence[int] = (), messages: Sequence[pb.Message] = ()
+        self,
+        turn_id: str,
+        prompt: Sequence[int] = (),
+        messages: Sequence[pb.Message] = (),
+        offset: int = 0,
     ) -> list[pb.GenerateResponse]:
-        """All events of a turn."""
+        """All events of a turn, from the sampled token at `offset` on."""
         request = pb.GenerateRequest(
             run_id=RUN,
             rollout_id="r",
@@ -74,6 +78,7 @@ class World:
             turn_id=turn_id,
             token_ids=prompt,
             messages=messages,
+            resume_from_offset=offset,
         )
         return [event async for event in self.gateway.Generate(request)]
 
@@ -282,3 +287,29 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(turn_module, "answered", counted)
     return made
+
+
+async def test_what_the_store_lost_fails_the_rollout(world: World) -> None:
+    """A caller that has more than the store is refused; nothing is sampled a second time."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.generate("t", world.ids("say "), offset=3)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "has 3 sampled tokens, the store only 0" in str(caught.value.details())
+    request = store_pb.GetTrajectoryRequest(run_id=RUN, rollout_id="r")
+    lost = (await world.store.GetTrajectory(request)).trajectory
+    assert lost.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+    assert world.server.prompts == []
+
+
+async def test_without_the_comparison_lost_tokens_are_sampled_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: other tokens are stored where the caller has those that were lost."""
+
+    async def unchecked(_: turn_module.Turn) -> None:
+        pass
+
+    monkeypatch.setattr(turn_module.Turn, "_check_nothing_lost", unchecked)
+    world.server.answers = [[[*world.ids("hello"), *world.template.stop_token_ids]]]
+    await world.generate("t", world.ids("say "), offset=3)
+    assert len(world.server.prompts) == 1

@@ -32,7 +32,8 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
     """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
-    admitted whole, and only while that keeps the staleness bound.
+    admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
+    RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
     """
 
     ExtendTasks: grpc.UnaryUnaryMultiCallable[
@@ -73,7 +74,8 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
     """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
-    admitted whole, and only while that keeps the staleness bound.
+    admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
+    RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
     """
 
     ExtendTasks: grpc.aio.UnaryUnaryMultiCallable[
@@ -118,7 +120,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse]]:
         """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
-        admitted whole, and only while that keeps the staleness bound.
+        admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
+        RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
         """
 
     @abc.abstractmethod

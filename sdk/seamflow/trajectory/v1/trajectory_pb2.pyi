@@ -215,9 +215,14 @@ class RunConfig(google.protobuf.message.Message):
     max_deliveries: builtins.int
     """A step that was delivered to this many trainers without a commit goes to the dead letters; 0: never."""
     max_stored_tokens: builtins.int
-    """Admission closes while the run stores more tokens than this; 0: no cap."""
+    """Admission of TRAIN groups closes while the run stores more tokens than this; 0: no cap. With
+    retention_steps the groups_per_step groups of the next step are admitted all the same: only its
+    commit lets retention delete.
+    """
     retention_steps: builtins.int
-    """Rollouts of groups committed more than this many steps ago are deleted; 0: kept for ever."""
+    """All rollouts of a group are deleted once more than this many steps were committed after it was
+    trained, or after it became a dead letter; 0: kept for ever. What may be replayed stays.
+    """
     @property
     def required_columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Columns that every sample of a group must have before the group is leased, such as "ref_logprobs"."""
