@@ -47,6 +47,10 @@ class MemoryTokenStore:
         self._incarnation = incarnation
         self._records: dict[tuple[str, str], _Record] = {}
 
+    def restart(self) -> None:
+        """Fence every writer, as a start of a server on the same data does."""
+        self._incarnation += 1
+
     async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
         """See `TokenStore`."""
         key = (rollout.run_id, rollout.rollout_id)
@@ -81,10 +85,16 @@ class MemoryTokenStore:
             turn = Turn(opening=opening, epoch=self._incarnation << 32 | 1)
             record.turns[opening.turn_id] = _Writer(turn, opening.attempt_id)
             return turn
-        if writer.attempt_id != opening.attempt_id:
-            writer.attempt_id = opening.attempt_id
-            writer.turn = replace(writer.turn, epoch=writer.turn.epoch + 1)
+        epoch = writer.turn.epoch
+        if not self._is_current(epoch):
+            epoch = self._incarnation << 32 | 1
+        elif writer.attempt_id != opening.attempt_id:
+            epoch += 1
+        writer.attempt_id, writer.turn = opening.attempt_id, replace(writer.turn, epoch=epoch)
         return writer.turn
+
+    def _is_current(self, epoch: int) -> bool:
+        return epoch >> 32 == self._incarnation
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
@@ -257,7 +267,8 @@ class MemoryTokenStore:
         writer = record.turns.get(append.turn_id)
         if writer is None:
             raise refusal("UNKNOWN_TURN", append.turn_id)
-        if writer.turn.epoch != append.epoch:
+        fenced = not (writer.turn.finish_reason or self._is_current(append.epoch))
+        if writer.turn.epoch != append.epoch or fenced:
             raise refusal("STALE_TURN", append.turn_id, append.epoch, writer.turn.epoch)
         return record, writer
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
@@ -58,9 +59,9 @@ class RecordedGroups:
             for one in self._converted(run_id, task, index, group)
         ]
         admitted = await self._store.runs.admit_recorded(run_id, tasks)
-        async with asyncio.TaskGroup() as each:
-            for one in recorded:
-                each.create_task(self._rollouts.record(one.rollout, one.turns))
+        await _each(self._rollouts.record(one.rollout, one.turns) for one in recorded)
+        # In order: groups are trained as they complete.
+        await _each(self._rollouts.settle_closed(one.rollout, one.turns) for one in recorded)
         return admitted
 
     def _converted(
@@ -90,6 +91,12 @@ class RecordedGroups:
                 given = record.tokens.num_tokens
                 raise invalid_argument(f"{field}.turns[{i}].tokens", given, cure)
             yield record
+
+
+async def _each(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for step in steps:
+            group.create_task(step)
 
 
 def _task(field: str, group: pb.RecordedGroup) -> Task:

@@ -172,12 +172,12 @@ class Rollouts:
             await self._store.runs.announce(run_id, rollout_id)
         closed = await self._store.tokens.close(run_id, rollout_id, credential_digest, outcome)
         if rollout.group_id:
-            await self._settle(*closed)
+            await self.settle_closed(*closed)
         return closed[0]
 
     async def give_up(self, run_id: str, rollout_id: str, outcome: Outcome) -> None:
         """Close a leased rollout that its agent left, if it still runs, and settle it."""
-        await self._settle(*await self._store.tokens.close(run_id, rollout_id, None, outcome))
+        await self.settle_closed(*await self._store.tokens.close(run_id, rollout_id, None, outcome))
 
     async def complete(self, run_id: str, rollout_id: str, nonce: str) -> None:
         """Take the agent's lease back; an unfinished rollout fails and is replaced. Idempotent."""
@@ -186,22 +186,22 @@ class Rollouts:
             await self.give_up(run_id, rollout_id, ABANDONED)
 
     async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
-        """Store a closed rollout of an admitted group and hand it to its group. Idempotent."""
+        """Store a closed rollout of an admitted group; `settle_closed` comes next. Idempotent."""
         new = await self._store.tokens.record(rollout, turns)
         if new:
             num_tokens = sum(record.tokens.num_tokens for record in turns)
             self._metrics.appended(num_tokens, 0)
             self._new_tokens[rollout.run_id] += num_tokens
-        await self._settle(rollout, turns)
 
     async def settle(self, run_id: str, rollout_id: str) -> None:
         """Tell the group of a rollout how it ended, if it has ended. Idempotent."""
         (found,) = await self._store.tokens.read(run_id, [rollout_id], spans_only=True)
         if found is None or found[0].state is RolloutState.RUNNING:
             return
-        await self._settle(*found)
+        await self.settle_closed(*found)
 
-    async def _settle(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
+    async def settle_closed(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
+        """Tell the group of a closed rollout how it ended. Idempotent."""
         config = await self._store.runs.config(rollout.run_id)
         facts = samples.settlement(rollout, turns, config.zero_variance_reward)
         settled = await self._store.runs.settle(rollout.run_id, facts)

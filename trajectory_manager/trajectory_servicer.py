@@ -28,6 +28,7 @@ from trajectory_manager.token_records import Append, Finish, Opening
 
 _DEFAULT_WATCH_SECONDS = 0.5
 _MIN_WATCH_SECONDS = 0.02
+_MAX_DELETED = 1000
 
 
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
@@ -180,7 +181,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     ) -> pb.DeleteTrajectoriesResponse:
         """See the contract."""
         run_id = validation.run_name(request.run_id)
-        validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_PAGE)
+        validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_DELETED)
         names = [validation.name("rollout_ids", name) for name in request.rollout_ids]
         deleted = await self._retention.delete(run_id, names)
         return pb.DeleteTrajectoriesResponse(

@@ -1,0 +1,98 @@
+"""The state machine: random histories of a run, on Redis and in memory at once.
+
+After each rule everything a caller can see is compared. Answers get lost and calls are sent again,
+managers die between two steps on the store, and Redis is killed and started on its data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from services.chassis.errors import ServiceError
+from tests.redis_server import RedisServer
+from tests.trajectory_manager.model.agents import Agents
+from tests.trajectory_manager.model.base import PICK, RUN_ID, Rig
+from tests.trajectory_manager.model.clock import scripts_on_the_clock
+from tests.trajectory_manager.model.trainer import Consumers, Trainer
+from trajectory_manager.memory_tokens import MemoryTokenStore
+
+_TRIES = 100
+
+
+class Machine(Agents, Trainer, Consumers):
+    """All rules, and a store that crashes."""
+
+    @precondition(lambda self: self.rig.restarts)
+    @rule(number=PICK)
+    def kill_redis(self, number: int) -> None:
+        """Redis ends by SIGKILL and starts again: what was acknowledged is there."""
+        if number > 300:
+            return
+        self.rig.server.kill()
+        self.rig.server.start("always")
+        self.wait(self._reconnect())
+        model = self.pair.model.store.tokens
+        assert isinstance(model, MemoryTokenStore)
+        model.restart()
+        self.rig.counts["store_restarts"] += 1
+
+    async def _reconnect(self) -> None:
+        """Connections of before the crash are found broken one by one."""
+        for _ in range(_TRIES):
+            try:
+                await self.pair.real.store.runs.readiness(RUN_ID)
+                await self.pair.real.store.runs.listed(RUN_ID, 0, 1)
+                await self.pair.clock.tell(self.pair.redis)
+            except (ServiceError, ConnectionError):
+                continue
+            return
+        raise AssertionError("Redis does not answer after its restart")
+
+
+@contextmanager
+def rig(
+    folder: Path, *, restarts: bool, broken: Mapping[str, tuple[str, str]] = {}
+) -> Iterator[Rig]:
+    """A server of its own in `folder`; `broken` scripts as in `scripts_on_the_clock`."""
+    server = RedisServer(folder / "redis")
+    server.start("always" if restarts else "everysec")
+    loop = asyncio.new_event_loop()
+    try:
+        scripts = scripts_on_the_clock(folder / "lua", broken)
+        yield Rig(server, scripts, restarts, loop)
+    finally:
+        loop.close()
+        server.stop()
+
+
+def explore(on: Rig, *, histories: int, rules: int, first_seed: int, shrink: bool = True) -> Counter[str]:
+    """Run random histories of up to so many rules each; what was counted.
+
+    Raises:
+        AssertionError: the stores disagree; its notes are the shortest such history found.
+    """
+    phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
+
+    @seed(first_seed)
+    def machine() -> Machine:
+        return Machine(on)
+
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=histories,
+            stateful_step_count=rules,
+            deadline=None,
+            database=None,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return on.counts
