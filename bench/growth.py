@@ -74,6 +74,7 @@ APPENDS_PER_SECOND = 400
 APPEND_TOKENS = 135
 STORED_TOKENS = 256
 LEASED_SAMPLES = 512
+LEASE_ROUNDS = 11
 SMALL_CHUNK = 8
 _TURN = "turn"
 _FILLING = 256
@@ -88,8 +89,8 @@ def main() -> None:
     """Measure, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=7, help=f"at least {MIN_SAMPLES}")
-    parser.add_argument("--round-seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=30, help=f"at least {MIN_SAMPLES}")
+    parser.add_argument("--round-seconds", type=float, default=1.0)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="live trajectories")
     given = parser.parse_args()
     if given.rounds < MIN_SAMPLES:
@@ -105,8 +106,8 @@ def main() -> None:
 async def _measure(
     given: argparse.Namespace, progress: Progress
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    work = make_trajectories(Options(seed=given.seed, trajectories=256, writers=64, batch=256))
-    small = [recut(trajectory, SMALL_CHUNK) for trajectory in work[:32]]
+    work = make_trajectories(Options(seed=given.seed, trajectories=512, writers=64, batch=256))
+    small = [recut(trajectory, SMALL_CHUNK) for trajectory in work[:128]]
     bar = progress.add_task("bytes of a token", total=2)
     figures = {"bytes_per_token": await bytes_per_token(work)}
     progress.advance(bar)
@@ -123,7 +124,7 @@ async def _measure(
         for store in (ends := (stores[0], stores[-1])):
             bar = progress.add_task(f"{store.size:,} waiting groups", total=store.size)
             await store.record_groups(store.size, partial(progress.advance, bar))
-        leases = await _lease_rounds(ends, given.rounds, progress)
+        leases = await _lease_rounds(ends, LEASE_ROUNDS, progress)
     medians = {store.size: median(p99s[store.size]) for store in stores}
     figures["append_p99_growth"] = max(medians.values()) / min(medians.values())
     figures["lease_512_growth"] = ratio(*(leases[store.size] for store in reversed(ends)))

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,10 +47,10 @@ __all__ = ["GROUP_SIZE", "TURN", "Producers", "Seen", "logprobs_of"]
 GROUP_SIZE = 2
 TURN = "turn"
 _PROMPT_TOKENS = 32
-_CHUNK_TOKENS = (512, 1024)
-_CHUNKS = 6
+_CHUNK_TOKENS = (128, 384)
+_CHUNKS = 16
 _TASKS = 32
-_GROUPS = 4
+_GROUPS = 2
 _RECORDED_TOKENS = 2048
 _EXACT = 256
 _STOP = tokens_pb2.FINISH_REASON_STOP
@@ -198,7 +199,7 @@ class Producers:
                 for i in range(first, first + _TASKS)
             ]
             request = task_service_pb2.SubmitTasksRequest(run_id=self._run_id, tasks=tasks)
-            await self._answer("SubmitTasks", lambda r=request: self._tasks.SubmitTasks(r))
+            await self._answer("SubmitTasks", partial(self._tasks.SubmitTasks, request))
 
     async def _record(self, recorder: int) -> None:
         for first in itertools.count(0, _GROUPS):
@@ -211,7 +212,7 @@ class Producers:
             groups = [_recorded(name, ids) for name in names]
             request = pb.RecordGroupsRequest(run_id=self._run_id, groups=groups)
             with self._refusals():
-                await self._answer("RecordGroups", lambda r=request: self._store.RecordGroups(r))
+                await self._answer("RecordGroups", partial(self._store.RecordGroups, request))
                 for rollout_id, chunk in ids.items():
                     self.seen.acknowledge(rollout_id, chunk)
                 self.seen.finished.update(ids)
@@ -246,7 +247,7 @@ class Producers:
 
 def logprobs_of(ids: Ids) -> npt.NDArray[np.float32]:
     """The log-probs that every producer stores with its tokens; exact in float32."""
-    return -(ids % _EXACT).astype(np.float32) / _EXACT
+    return -(ids % _EXACT).astype(np.float32) / np.float32(_EXACT)
 
 
 def _packed(ids: Ids, *, sampled: bool = True) -> tokens_pb2.PackedTokens:

@@ -60,7 +60,7 @@ ROLLOUT_PARTS = (
     "header",  # hash: schema, identity, credential, state, outcome, times, store incarnation
     "order",  # list: turn_id in the order they began
     "turns",  # hash: turn_id -> opening as JSON
-    "live",  # hash: turn_id -> "num_tokens incarnation counter attempt[ reason answer_key[ drift]]"
+    "live",  # hash: turn_id -> "num_tokens incarnation counter attempt spans[ reason key[ drift]]"
     "kinds",  # list: "origin weight_version version_source server_id" of tokens
     "segments:",  # prefix; with a turn_id, list: segments of the turn, see append.lua
 )

@@ -148,7 +148,7 @@ class MemoryRunStore:
         run.order[task.task_id] = run.num_admitted
         for index in range(task.num_samples):
             rollout_id = str(SlotName(task.task_id, index, 1))
-            run.leases[rollout_id] = LeaseState("", self._clock() + run.config.lease_seconds)
+            run.leases[rollout_id] = LeaseState(None, self._clock() + run.config.lease_seconds)
             run.listed.setdefault(rollout_id)
 
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:

@@ -70,9 +70,9 @@ class LedgerEntry:
 
 @dataclass(slots=True)
 class LeaseState:
-    """A task lease; `surplus` once its group needs it no more."""
+    """A task lease; `surplus` once its group needs it no more, without a nonce nobody's."""
 
-    nonce: str
+    nonce: str | None
     expires: float
     surplus: bool = False
 

@@ -12,7 +12,6 @@ from trajectory_manager.token_records import (
     Append,
     Appended,
     Opening,
-    Span,
     Tokens,
     Turn,
     TurnRecord,
@@ -201,12 +200,6 @@ class MemoryTokenStore:
         """See `TokenStore`."""
         turns = self._record(run_id, rollout_id).turns if turn_ids else {}
         return [turns[turn_id].tokens for turn_id in turn_ids]
-
-    async def spans(
-        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
-    ) -> list[tuple[Span, ...]]:
-        """See `TokenStore`."""
-        return [tokens.spans for tokens in await self.tokens(run_id, rollout_id, turn_ids)]
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,12 +22,10 @@ from trajectory_manager.token_records import (
     Turn,
     TurnRecord,
     VersionSource,
-    merged,
 )
 
 _COUNTER_BITS = 32
 _OPENING_FIELDS = tuple(field.name for field in fields(Opening))
-_KIND = struct.Struct("<H")
 
 
 def append_args(append: Append) -> list[Any]:
@@ -56,9 +53,9 @@ def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> list[Any]:
     kinds: dict[str, int] = {}
     of_turns: list[Any] = []
     for record in turns:
-        segments = list(_segments(record.tokens, kinds))
-        text = opening_text(record.turn.opening)
-        of_turns += [record.turn.turn_id, text, _live(record), len(segments), *segments]
+        live = _live(record, kinds)
+        segment = record.tokens.ids + record.tokens.logprobs
+        of_turns += [record.turn.turn_id, opening_text(record.turn.opening), live, segment]
     args = [
         identity(rollout),
         rollout.traceparent,
@@ -77,20 +74,14 @@ def _digest(parts: Sequence[Any]) -> str:
     return whole.hexdigest()
 
 
-def _segments(tokens: Tokens, kinds: dict[str, int]) -> Iterator[bytes]:
-    start = 0
-    for span in tokens.spans:
+def _live(record: TurnRecord, kinds: dict[str, int]) -> str:
+    turn, changes, start = record.turn, list[str](), 0
+    for span in record.tokens.spans:
         kind = _kind(span.origin, span.weight_version, span.version_source, span.server_id)
-        index = kinds.setdefault(kind, len(kinds))
-        stop = start + span.num_tokens * BYTES_PER_TOKEN
-        yield _KIND.pack(index) + tokens.ids[start:stop] + tokens.logprobs[start:stop]
-        start = stop
-
-
-def _live(record: TurnRecord) -> str:
-    turn = record.turn
+        changes.append(f"{start}:{kinds.setdefault(kind, len(kinds))}")
+        start += span.num_tokens
     finish = Finish(reason=turn.finish_reason, answer_key=turn.answer_key)
-    return f"{record.tokens.num_tokens} 0 0 - {finish_text(finish)}"
+    return f"{start} 0 0 - {','.join(changes) or '-'} {finish_text(finish)}"
 
 
 def finish_text(finish: Finish) -> str:
@@ -128,7 +119,7 @@ def turn(opening: bytes, live: bytes) -> Turn:
     if "message_keys" in fields:  # release 0.1 kept those of the whole prompt
         fields["new_message_keys"] = fields.pop("message_keys")[fields["num_matched_messages"] :]
     fields["new_message_keys"] = tuple(fields["new_message_keys"])
-    _, incarnation, counter, _, *ended = live.decode().split(" ", 6)
+    _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
     reason, answer_key, drift = (*ended, "", "", "")[:3]
     return Turn(
         opening=Opening(**fields),
@@ -139,41 +130,40 @@ def turn(opening: bytes, live: bytes) -> Turn:
     )
 
 
-def turn_records(reply: Sequence[Any], *, spans_only: bool = False) -> list[TurnRecord]:
-    """The turns in a reply of read.lua."""
+def _spans(live: bytes, kinds: Sequence[Span]) -> tuple[Span, ...]:
+    num_tokens, _, _, _, text, *_ = live.decode().split(" ", 5)
+    if text == "-":
+        return ()
+    changes = [change.split(":") for change in text.split(",")]
+    stops = [*(int(start) for start, _ in changes[1:]), int(num_tokens)]
+    return tuple(
+        replace(kinds[int(kind)], num_tokens=stop - int(start))
+        for (start, kind), stop in zip(changes, stops, strict=True)
+    )
+
+
+def turn_records(reply: Sequence[Any]) -> list[TurnRecord]:
+    """The turns in a reply of read.lua, with spans and without ids and log-probs."""
     if reply[0] is None:
         return []
     kinds = [_kind_span(kind) for kind in reply[1]]
-    tokens = _spans_of if spans_only else _tokens_of
     return [
-        TurnRecord(turn=turn(opening, live), tokens=tokens(segments, kinds))
-        for _, opening, live, *segments in reply[2]
+        TurnRecord(turn=turn(opening, live), tokens=Tokens(spans=_spans(live, kinds)))
+        for _, opening, live in reply[2]
     ]
 
 
-def trajectory(
-    run_id: str, rollout_id: str, reply: Sequence[Any], spans_only: bool
-) -> tuple[Rollout, list[TurnRecord]] | None:
-    """A rollout and its turns in a reply of read.lua."""
-    if reply[0] is None:
-        return None
-    return rollout(run_id, rollout_id, reply[0]), turn_records(reply, spans_only=spans_only)
+def with_segments(record: TurnRecord, segments: Sequence[bytes]) -> TurnRecord:
+    """The same turn with its ids and log-probs.
 
-
-def _tokens_of(segments: Sequence[bytes], kinds: Sequence[Span]) -> Tokens:
-    ids, logprobs, spans = [], [], []
-    for segment in segments:
-        middle = (len(segment) - _KIND.size) // 2 + _KIND.size
-        ids.append(segment[_KIND.size : middle])
-        logprobs.append(segment[middle:])
-        num_tokens = (middle - _KIND.size) // BYTES_PER_TOKEN
-        spans.append((kinds[_KIND.unpack_from(segment)[0]], num_tokens))
-    return Tokens(ids=b"".join(ids), logprobs=b"".join(logprobs), spans=merged(spans))
-
-
-def _spans_of(segments: Sequence[bytes], kinds: Sequence[Span]) -> Tokens:
-    pairs = (segment.split(b" ") for segment in segments)
-    return Tokens(spans=merged([(kinds[int(kind)], int(length)) for kind, length in pairs]))
+    Segments are read after the live state: what was appended in between is left out.
+    """
+    num_bytes = BYTES_PER_TOKEN * sum(span.num_tokens for span in record.tokens.spans)
+    halves = [len(segment) // 2 for segment in segments]
+    ids = b"".join([segment[:half] for segment, half in zip(segments, halves, strict=True)])
+    logprobs = b"".join([segment[half:] for segment, half in zip(segments, halves, strict=True)])
+    tokens = Tokens(ids=ids[:num_bytes], logprobs=logprobs[:num_bytes], spans=record.tokens.spans)
+    return TurnRecord(turn=record.turn, tokens=tokens)
 
 
 def identity(rollout: Rollout) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.chassis.errors import ServiceError
@@ -14,7 +14,6 @@ from trajectory_manager.token_records import (
     Append,
     Appended,
     Opening,
-    Span,
     Tokens,
     Turn,
     TurnRecord,
@@ -97,7 +96,7 @@ class RedisTokenStore:
             redis_forms.outcome_text(outcome),
             redis_forms.identity(never_started),
         )
-        turns = redis_forms.turn_records(reply, spans_only=True)
+        turns = redis_forms.turn_records(reply)
         return redis_forms.rollout(run_id, rollout_id, reply[0]), turns
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
@@ -113,36 +112,48 @@ class RedisTokenStore:
     async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """See `TokenStore`."""
         reply = await self._call("read", run_id, rollout_id, "newest")
-        return next(iter(redis_forms.turn_records(reply)), None)
+        found = redis_forms.turn_records(reply)
+        filled = await self._filled(run_id, {rollout_id: found})
+        return next(iter(filled[rollout_id]), None)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
         if not turn_ids:
             return []
-        reply = await self._call("read", run_id, rollout_id, "tokens", *turn_ids)
-        return [record.tokens for record in redis_forms.turn_records(reply)]
-
-    async def spans(
-        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
-    ) -> list[tuple[Span, ...]]:
-        """See `TokenStore`."""
-        if not turn_ids:
-            return []
-        reply = await self._call("read", run_id, rollout_id, "spans", *turn_ids)
-        return [record.tokens.spans for record in redis_forms.turn_records(reply, spans_only=True)]
+        reply = await self._call("read", run_id, rollout_id, "turns", *turn_ids)
+        filled = await self._filled(run_id, {rollout_id: redis_forms.turn_records(reply)})
+        return [record.tokens for record in filled[rollout_id]]
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
     ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
         """See `TokenStore`."""
-        detail = "spans" if spans_only else "tokens"
-        calls = [(keys.rollout_keys(run_id, name), (name, detail)) for name in rollout_ids]
+        calls = [(keys.rollout_keys(run_id, name), (name, "turns")) for name in rollout_ids]
         replies = await self._scripts.call_many("read", calls)
-        found = []
+        rollouts, turns = {}, {}
         for name, reply in zip(rollout_ids, replies, strict=True):
-            facts = await self._fresh(reply, run_id, name, "read", detail)
-            found.append(redis_forms.trajectory(run_id, name, facts, spans_only))
-        return found
+            facts = await self._fresh(reply, run_id, name, "read", "turns")
+            turns[name] = redis_forms.turn_records(facts)
+            if facts[0] is not None:
+                rollouts[name] = redis_forms.rollout(run_id, name, facts[0])
+        if not spans_only:
+            turns = await self._filled(run_id, turns)
+        return [(rollouts[name], turns[name]) if name in rollouts else None for name in rollout_ids]
+
+    async def _filled(
+        self, run_id: str, turns: Mapping[str, Sequence[TurnRecord]]
+    ) -> dict[str, list[TurnRecord]]:
+        """The same turns by rollout, with ids and log-probs."""
+        names = [
+            keys.rollout_keys(run_id, name)[-1] + record.turn.turn_id
+            for name, records in turns.items()
+            for record in records
+        ]
+        segments = iter(await self._scripts.lists(names))
+        return {
+            name: [redis_forms.with_segments(record, next(segments)) for record in records]
+            for name, records in turns.items()
+        }
 
     async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
         """See `TokenStore`."""

@@ -35,7 +35,6 @@ from trajectory_manager.token_records import (
     Append,
     Appended,
     Opening,
-    Span,
     Tokens,
     Turn,
     TurnRecord,
@@ -106,12 +105,6 @@ class TokenStore(Protocol):
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """What each turn added."""
-        ...
-
-    async def spans(
-        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
-    ) -> list[tuple[Span, ...]]:
-        """The spans of what each turn added."""
         ...
 
     async def read(

@@ -100,17 +100,6 @@ def cut_spans(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
         begin = end
 
 
-def merged(runs: Iterable[tuple[Span, int]]) -> tuple[Span, ...]:
-    """Spans of (kind, num_tokens) in order; equal neighbours become one."""
-    lengths: list[tuple[Span, int]] = []
-    for kind, num_tokens in runs:
-        if lengths and lengths[-1][0] is kind:
-            lengths[-1] = (kind, lengths[-1][1] + num_tokens)
-        else:
-            lengths.append((kind, num_tokens))
-    return tuple(replace(kind, num_tokens=num_tokens) for kind, num_tokens in lengths)
-
-
 def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]:
     """`first` then `second`; where they meet, equal neighbours become one span."""
     if not first or not second:

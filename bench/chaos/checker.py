@@ -42,6 +42,8 @@ class Verdict:
     """Samples of groups whose every rollout was acknowledged as finished, in no committed step."""
     stale_writes_accepted: int = 0
     """Writes that were accepted behind a fence."""
+    steps_refused: int = 0
+    """Times that the store contradicted a trainer that kept to its answers."""
     rollouts_given_up: int = 0
     """Rollouts that failed by an answer other than "try again": no data is lost, but work is."""
 
@@ -51,6 +53,7 @@ class Verdict:
         "samples_committed_twice",
         "samples_lost",
         "stale_writes_accepted",
+        "steps_refused",
     )
     """The fields that speak of data, which must be 0."""
 

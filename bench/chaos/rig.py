@@ -24,7 +24,7 @@ from bench.chaos.checker import (
 )
 from bench.chaos.children import Child, Server
 from bench.chaos.history import new_acks, read_history
-from bench.chaos.trainer import committed_steps
+from bench.chaos.trainer import REFUSED, committed_steps
 
 __all__ = ["Outcome", "Rig", "Setting", "percentile", "rules", "under_load"]
 
@@ -119,9 +119,9 @@ class Rig:
         """
         limit = time.monotonic() + seconds
         while True:
-            if not self.writers.running:
-                log = self.writers.log
-                raise RuntimeError(f"{log} ended:\n{log.read_text()[-2000:]}")
+            for child in (self.writers, self.trainer):
+                if not child.running:
+                    raise RuntimeError(f"{child.log} ended:\n{child.log.read_text()[-2000:]}")
             acks, read = new_acks(self.log, read)
             for ack in acks:
                 if ack.sent > after:
@@ -141,7 +141,13 @@ class Rig:
         steps, finished = committed_steps(self.checkpoints), read_history(self.log).finished
         trained = [sample_id.split("#")[0] for ids in steps.values() for sample_id in ids]
         lost = untrained_groups(finished, trained, GROUP_SIZE, still_ready)
-        return verdict + check_steps(steps) + lost
+        return verdict + check_steps(steps) + lost + self._refused_steps()
+
+    def _refused_steps(self) -> Verdict:
+        refused = read_history(self.checkpoints / REFUSED).abandoned
+        if refused:
+            self.setting.progress.console.print(f"the trainer was refused: {dict(refused)}")
+        return Verdict(steps_refused=sum(refused.values()))
 
     def count_tokens(self) -> Verdict:
         """Let the writers end their rollouts, and hold their log against the store."""

@@ -18,11 +18,16 @@ from pathlib import Path
 from random import Random
 
 from google.protobuf.duration_pb2 import Duration
+from seamflow.errors import SeamflowError
 from seamflow.trajectory.v1 import sample_service_pb2
 
 from bench.chaos.calls import Caller, patiently
+from bench.chaos.history import Log
 
-__all__ = ["committed_steps", "main"]
+__all__ = ["REFUSED", "committed_steps", "main"]
+
+REFUSED = "refused.jsonl"
+"""What the store refused the trainer, in the folder of its checkpoints."""
 
 _WAIT_SECONDS = 1
 _PHASE_SECONDS = 0.05
@@ -58,7 +63,17 @@ class Trainer:
         self._random = random
 
     def train(self) -> None:
-        """Go on from the newest checkpoint until killed."""
+        """Train until killed; what the store refuses is written down, and begun again."""
+        log = Log(self._checkpoints / REFUSED)
+        while True:
+            try:
+                self._lead()
+            except SeamflowError as error:
+                log.write("abandoned", rollout_id="", reason=error.reason, message=str(error))
+                time.sleep(_WAIT_SECONDS)
+
+    def _lead(self) -> None:
+        """Go on from the newest checkpoint."""
         step = max(committed_steps(self._checkpoints), default=0)
         reconcile = sample_service_pb2.ReconcileRequest(
             run_id=self._caller.run_id, step=step, trainer_id=uuid.uuid4().hex

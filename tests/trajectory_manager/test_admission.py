@@ -337,6 +337,9 @@ async def test_no_leased_sample_is_beyond_the_bound(staleness_policy: StalenessP
             await job.dice.choice(actions)()
         for step, sample_ids in job.trained.items():
             for name in sample_ids:
-                turns = await job.run.store.tokens.spans("run", name.rpartition("#")[0], ["t"])
-                oldest = min(span.weight_version for span in turns[0] if span.trainable)
+                rollout_id = name.rpartition("#")[0]
+                (found,) = await job.run.store.tokens.read("run", [rollout_id], spans_only=True)
+                assert found is not None
+                spans = found[1][0].tokens.spans
+                oldest = min(span.weight_version for span in spans if span.trainable)
                 assert step - 1 - oldest <= RULES.max_staleness

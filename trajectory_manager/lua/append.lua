@@ -1,7 +1,7 @@
 -- Appends tokens to a turn at an offset, behind the fence, and may close the turn.
 -- ARGV: rollout_id, server, turn_id, incarnation, counter, offset or '' (the end), ids, logprobs,
 -- finish or '', then num_tokens and kind of each span.
--- Answers the tokens now stored and how many of them are new.
+-- A segment is 4 bytes for each id, then 4 for each log-prob. Answers the tokens now stored and how many are new.
 local header, live, kinds, segments = KEYS[1], KEYS[4], KEYS[5], KEYS[6] .. ARGV[3]
 local rollout_id, server, turn_id, incarnation, counter, offset, ids, logprobs, finish = unpack(ARGV, 1, 9)
 local head = redis.call('HMGET', header, 'state', 'schema', 'server', 'incarnation')
@@ -9,7 +9,8 @@ if not head[1] then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
 if not head[2] then return {'refused', 'OLD_SCHEMA'} end
 local turn = redis.call('HGET', live, turn_id)
 if not turn then return {'refused', 'UNKNOWN_TURN', turn_id} end
-local stored, inc, count, attempt, finished = string.match(turn, '^(%d+) (%d+) (%d+) (%S+) ?(.*)$')
+local stored, inc, count, attempt, spans, finished =
+  string.match(turn, '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
 local fresh = finished ~= '' or (head[3] == server and head[4] == inc)
 if inc ~= incarnation or count ~= counter or not fresh then
   return {'refused', 'STALE_TURN', turn_id, incarnation .. '.' .. counter, inc .. '.' .. count}
@@ -34,11 +35,11 @@ end
 local function recorded(from, to)
   local kept_ids, kept_logprobs, start = {}, {}, 0
   for _, segment in ipairs(redis.call('LRANGE', segments, 0, -1)) do
-    local length = (#segment - 2) / 8
+    local length = #segment / 8
     local a, b = math.max(from - start, 0), math.min(to - start, length)
     if a < b then
-      table.insert(kept_ids, string.sub(segment, 3 + a * 4, 2 + b * 4))
-      table.insert(kept_logprobs, string.sub(segment, 3 + (length + a) * 4, 2 + (length + b) * 4))
+      table.insert(kept_ids, string.sub(segment, 1 + a * 4, b * 4))
+      table.insert(kept_logprobs, string.sub(segment, 1 + (length + a) * 4, (length + b) * 4))
     end
     start = start + length
   end
@@ -57,20 +58,27 @@ if finished ~= '' then
   return {'ok', stored, 0}
 end
 
-local start = 0
+local new = given - overlap
+if new > 0 then
+  if overlap > 0 then ids, logprobs = string.sub(ids, overlap * 4 + 1), string.sub(logprobs, overlap * 4 + 1) end
+  redis.call('RPUSH', segments, ids .. logprobs)
+end
+-- Spans are "start:kind", one where the kind changes; there are few, new weights or another server make one.
+local last, start = string.match(spans, '(%d+)$'), 0
 for i = 10, #ARGV, 2 do
   local stop = start + tonumber(ARGV[i])
-  local from = math.max(start, overlap)
-  if from < stop then
+  if stop > overlap then
     local kind = redis.call('LPOS', kinds, ARGV[i + 1])
     if not kind then kind = redis.call('RPUSH', kinds, ARGV[i + 1]) - 1 end
-    if kind > 65535 then return redis.error_reply('a rollout holds at most 65536 kinds of tokens') end
-    redis.call('RPUSH', segments, struct.pack('<H', kind) ..
-      string.sub(ids, from * 4 + 1, stop * 4) .. string.sub(logprobs, from * 4 + 1, stop * 4))
+    kind = string.format('%d', kind)
+    if kind ~= last then
+      local span = string.format('%d:', first + math.max(start, overlap)) .. kind
+      spans, last = last and spans .. ',' .. span or span, kind
+    end
   end
   start = stop
 end
 if finish ~= '' then finish = ' ' .. finish end
 redis.call('HSET', live, turn_id,
-  string.format('%d', stored + given - overlap) .. ' ' .. inc .. ' ' .. count .. ' ' .. attempt .. finish)
-return {'ok', stored + given - overlap, given - overlap}
+  string.format('%d ', stored + new) .. inc .. ' ' .. count .. ' ' .. attempt .. ' ' .. spans .. finish)
+return {'ok', stored + new, new}

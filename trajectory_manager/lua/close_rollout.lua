@@ -1,8 +1,7 @@
 -- Closes a rollout if it runs. ARGV: rollout_id, has credential (0/1), credential, state, outcome, identity.
 -- Without a credential also one that never started, so that it cannot start later.
--- Answers the header, the kinds of tokens, and for each turn its name, opening, live state and "kind num_tokens"
--- of each segment.
-local header, order, turns, live, kinds, segments = unpack(KEYS)
+-- Answers the header, the kinds of tokens, and the name, opening and live state of each turn.
+local header, order, turns, live, kinds = unpack(KEYS, 1, 5)
 local rollout_id, has_credential, credential, state, outcome, identity = unpack(ARGV)
 local stored = redis.call('HMGET', header, 'state', 'credential', 'schema')
 local time = redis.call('TIME')
@@ -21,10 +20,6 @@ if stored[1] == '1' then
 end
 local found = {}
 for i, name in ipairs(redis.call('LRANGE', order, 0, -1)) do
-  local turn = {name, redis.call('HGET', turns, name), redis.call('HGET', live, name)}
-  for _, segment in ipairs(redis.call('LRANGE', segments .. name, 0, -1)) do
-    table.insert(turn, struct.unpack('<H', segment) .. ' ' .. (#segment - 2) / 8)
-  end
-  found[i] = turn
+  found[i] = {name, redis.call('HGET', turns, name), redis.call('HGET', live, name)}
 end
 return {'ok', redis.call('HGETALL', header), redis.call('LRANGE', kinds, 0, -1), found}

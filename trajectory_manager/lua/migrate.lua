@@ -10,18 +10,17 @@ end
 for _, turn_id in ipairs(redis.call('LRANGE', order, 0, -1)) do
   local turn_ids = redis.call('GET', ids .. turn_id) or ''
   local turn_logprobs = redis.call('GET', logprobs .. turn_id) or ''
-  local start = 0
+  local start, changes = 0, {}
   for _, span in ipairs(redis.call('LRANGE', spans .. turn_id, 0, -1)) do
     local length, kind = string.match(span, '^(%d+) (.*)$')
-    local stop = start + tonumber(length)
-    redis.call('RPUSH', segments .. turn_id, struct.pack('<H', kind_index(kind)) ..
-      string.sub(turn_ids, start * 4 + 1, stop * 4) .. string.sub(turn_logprobs, start * 4 + 1, stop * 4))
-    start = stop
+    table.insert(changes, string.format('%d:%d', start, kind_index(kind)))
+    start = start + tonumber(length)
   end
+  if start > 0 then redis.call('RPUSH', segments .. turn_id, turn_ids .. turn_logprobs) end
   local inc, count, _, attempt = string.match(redis.call('HGET', writers, turn_id), '^(%d+):(%d+):(%x+):(.*)$')
   local finish = redis.call('HGET', ends, turn_id)
-  redis.call('HSET', live, turn_id,
-    start .. ' ' .. inc .. ' ' .. count .. ' ' .. attempt .. (finish and ' ' .. finish or ''))
+  redis.call('HSET', live, turn_id, start .. ' ' .. inc .. ' ' .. count .. ' ' .. attempt .. ' ' ..
+    (start > 0 and table.concat(changes, ',') or '-') .. (finish and ' ' .. finish or ''))
   redis.call('DEL', ids .. turn_id, logprobs .. turn_id, spans .. turn_id)
 end
 redis.call('DEL', writers, ends)

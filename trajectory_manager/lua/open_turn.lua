@@ -7,11 +7,12 @@ if not head[1] then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
 if not head[2] then return {'refused', 'OLD_SCHEMA'} end
 if head[3] ~= credential then return {'refused', 'BAD_CREDENTIAL', rollout_id} end
 local known = redis.call('HGET', turns, turn_id)
-local stored, inc, count, attempt, finished = '0', '', '1', attempt_id, ''
+local stored, inc, count, attempt, spans, finished = '0', '', '1', attempt_id, '-', ''
 if known then
   if cjson.decode(known).prompt_digest ~= digest then return {'refused', 'OTHER_PROMPT', turn_id} end
   local turn = redis.call('HGET', live, turn_id)
-  stored, inc, count, attempt, finished = string.match(turn, '^(%d+) (%d+) (%d+) (%S+) ?(.*)$')
+  stored, inc, count, attempt, spans, finished =
+    string.match(turn, '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
   if finished ~= '' then return {'ok', known, turn} end
 end
 if head[1] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, head[1]} end
@@ -32,6 +33,6 @@ elseif inc ~= incarnation then
 elseif attempt ~= attempt_id then
   count = string.format('%d', tonumber(count) + 1)
 end
-local turn = stored .. ' ' .. incarnation .. ' ' .. count .. ' ' .. attempt_id
+local turn = stored .. ' ' .. incarnation .. ' ' .. count .. ' ' .. attempt_id .. ' ' .. spans
 redis.call('HSET', live, turn_id, turn)
 return {'ok', known, turn}

@@ -1,7 +1,7 @@
--- Reads a rollout as it is at one moment. ARGV: rollout_id, detail, then turn_id... (none: all turns).
--- Answers the header, the kinds of tokens, and for each turn its name, opening and live state, followed by its
--- segments (detail 'tokens', or 'newest' for the last turn only) or by "kind num_tokens" of each segment (detail 'spans') or nothing ('turns').
-local header, order, turns, live, kinds, segments = unpack(KEYS)
+-- Reads a rollout but for its segments. ARGV: rollout_id, detail, then turn_id...
+-- detail: 'header', 'turns' (those named, or all), 'newest' (the last one).
+-- Answers the header, the kinds of tokens, and the name, opening and live state of each turn.
+local header, order, turns, live, kinds = unpack(KEYS, 1, 5)
 local rollout_id, detail = ARGV[1], ARGV[2]
 local head = redis.call('HGETALL', header)
 if #head == 0 then return {'ok', false} end
@@ -13,15 +13,6 @@ local found = {}
 for i, name in ipairs(names) do
   local opening = redis.call('HGET', turns, name)
   if not opening then return {'refused', 'UNKNOWN_TURN', name} end
-  local turn = {name, opening, redis.call('HGET', live, name)}
-  if detail ~= 'turns' then
-    for _, segment in ipairs(redis.call('LRANGE', segments .. name, 0, -1)) do
-      if detail == 'spans' then
-        segment = struct.unpack('<H', segment) .. ' ' .. (#segment - 2) / 8
-      end
-      table.insert(turn, segment)
-    end
-  end
-  found[i] = turn
+  found[i] = {name, opening, redis.call('HGET', live, name)}
 end
 return {'ok', head, redis.call('LRANGE', kinds, 0, -1), found}

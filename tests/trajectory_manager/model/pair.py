@@ -60,7 +60,6 @@ class Pair:
         if lost:
             self.counts["retries_injected"] += 1
             await _answer(call, self.real)
-            await self._tick()
         real, model = await _answer(call, self.real), await _answer(call, self.model)
         self._compare(real, model, stable if lost else None)
         return real, model
@@ -82,9 +81,6 @@ class Pair:
 
     async def _begin(self) -> None:
         self.counts["operations"] += 1
-        await self._tick()
-
-    async def _tick(self) -> None:
         self.clock.tick()
         await self.clock.tell(self.redis)
 
