@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 SEED ?= 0
+PEERS ?= default
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-install test test-sdk-range check proto \
-	descriptors up down clean help
+.PHONY: quickstart quickstart-control bench-quickstart bench-install bench-store bench-growth \
+	bench-backpressure chaos-store model-store test test-sdk-range check proto descriptors up down clean help
 
 help: ## What there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -24,6 +25,21 @@ bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; b
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
 	$(PYTHON) -m bench.install
+
+bench-store: $(VENV)/.dev ## Appends beside other stores, in turn; PEERS=all adds Ray, Reverb and TransferQueue.
+	$(RUN) bench.store --peers $(PEERS)
+
+bench-growth: $(VENV)/.dev ## Latency, memory and leases from 1,000 to 100,000 live trajectories.
+	$(RUN) bench.growth
+
+bench-backpressure: $(VENV)/.dev ## A stopped trainer, a slow store, a full store.
+	$(RUN) bench.backpressure
+
+chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
+	$(RUN) bench.chaos.store
+
+model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
+	$(RUN) bench.model
 
 test: $(VENV)/.dev ## All tests.
 	$(RUN) pytest
@@ -56,7 +72,7 @@ down:
 	docker compose down
 
 clean:
-	rm -rf $(VENV) .venv-proto .venv-oldest runs
+	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

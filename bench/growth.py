@@ -2,8 +2,8 @@
 
 Three stores hold 1,000, 10,000 and 100,000 open rollouts, and as many complete groups wait for the
 trainer. They are measured in turns, so that whatever else the machine does meets all of them.
-The records are real but short, a few hundred tokens: what grows is their number. Filling goes
-through the store's own methods, everything measured through gRPC.
+The records are real but short, a few hundred tokens: what grows is their number. Open rollouts are
+made by the store's own methods, in this process, for speed; all else goes through gRPC.
 """
 
 from __future__ import annotations
@@ -39,13 +39,9 @@ from rollout.gateway.recorder import Recorder
 from trajectory_manager.metrics import Metrics
 from trajectory_manager.records import (
     Durability,
-    Outcome,
     Purpose,
-    Reward,
     Rollout,
-    RolloutState,
     RunConfig,
-    SlotName,
     StalenessPolicy,
     Task,
 )
@@ -58,13 +54,12 @@ from trajectory_manager.token_records import (
     Origin,
     Span,
     Tokens,
-    Turn,
-    TurnRecord,
     VersionSource,
 )
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Filled", "bytes_per_token", "filled", "main", "recut"]
 
@@ -78,9 +73,9 @@ LEASE_ROUNDS = 11
 SMALL_CHUNK = 8
 _TURN = "turn"
 _FILLING = 256
+_RECORDED_TOGETHER = 256
 _START_SECONDS = 20.0
 _LEASE_SECONDS = 86_400.0
-_STOP = tokens_pb2.FINISH_REASON_STOP
 
 Advance = Callable[[float], None]
 
@@ -214,7 +209,7 @@ class Filled:
         await _together(map(opened, range(number)), advance)
 
     async def _open_turn(self, rollout_id: str) -> _OpenTurn:
-        opening = _opening("0" * 64)
+        opening = Opening(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
         turn = await self.store.tokens.open_turn(RUN_ID, rollout_id, CREDENTIAL, opening)
         append = Append(
             run_id=RUN_ID,
@@ -229,17 +224,24 @@ class Filled:
 
     async def record_groups(self, number: int, advance: Advance = lambda _: None) -> None:
         """Add complete groups of one sample each, which wait for the trainer."""
-        rollouts = Rollouts(self.store, Metrics())
+        stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(self.channel)  # type: ignore[assignment]
         first, self.num_recorded = self.num_recorded, self.num_recorded + number
+        for start in range(first, first + number, _RECORDED_TOGETHER):
+            indexes = range(start, min(start + _RECORDED_TOGETHER, first + number))
+            groups = [self._group(f"recorded-{index}") for index in indexes]
+            await stub.RecordGroups(pb.RecordGroupsRequest(run_id=RUN_ID, groups=groups))
+            advance(len(groups))
 
-        async def recorded(index: int) -> None:
-            task = _task(f"recorded-{index}")
-            await self.store.runs.admit_recorded(RUN_ID, [task])
-            turn = Turn(opening=_opening(f"{index:064x}"), epoch=0, finish_reason=int(_STOP))
-            record = TurnRecord(turn=turn, tokens=self._tokens())
-            await rollouts.record(_finished(task.task_id), [record])
-
-        await _together(map(recorded, range(first, first + number)), advance)
+    def _group(self, task_id: str) -> pb.RecordedGroup:
+        turn = pb.RecordedTurn(
+            turn_id=_TURN,
+            tokens=packed([_segment(self.random, STORED_TOKENS)]),
+            finish_reason=tokens_pb2.FINISH_REASON_STOP,
+            temperature=1.0,
+        )
+        reward = tokens_pb2.Reward(name="reward", value=1.0)
+        rollout = pb.RecordedRollout(turns=[turn], rewards=[reward])
+        return pb.RecordedGroup(task_id=task_id, rollouts=[rollout])
 
     def _tokens(self) -> Tokens:
         segment = _segment(self.random, STORED_TOKENS)
@@ -385,21 +387,6 @@ def _task(task_id: str) -> Task:
         payload_json='{"prompt": "45-06="}',
         num_samples=1,
         purpose=Purpose.TRAIN,
-    )
-
-
-def _opening(digest: str) -> Opening:
-    return Opening(turn_id=_TURN, attempt_id="bench", prompt_digest=digest)
-
-
-def _finished(task_id: str) -> Rollout:
-    return Rollout(
-        run_id=RUN_ID,
-        rollout_id=str(SlotName(task_id, 0, 1)),
-        purpose=Purpose.TRAIN,
-        group_id=task_id,
-        state=RolloutState.FINISHED,
-        outcome=Outcome(rewards=(Reward(name="reward", value=1.0),)),
     )
 
 

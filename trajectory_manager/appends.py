@@ -7,16 +7,16 @@ turn's second append waits for its first: what would leave a gap must not be tri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis import status
-from services.chassis.errors import Reason, ServiceError, exhausted, invalid_argument
+from services.chassis.errors import ServiceError, invalid_argument
 from trajectory_manager import conversion, validation
 from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.room import Room
 from trajectory_manager.token_records import Append, Appended, Finish
 
 TURN_ENDS = (
@@ -25,20 +25,18 @@ TURN_ENDS = (
     tokens_pb2.FINISH_REASON_CANCELLED,
 )
 _MAX_APPENDS = 4096
-_RETRY_SECONDS = 0.2
 
 _Result = Appended | ServiceError
 
 
 class Appends:
-    """Appends of all callers, within a bound on what waits for the store."""
+    """Appends of all callers, as far as there is room for what waits for the store."""
 
-    def __init__(self, rollouts: Rollouts, max_turn_tokens: int, max_waiting_bytes: int) -> None:
-        """`max_turn_tokens` bounds a turn, `max_waiting_bytes` all messages under way."""
+    def __init__(self, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
+        """`room` bounds all messages under way, `max_turn_tokens` a turn."""
         self._rollouts = rollouts
+        self._room = room
         self._max_turn_tokens = max_turn_tokens
-        self._max_waiting_bytes = max_waiting_bytes
-        self._waiting_bytes = 0
 
     async def append(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
         """Do each append of `request`.
@@ -48,7 +46,7 @@ class Appends:
         """
         if len(request.appends) > _MAX_APPENDS:
             raise invalid_argument("appends", len(request.appends), f"at most {_MAX_APPENDS}")
-        with self._room(request.ByteSize()):
+        with self._room.taken(request.ByteSize()):
             results = await self._results([self._converted(a) for a in request.appends])
             finished = await asyncio.gather(*(self._finished(f) for f in request.finishes))
         return pb.AppendSegmentsResponse(
@@ -61,21 +59,6 @@ class Appends:
         except ServiceError as error:
             return pb.FinishResult(error=status.message(error))
         return pb.FinishResult()
-
-    @contextmanager
-    def _room(self, size: int) -> Iterator[None]:
-        # One message alone may always pass, however large.
-        if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
-            message = (
-                f"{self._waiting_bytes} bytes of appends wait for the store, and {size} more would "
-                f"be over max_waiting_bytes ({self._max_waiting_bytes}): the store is slow"
-            )
-            raise exhausted(Reason.STORE_FULL, message, _RETRY_SECONDS)
-        self._waiting_bytes += size
-        try:
-            yield
-        finally:
-            self._waiting_bytes -= size
 
     def _converted(self, message: pb.Append) -> Append | ServiceError:
         try:

@@ -18,7 +18,6 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.server import Service, run
-from trajectory_manager.appends import Appends
 from trajectory_manager.column_servicer import ColumnServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.memory_store import memory_store
@@ -27,6 +26,7 @@ from trajectory_manager.records import Durability, Readiness
 from trajectory_manager.redis_store import redis_store
 from trajectory_manager.retention import Retention
 from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.room import Room
 from trajectory_manager.sample_servicer import SampleServicer
 from trajectory_manager.store import Store
 from trajectory_manager.task_servicer import TaskServicer
@@ -69,8 +69,8 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         draining.set()
         waiting.drain()
 
-    appends = Appends(rollouts, config.max_turn_tokens, config.max_waiting_bytes)
-    trajectories = TrajectoryServicer(store, rollouts, appends, config.max_turn_tokens)
+    room = Room(config.max_waiting_bytes)
+    trajectories = TrajectoryServicer(store, rollouts, room, config.max_turn_tokens)
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(
         servicers=[

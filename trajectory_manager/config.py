@@ -26,7 +26,7 @@ class TrajectoryManagerConfig(ServerConfig):
     max_turn_tokens: int = 1 << 20
     """Tokens that one turn may add."""
     max_waiting_bytes: int = 32 << 20
-    """Bytes of appends that may wait for a slow store before more are refused for a while."""
+    """Bytes of tokens that may wait for a slow store before more are refused for a while."""
     sweep_seconds: float = 1.0
     """Time between two looks for expired leases and unsettled rollouts."""
 

@@ -180,6 +180,10 @@ class MemoryRunStore:
         """See `RunStore`."""
         self._runs.get(run_id).marks.setdefault(rollout_id)
 
+    async def retract(self, run_id: str, rollout_id: str) -> None:
+        """See `RunStore`."""
+        self._runs.get(run_id).marks.pop(rollout_id, None)
+
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """See `RunStore`."""
         return list(self._runs.get(run_id).marks)[:limit]

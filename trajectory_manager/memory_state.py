@@ -123,7 +123,7 @@ class RunState:
     steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     trained: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     replay: dict[str, ReplayGroup] = field(default_factory=dict)
-    publish: tuple[int, float] = (0, 0.0)
+    publish: tuple[int, float] = (-1, 0.0)
     versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
     epoch: int = 0
     committed_step: int = 0

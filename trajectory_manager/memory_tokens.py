@@ -143,6 +143,8 @@ class MemoryTokenStore:
         """How many of the tokens are stored already; refuses others in their place, and a gap."""
         stored = writer.tokens.num_tokens
         offset = stored if append.offset is None else append.offset
+        if offset > stored and writer.turn.finish_reason:
+            raise refusal("CLOSED_TURN", append.turn_id)
         if offset > stored:
             outcome = Outcome(
                 failure_class=FailureClass.INFRASTRUCTURE, failure_message=GAP_MESSAGE
@@ -199,6 +201,8 @@ class MemoryTokenStore:
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
         turns = self._record(run_id, rollout_id).turns if turn_ids else {}
+        if unknown := [turn_id for turn_id in turn_ids if turn_id not in turns]:
+            raise refusal("UNKNOWN_TURN", unknown[0])
         return [turns[turn_id].tokens for turn_id in turn_ids]
 
     async def read(
@@ -271,5 +275,5 @@ class MemoryTokenStore:
 
 def _refuse_closed(record: _Record) -> None:
     if record.rollout.state is not RolloutState.RUNNING:
-        state = record.rollout.state.name
+        state = int(record.rollout.state)
         raise refusal("CLOSED_ROLLOUT", record.rollout.rollout_id, state)

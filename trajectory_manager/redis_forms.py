@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -192,7 +192,17 @@ def rollout(run_id: str, rollout_id: str, pairs: Sequence[bytes]) -> Rollout:
 
 def outcome_text(outcome: Outcome) -> str:
     """An outcome as JSON."""
-    return json.dumps(asdict(outcome))
+    rewards = [
+        {"name": reward.name, "value": reward.value, "turn_id": reward.turn_id}
+        for reward in outcome.rewards
+    ]
+    return json.dumps(
+        {
+            "rewards": rewards,
+            "failure_class": outcome.failure_class,
+            "failure_message": outcome.failure_message,
+        }
+    )
 
 
 def _outcome(text: bytes | None) -> Outcome:

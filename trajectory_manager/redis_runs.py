@@ -69,6 +69,7 @@ class RedisRunStore:
 
     async def version(self, run_id: str, topic: Topic) -> int:
         """See `RunStore`."""
+        await self.config(run_id)
         with store_errors("version"):
             value = await self._redis.hget(keys.run_keys(run_id)[1], f"version:{topic.value}")
         return int(value or 0)
@@ -130,8 +131,13 @@ class RedisRunStore:
         """See `RunStore`."""
         await self._call("announce", run_id, rollout_id)
 
+    async def retract(self, run_id: str, rollout_id: str) -> None:
+        """See `RunStore`."""
+        await self._call("retract", run_id, rollout_id)
+
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """See `RunStore`."""
+        await self.config(run_id)
         with store_errors("unsettled"):
             names = await self._redis.zrange(_key(run_id, "marks"), 0, limit - 1)
         return [name.decode() for name in names]

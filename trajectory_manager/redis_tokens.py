@@ -67,15 +67,15 @@ class RedisTokenStore:
             ],
         )
         return [
-            await self._appended(append, reply)
+            Appended(num_tokens=reply[1], num_new=reply[2])
+            if not isinstance(reply, ServiceError) and reply[0] == b"ok"
+            else await self._not_appended(append, reply)
             for append, reply in zip(appends, replies, strict=True)
         ]
 
-    async def _appended(self, append: Append, reply: Any) -> Appended | ServiceError:
+    async def _not_appended(self, append: Append, reply: Any) -> Appended | ServiceError:
         if isinstance(reply, ServiceError):
             return reply
-        if reply[0] == b"ok":
-            return Appended(num_tokens=reply[1], num_new=reply[2])
         if reply[1] == _OLD_SCHEMA.encode():
             await self._migrate(append.run_id, append.rollout_id)
             return (await self.append([append]))[0]

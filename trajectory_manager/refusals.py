@@ -18,6 +18,7 @@ from services.chassis.errors import (
     permission_denied,
     stale_epoch,
 )
+from trajectory_manager.records import RolloutState
 
 _QUEUE_RETRY_SECONDS = 1.0
 _CAP_RETRY_SECONDS = 5.0
@@ -138,7 +139,7 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
     "OTHER_FINISH": lambda name: already_exists("end of turn", name),
     "OTHER_TASK": lambda name: already_exists("task", name),
     "GAP": gap,
-    "CLOSED_ROLLOUT": closed_rollout,
+    "CLOSED_ROLLOUT": lambda name, state: closed_rollout(name, RolloutState(int(state)).name),
     "CLOSED_TURN": closed_turn,
     "LOST_LEASE": lost_lease,
     "LOST_COLUMN": lost_column,

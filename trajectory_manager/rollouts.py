@@ -150,28 +150,37 @@ class Rollouts:
             ServiceError: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (TRAIN without rewards),
                 ROLLOUT_FINISHED (given up before), ALREADY_EXISTS (finished otherwise).
         """
-        rollout = await self._store.tokens.rollout(run_id, rollout_id)
-        if rollout is None:
-            raise refusals.refusal("UNKNOWN_ROLLOUT", rollout_id)
-        if rollout.credential_digest != credential_digest:
-            raise refusals.refusal("BAD_CREDENTIAL", rollout_id)
-        if rollout.purpose is Purpose.TRAIN and outcome == Outcome():
-            raise refusals.no_rewards()
-        closed = await self._close(rollout, credential_digest, outcome)
+        if outcome == Outcome():
+            await self._check_needs_no_rewards(run_id, rollout_id)
+        closed = await self._close(run_id, rollout_id, credential_digest, outcome)
         if closed.outcome == outcome:
             return
         if closed.outcome.failure_class in _GIVEN_UP:
             raise refusals.closed_rollout(rollout_id, closed.outcome.failure_message)
         raise refusals.refusal("OTHER_ROLLOUT", rollout_id)
 
+    async def _check_needs_no_rewards(self, run_id: str, rollout_id: str) -> None:
+        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+        if rollout is None:
+            raise refusals.refusal("UNKNOWN_ROLLOUT", rollout_id)
+        if rollout.purpose is Purpose.TRAIN:
+            raise refusals.no_rewards()
+
     async def _close(
-        self, rollout: Rollout, credential_digest: str | None, outcome: Outcome
+        self, run_id: str, rollout_id: str, credential_digest: str, outcome: Outcome
     ) -> Rollout:
-        run_id, rollout_id = rollout.run_id, rollout.rollout_id
-        if rollout.group_id:
+        is_leased = SlotName.parse(rollout_id) is not None
+        if is_leased:
             await self._store.runs.announce(run_id, rollout_id)
-        closed = await self._store.tokens.close(run_id, rollout_id, credential_digest, outcome)
-        if rollout.group_id:
+        try:
+            closed = await self._store.tokens.close(run_id, rollout_id, credential_digest, outcome)
+        except ServiceError as error:
+            # Not the caller's to close: its mark would stay. (A mark that another call relies on is
+            # not missed for long: the lease of its rollout runs out.)
+            if is_leased and error.reason in (Reason.NOT_FOUND, Reason.PERMISSION_DENIED):
+                await self._store.runs.retract(run_id, rollout_id)
+            raise
+        if is_leased:
             await self.settle_closed(*closed)
         return closed[0]
 

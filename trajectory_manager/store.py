@@ -194,6 +194,10 @@ class RunStore(Protocol):
         """Outbox mark: this rollout is about to close and must be settled. Idempotent."""
         ...
 
+    async def retract(self, run_id: str, rollout_id: str) -> None:
+        """Take an outbox mark back: the rollout was not closed. Idempotent."""
+        ...
+
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """Rollouts with an outbox mark, oldest first."""
         ...

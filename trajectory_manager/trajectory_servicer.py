@@ -23,6 +23,7 @@ from trajectory_manager.records import Purpose, Rollout, RolloutState, RunConfig
 from trajectory_manager.refusals import refusal
 from trajectory_manager.retention import Retention
 from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.room import Room
 from trajectory_manager.store import Store
 from trajectory_manager.token_records import Append, Finish, Opening
 
@@ -34,13 +35,12 @@ _MAX_DELETED = 1000
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     """Serves the record over gRPC."""
 
-    def __init__(
-        self, store: Store, rollouts: Rollouts, appends: Appends, max_turn_tokens: int
-    ) -> None:
-        """`max_turn_tokens` bounds what one turn may add."""
+    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
+        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
         self._store = store
         self._rollouts = rollouts
-        self._appends = appends
+        self._room = room
+        self._appends = Appends(rollouts, room, max_turn_tokens)
         self._retention = Retention(store.retention, store.runs)
         self._recorded = RecordedGroups(store, rollouts, max_turn_tokens)
         self._max_turn_tokens = max_turn_tokens
@@ -121,7 +121,8 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             offset=offset,
             tokens=conversion.tokens_from(request.tokens),
         )
-        stored = await self._appended(append)
+        with self._room.taken(request.ByteSize()):
+            stored = await self._appended(append)
         return pb.AppendTokensResponse(num_tokens=stored)
 
     async def AppendSegments(
@@ -134,7 +135,8 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self, request: pb.RecordGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RecordGroupsResponse:
         """See the contract."""
-        recorded = await self._recorded.record(request)
+        with self._room.taken(request.ByteSize()):
+            recorded = await self._recorded.record(request)
         return pb.RecordGroupsResponse(
             num_recorded=recorded.num_accepted, num_free=recorded.num_free
         )

@@ -67,6 +67,18 @@ class Sentinels:
         """Return when the master has all its replicas and every Sentinel knows of it."""
         _wait(lambda: all(map(_knows_all, self.sentinels)) and _replicas(self.master()))
 
+    def promote_another(self) -> None:
+        """Promote a replica while the master lives, as Sentinels do that wrongly think it dead."""
+        before = self.master()
+        with _client(self.sentinels[0]) as sentinel:
+            # Refused for as long as it thinks that no replica would do.
+            _wait(lambda: bool(sentinel.execute_command("SENTINEL", "FAILOVER", SERVICE)))
+        self.wait_for_other_than(before)
+
+    def wait_for_other_than(self, before: Server) -> None:
+        """Return when the first Sentinel calls another server the master."""
+        _wait(lambda: self.master() is not before)
+
     def failed_over(self) -> bool:
         """Whether a Sentinel has switched to another master; needs no connection to it."""
         return any(b"+switch-master" in sentinel.log.read_bytes() for sentinel in self.sentinels)

@@ -166,6 +166,11 @@ class Pipelines:
         self._replicas = replicas
         self._pipelines: dict[str, Pipeline] = {}
 
+    @property
+    def are_many(self) -> bool:
+        """Whether different keys may have different pipelines."""
+        return isinstance(self._redis, RedisCluster)
+
     async def of(self, key: str | bytes) -> Pipeline:
         """The pipeline to the server that owns `key` now.
 

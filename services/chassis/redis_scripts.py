@@ -81,6 +81,8 @@ class Scripts:
         Raises:
             redis.exceptions.ResponseError: the script itself failed.
         """
+        if not calls:
+            return []
         replies: list[Any] = [None] * len(calls)
         missing: Sequence[int] = range(len(calls))
         for _ in range(_MAX_REDIRECTS):
@@ -110,8 +112,11 @@ class Scripts:
     ) -> None:
         by_server: defaultdict[_Batches, list[int]] = defaultdict(list)
         try:
-            for index in indexes:
-                by_server[await self._of(calls[index][0][0])].append(index)
+            if not self._pipelines.are_many:
+                by_server[await self._of(calls[0][0][0])].extend(indexes)
+            else:
+                for index in indexes:
+                    by_server[await self._of(calls[index][0][0])].append(index)
         except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
             replies[:] = [error if reply is None else reply for reply in replies]
             return
@@ -220,8 +225,11 @@ class _Batches:
             self._known.clear()
         commands = [self._command(*step, run_id) for step in steps]
         replies = await self._pipeline.execute(commands, run_id)
-        for (name, *_), reply in zip(steps, replies, strict=True):
-            if not isinstance(reply, Exception):
+        for name in {step[0] for step in steps} - self._known:
+            answered = (
+                reply for step, reply in zip(steps, replies, strict=True) if step[0] == name
+            )
+            if not all(isinstance(reply, Exception) for reply in answered):
                 self._known.add(name)
         return replies
 

@@ -14,6 +14,7 @@ from trajectory_manager.appends import Appends
 from trajectory_manager.packing import pack_ids, pack_logprobs, unpack_ids
 from trajectory_manager.records import RolloutState
 from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.room import Room
 from trajectory_manager.token_records import Append
 
 STOP = tokens_pb2.FINISH_REASON_STOP
@@ -21,7 +22,7 @@ STOP = tokens_pb2.FINISH_REASON_STOP
 
 def appends(run: Run, max_waiting_bytes: int = 1 << 20) -> Appends:
     """The servicer's part that does them."""
-    return Appends(run.rollouts, 1000, max_waiting_bytes)
+    return Appends(run.rollouts, Room(max_waiting_bytes), 1000)
 
 
 def message(
@@ -154,7 +155,7 @@ async def test_what_waits_for_a_slow_store_is_bounded(run: Run) -> None:
     """More is refused with a time, and nothing that was accepted is lost."""
     epochs = await opened(run, "a", "b")
     slow = Slow(run.rollouts)
-    bounded = Appends(slow, 1000, max_waiting_bytes=200)  # type: ignore[arg-type]
+    bounded = Appends(slow, Room(200), 1000)  # type: ignore[arg-type]
     requests = [
         pb.AppendSegmentsRequest(appends=[message(run, name, epoch, 0, [1] * 20)])
         for name, epoch in zip(("a", "b"), epochs, strict=True)

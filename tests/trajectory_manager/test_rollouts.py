@@ -71,6 +71,17 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
     assert await run.store.runs.unsettled(run.run_id, 10) == []
 
 
+async def test_who_may_not_close_a_rollout_leaves_no_mark(run: Run) -> None:
+    """Neither a wrong credential nor a made-up name gives the sweeper work for ever."""
+    await run.submit("a")
+    lease = await begun(run)
+    for name, reason in ((lease.rollout_id, Reason.PERMISSION_DENIED), ("x/0/1", Reason.NOT_FOUND)):
+        with pytest.raises(ServiceError) as caught:
+            await run.rollouts.finish(run.run_id, name, "0" * 64, rewarded())
+        assert caught.value.reason is reason
+    assert await run.store.runs.unsettled(run.run_id, 10) == []
+
+
 async def test_without_the_mark_a_kill_would_leave_the_group_incomplete(run: Run) -> None:
     """Negative control: closing alone, unannounced, is not found by the sweep."""
     await run.submit("a")

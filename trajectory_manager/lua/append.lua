@@ -24,7 +24,8 @@ end
 
 stored = tonumber(stored)
 local given, first = #ids / 4, tonumber(offset) or stored
-if first > stored then
+-- Beyond the end of a finished turn is no gap, and its rollout may have ended well.
+if first > stored and finished == '' then
   local now = redis.call('TIME')
   redis.call('HSET', header, 'state', 3, 'finished', now[1] .. '.' .. string.format('%06d', now[2]), 'outcome',
     '{"rewards": [], "failure_class": 3, "failure_message": "tokens before an appended chunk are missing"}')

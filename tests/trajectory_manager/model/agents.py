@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from services.chassis.errors import Reason, ServiceError
-from tests.trajectory_manager.model.base import LOST, PICK, RUN_ID, STEPS, Base, Held, Writing, picked
+from tests.trajectory_manager.model.base import (
+    LOST,
+    PICK,
+    RUN_ID,
+    STEPS,
+    Base,
+    Held,
+    Writing,
+    picked,
+)
 from tests.trajectory_manager.support import CREDENTIAL, ENV, failed, policy, rewarded, tokens
 from trajectory_manager.records import (
     FailureClass,
@@ -38,10 +47,20 @@ OUTCOMES = (
     failed(),
     failed(FailureClass.INFRASTRUCTURE),
     Outcome(failure_class=FailureClass.POLICY, rewards=(Reward(name="reward", value=-0.0),)),
-    Outcome(rewards=(Reward(name="other", value=2.0), Reward(name="reward", value=1.0, turn_id="t0"))),
+    Outcome(
+        rewards=(Reward(name="other", value=2.0), Reward(name="reward", value=1.0, turn_id="t0"))
+    ),
     Outcome(),
 )
+TRAIN_MOSTLY = st.sampled_from([Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
 PURPOSES = ((Purpose.EVAL, Purpose.TRAIN), (Purpose.TRAIN,), (Purpose.EVAL,))
+GOOD = st.sampled_from([rewarded(0.0), rewarded(1.0), rewarded(1 / 3)])
+WORK: dict[str, Any] = {
+    "number": st.integers(1, 3),
+    "outcomes": st.lists(GOOD | GOOD | st.sampled_from(OUTCOMES), min_size=1, max_size=4),
+    "version": st.integers(0, 1),
+    "steps": STEPS,
+}
 
 
 class Agents(Base):
@@ -50,7 +69,7 @@ class Agents(Base):
     num_tasks = 0
     num_nonces = 0
 
-    @rule(number=st.integers(1, 3), purpose=st.sampled_from(PURPOSES[0]), old=PICK, lost=LOST)
+    @rule(number=st.integers(1, 3), purpose=TRAIN_MOSTLY, old=PICK, lost=LOST)
     def submit(self, number: int, purpose: Purpose, old: int, lost: bool) -> None:
         """New tasks, now and then one again, or one that is another by now."""
         first = self.num_tasks + 1
@@ -67,9 +86,7 @@ class Agents(Base):
     def task(self, number: int, purpose: Purpose) -> Task:
         """The task of this number."""
         size = self.rules.group_size
-        return Task(
-            task_id=f"task-{number}", payload_json="{}", num_samples=size, purpose=purpose
-        )
+        return Task(task_id=f"task-{number}", payload_json="{}", num_samples=size, purpose=purpose)
 
     @rule(purposes=st.sampled_from(PURPOSES), lost=LOST)
     def lease(self, purposes: tuple[Purpose, ...], lost: bool) -> None:
@@ -106,7 +123,7 @@ class Agents(Base):
             credential_digest=CREDENTIAL,
         )
         answer = self.flow(lambda rollouts, _, on: rollouts.start(rollout, nonce), steps)
-        held.started = held.started or isinstance(answer, str) and answer != "killed"
+        held.started = held.started or (isinstance(answer, str) and answer != "killed")
         return held.started
 
     @rule(number=st.integers(1, 3))
@@ -234,21 +251,19 @@ class Agents(Base):
             finish=Finish(reason=end, answer_key="key" * (end - 1)) if end else None,
         )
 
-    @rule(
-        purposes=st.sampled_from(PURPOSES),
-        version=st.integers(0, 2),
-        outcome=st.sampled_from(OUTCOMES),
-        steps=STEPS,
-    )
-    def play(
-        self, purposes: tuple[Purpose, ...], version: int, outcome: Outcome, steps: int | None
-    ) -> None:
+    @rule(**WORK)
+    def work(self, number: int, outcomes: list[Outcome], version: int, steps: int | None) -> None:
+        """Tasks come and are played, one rollout after the other."""
+        self.submit(number, Purpose.TRAIN, 999, lost=False)
+        for turn in range(number * (self.rules.group_size + 1)):
+            self.play(picked(outcomes, turn), version, steps if turn == 0 else None)
+
+    def play(self, outcome: Outcome, version: int, steps: int | None = None) -> None:
         """One whole rollout."""
-        held = self.take(purposes)
+        held = self.take()
         if held is None or not self.open(held, held.nonce):
             return
-        writing = self.opened(held, "t0", "a", [1, 2])
-        assert writing is not None, "a rollout that has just begun takes a turn"
+        assert self.opened(held, "t0", "a", [1, 2]) is not None, "it has just begun"
         self.append(
             numbers=[list(self.turns).index((held.rollout_id, "t0"))],
             stale=False,
@@ -276,7 +291,9 @@ class Agents(Base):
         )
 
     @precondition(lambda self: self.held)
-    @rule(number=PICK, outcome=st.sampled_from(OUTCOMES), by=st.sampled_from(["", CREDENTIAL, "no"]))
+    @rule(
+        number=PICK, outcome=st.sampled_from(OUTCOMES), by=st.sampled_from(["", CREDENTIAL, "no"])
+    )
     def close(self, number: int, outcome: Outcome, by: str) -> None:
         """Somebody closes a record and goes no further."""
         name = picked(self.held, number).rollout_id
@@ -290,9 +307,7 @@ class Agents(Base):
         """An agent gives its lease back."""
         held = picked(self.held, number)
         self.flow(
-            lambda rollouts, _, on: rollouts.complete(
-                RUN_ID, held.rollout_id, nonce or held.nonce
-            ),
+            lambda rollouts, _, on: rollouts.complete(RUN_ID, held.rollout_id, nonce or held.nonce),
             steps,
         )
 
@@ -321,7 +336,7 @@ class Agents(Base):
         else:
             self.flow(lambda rollouts, _, on: rollouts.settle(RUN_ID, name))
 
-    @rule(seconds=st.sampled_from([0, 0, 0, 31, 61]), steps=STEPS)
+    @rule(seconds=st.sampled_from([0, 31, 61, 61]), steps=STEPS)
     def sweep(self, seconds: int, steps: int | None) -> None:
         """Time passes, leases run out, and the sweeper does what others left."""
         self.pair.clock.tick(seconds)

@@ -11,6 +11,7 @@ from hypothesis.stateful import precondition, rule
 from services.chassis.errors import ServiceError
 from tests.trajectory_manager.model.base import COLUMNS, LOST, PICK, RUN_ID, Base, picked
 
+PROGRESS: dict[str, Any] = {"number": st.integers(1, 3), "commit": st.booleans()}
 STALE = st.sampled_from([False] * 9 + [True])
 
 
@@ -50,6 +51,17 @@ class Trainer(Base):
         assert not self.consumed & set(lease.sample_ids), "a sample is in two committed steps"
         self.delivered[step] = shards
         self.step = max(self.step, step)
+
+    @rule(**PROGRESS)
+    def progress(self, number: int, commit: bool) -> None:
+        """A trainer takes what is ready, and may commit it."""
+        for _ in range(number):
+            step = self.step
+            self.train(1, 1, stale=False, lost=False, groups=0, shards=1)
+            if self.step == step:
+                return
+            if commit:
+                self.commit(0, stale=False, lost=False)
 
     @rule(behind=st.integers(-1, 2), stale=STALE, lost=LOST)
     def commit(self, behind: int, stale: bool, lost: bool) -> None:
@@ -93,17 +105,14 @@ class Trainer(Base):
         if self.epoch >= before and self.committed == step:
             self.consumed |= held
 
-    @rule(step=st.integers(-1, 1), stale=STALE, lost=LOST)
-    def extend_step(self, step: int, stale: bool, lost: bool) -> None:
-        """A trainer is slow."""
-        asked = (RUN_ID, self.fence(stale), max(0, self.step + step))
-        self.both(lambda on: on.store.ledger.extend_samples(*asked), lost=lost)
-
-    @rule(ahead=st.integers(0, 2), stale=STALE)
-    def publish(self, ahead: int, stale: bool) -> None:
-        """Newer weights wait for groups they would make too old."""
-        asked = (RUN_ID, self.fence(stale), self.step + ahead)
-        self.both(lambda on: on.store.ledger.publish_wait(*asked))
+    @rule(ahead=st.integers(-1, 2), publish=st.booleans(), stale=STALE, lost=LOST)
+    def ask(self, ahead: int, publish: bool, stale: bool, lost: bool) -> None:
+        """A trainer is slow; or has newer weights, which wait for what they would make too old."""
+        asked = (RUN_ID, self.fence(stale), max(0, self.step + ahead))
+        if publish:
+            self.both(lambda on: on.store.ledger.publish_wait(*asked))
+        else:
+            self.both(lambda on: on.store.ledger.extend_samples(*asked), lost=lost)
 
 
 class Consumers(Base):
@@ -123,6 +132,15 @@ class Consumers(Base):
         if lease is not None and not lost:
             self.cells.append(Cells(column, lease.epoch, lease.sample_ids))
 
+    @precondition(lambda self: self.rules.required_columns)
+    @rule()
+    def compute_columns(self) -> None:
+        """Consumers compute all there is to compute."""
+        for column in self.rules.required_columns:
+            self.lease_column(column, needs=True, number=9, lost=False)
+            if self.cells:
+                self.write_column(-1, b"aaaa", True, False, True, lost=False)
+
     @precondition(lambda self: self.cells)
     @rule(number=PICK, value=st.sampled_from([b"aaaa", b"aaaa", b"bbbb"]), new=st.booleans(),
           part=st.booleans(), complete=st.booleans(), lost=LOST)  # fmt: skip
@@ -140,9 +158,7 @@ class Consumers(Base):
                 lost=lost,
             )
         if complete:
-            self.both(
-                lambda on: on.store.columns.complete(*about, names), lost=lost, stable=type
-            )
+            self.both(lambda on: on.store.columns.complete(*about, names), lost=lost, stable=type)
 
 
 def _lease(attempt: Any) -> Any:

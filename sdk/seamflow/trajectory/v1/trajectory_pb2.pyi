@@ -90,11 +90,13 @@ class _DurabilityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     DURABILITY_UNSPECIFIED: _Durability.ValueType  # 0
     """Never sent."""
     DURABILITY_FAST: _Durability.ValueType  # 1
-    """May lose the last seconds when the store's machine dies; such a rollout fails, it is never resampled."""
+    """Survives the crash of managers and gateways. The store itself may lose its last writes; a rollout
+    that goes on without them fails, it is never resampled.
+    """
     DURABILITY_DURABLE: _Durability.ValueType  # 2
-    """Survives the crash of any process (every acknowledged write is fsynced)."""
+    """Survives the crash of any process, where the store is one server (every acknowledged write is fsynced)."""
     DURABILITY_REPLICATED: _Durability.ValueType  # 3
-    """Survives the loss of one store node."""
+    """Survives the loss of one store node, by failover."""
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
     """What an acknowledged write survives; a property of the store, bound to a run at its creation."""
@@ -102,11 +104,13 @@ class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
 DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
 """Never sent."""
 DURABILITY_FAST: Durability.ValueType  # 1
-"""May lose the last seconds when the store's machine dies; such a rollout fails, it is never resampled."""
+"""Survives the crash of managers and gateways. The store itself may lose its last writes; a rollout
+that goes on without them fails, it is never resampled.
+"""
 DURABILITY_DURABLE: Durability.ValueType  # 2
-"""Survives the crash of any process (every acknowledged write is fsynced)."""
+"""Survives the crash of any process, where the store is one server (every acknowledged write is fsynced)."""
 DURABILITY_REPLICATED: Durability.ValueType  # 3
-"""Survives the loss of one store node."""
+"""Survives the loss of one store node, by failover."""
 global___Durability = Durability
 
 class _ReplayStrategy:

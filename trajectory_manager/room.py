@@ -1,0 +1,39 @@
+"""The bound on tokens that wait for the store, shared by every call that brings some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.chassis.errors import Reason, exhausted
+
+_RETRY_SECONDS = 0.2
+
+
+class Room:
+    """Counts the bytes of the messages under way; what would be too much is refused for a while."""
+
+    def __init__(self, max_waiting_bytes: int) -> None:
+        """`max_waiting_bytes` bounds all messages together."""
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting_bytes = 0
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[None]:
+        """Hold room for a message of `size` bytes.
+
+        Raises:
+            ServiceError: RESOURCE_EXHAUSTED / STORE_FULL with a time; nothing was done.
+        """
+        # One message alone may always pass, however large.
+        if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+            message = (
+                f"{self._waiting_bytes} bytes of tokens wait for the store, and {size} more would "
+                f"be over max_waiting_bytes ({self._max_waiting_bytes}): the store is slow"
+            )
+            raise exhausted(Reason.STORE_FULL, message, _RETRY_SECONDS)
+        self._waiting_bytes += size
+        try:
+            yield
+        finally:
+            self._waiting_bytes -= size
