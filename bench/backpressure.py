@@ -147,7 +147,8 @@ class _Rig:
         acked, steps = self.seen.num_tokens, len(committed_steps(self.checkpoints))
         while self.seen.num_tokens == acked or len(committed_steps(self.checkpoints)) == steps:
             if time.monotonic() > started + _RECOVER_SECONDS:
-                raise RuntimeError(f"nothing goes on after {_RECOVER_SECONDS:g} s: {self.seen}")
+                told = dict(self.seen.messages), dict(self.seen.abandoned)
+                raise RuntimeError(f"nothing goes on after {_RECOVER_SECONDS:g} s: {told}")
             await asyncio.sleep(_LOOK_SECONDS)
         return time.monotonic() - started
 

@@ -84,7 +84,7 @@ def main() -> None:
     """Measure, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=30, help=f"at least {MIN_SAMPLES}")
+    parser.add_argument("--rounds", type=int, default=24, help=f"at least {MIN_SAMPLES}")
     parser.add_argument("--round-seconds", type=float, default=1.0)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="live trajectories")
     given = parser.parse_args()

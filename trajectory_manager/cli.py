@@ -46,7 +46,8 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
         yield service(config, memory_store())
         return
     wanted = Durability[config.durability.upper()]
-    async with redis_store(config.redis_url, wanted, config.start_seconds) as store:
+    opened = redis_store(config.redis_url, wanted, config.start_seconds, replicas=config.replicas)
+    async with opened as store:
         yield service(config, store)
 
 

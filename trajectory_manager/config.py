@@ -19,6 +19,8 @@ class TrajectoryManagerConfig(ServerConfig):
     redis+cluster://host1,host2/; not set: memory, which nothing survives."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """Class that the store must give; checked against its settings at start."""
+    replicas: int = 1
+    """For durability replicated: replicas of each master. All of them confirm each write."""
     start_seconds: float = 15.0
     """How long to wait at start for a store that does not answer."""
     max_queued_tasks: int = 512
@@ -33,6 +35,7 @@ class TrajectoryManagerConfig(ServerConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
         for name in (
+            "replicas",
             "start_seconds",
             "max_queued_tasks",
             "max_turn_tokens",

@@ -131,9 +131,9 @@ class MemoryRunStore:
             if run.seen.get(task.task_id, task) != task:
                 raise refusal("OTHER_TASK", task.task_id)
         new = [task for task in tasks if task.task_id not in run.seen]
-        if new and run.over_cap:
+        free = run.num_admissible
+        if len(new) > free and run.over_cap:
             raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
-        free = run.config.max_outstanding_groups - run.num_outstanding
         if len(new) > free:
             raise refusal("CLOSED_ADMISSION", len(new), max(0, free))
         for task in new:
@@ -275,7 +275,7 @@ class MemoryRunStore:
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        run.num_stored_tokens += delta
+        run.num_stored_tokens = max(0, run.num_stored_tokens + delta)
         if delta < 0:
             run.changed(Topic.TASKS)
 

@@ -15,6 +15,7 @@ from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.redis import AWAY, connect
 from services.chassis.redis_pipeline import Pipelines
 from services.chassis.redis_scripts import Scripts
+from services.chassis.redis_url import parse_redis_url
 from trajectory_manager.records import Durability
 from trajectory_manager.redis_columns import RedisColumnStore
 from trajectory_manager.redis_ledger import RedisLedgerStore
@@ -30,24 +31,34 @@ _RETRY_SECONDS = 0.2
 
 @asynccontextmanager
 async def redis_store(
-    url: str, durability: Durability, start_seconds: float, scripts: Path = SCRIPTS
+    url: str,
+    durability: Durability,
+    start_seconds: float,
+    scripts: Path = SCRIPTS,
+    replicas: int = 1,
 ) -> AsyncIterator[Store]:
     """The store at `url`, once it answers and gives what `durability` promises.
+
+    For `replicated`, each master has `replicas` replicas, and all of them confirm each write: one
+    that need not could be promoted without it.
 
     Raises:
         DependencyUnavailable: it, or a replica that it needs, was away for `start_seconds`.
         ConfigError: its settings promise less, or let it evict what is stored.
     """
     redis = connect(url)
-    pipelines = Pipelines(redis, replicas=int(durability is Durability.REPLICATED))
+    confirmed_by = replicas if durability is Durability.REPLICATED else 0
+    pipelines = Pipelines(redis, replicas=confirmed_by)
     try:
         deadline = asyncio.get_running_loop().time() + start_seconds
         cure = f"no answer within {start_seconds:g} s: start it or correct redis_url"
         await _until(lambda: _pings(redis), deadline, cure)
-        await _check_settings(redis, durability)
-        if durability is Durability.REPLICATED:
-            cure = "durability is replicated, and a master has no replica: connect one to each"
-            await _until(lambda: _has_replicas(redis), deadline, cure)
+        await _check_settings(redis, durability, replicas)
+        if durability is Durability.DURABLE:
+            await _check_no_failover(url, redis)
+        if confirmed_by:
+            cure = f"durability is replicated, and a master has not {replicas} replica(s) connected"
+            await _until(lambda: _has_replicas(redis, replicas), deadline, cure)
         lua = Scripts(pipelines, scripts)
 
         async def ready() -> bool:
@@ -93,7 +104,7 @@ async def _ask_masters(redis: Any, command: str, *args: str) -> list[dict[str, A
     ]
 
 
-async def _check_settings(redis: Redis, durability: Durability) -> None:
+async def _check_settings(redis: Redis, durability: Durability, replicas: int) -> None:
     asked = ("append*", "maxmemory*", "min-replicas*")
     for settings in await _ask_masters(redis, "CONFIG GET", *asked):
         if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
@@ -102,23 +113,42 @@ async def _check_settings(redis: Redis, durability: Durability) -> None:
                 "recorded tokens: set it to noeviction"
             )
         gives = (settings["appendonly"], settings["appendfsync"])
-        if durability is Durability.DURABLE and gives != ("yes", "always"):
+        if durability is not Durability.FAST and gives != ("yes", "always"):
             raise ConfigError(
-                f"durability is durable, and redis has appendonly {gives[0]}, appendfsync "
-                f"{gives[1]}: start it with appendonly yes and appendfsync always"
+                f"durability is {durability.name.lower()}, and redis has appendonly {gives[0]}, "
+                f"appendfsync {gives[1]}: start it with appendonly yes and appendfsync always"
             )
-        guard = (settings["min-replicas-to-write"], settings["min-replicas-max-lag"])
-        if durability is Durability.REPLICATED and "0" in guard:
+        needed, lag = settings["min-replicas-to-write"], settings["min-replicas-max-lag"]
+        if durability is Durability.REPLICATED and (int(needed) < replicas or lag == "0"):
             raise ConfigError(
-                f"durability is replicated, and redis has min-replicas-to-write {guard[0]}, "
-                f"min-replicas-max-lag {guard[1]}: set them to 1 and 2 on every server, or an "
+                f"durability is replicated, and redis has min-replicas-to-write {needed}, "
+                f"min-replicas-max-lag {lag}: set them to {replicas} and 2 on every server, or an "
                 "isolated master goes on acknowledging what is lost"
             )
 
 
-async def _has_replicas(redis: Redis) -> bool:
+async def _check_no_failover(url: str, redis: Redis) -> None:
+    """What only the master has on its disk is lost when a replica takes its place by itself."""
+    topology = parse_redis_url(url).topology
+    if not topology:
+        return
+    answers = await _ask_masters(redis, "INFO", "replication")
+    if any(answer["connected_slaves"] for answer in answers):
+        raise ConfigError(
+            f"durability is durable, and a {topology} may promote a replica that has not got what "
+            "was acknowledged: set durability to replicated"
+        )
+
+
+async def _has_replicas(redis: Redis, replicas: int) -> bool:
     try:
         answers = await _ask_masters(redis, "INFO", "replication")
     except (*AWAY, OSError):
         return False
-    return all(answer["connected_slaves"] >= 1 for answer in answers)
+    found = [answer["connected_slaves"] for answer in answers]
+    if max(found) > replicas:
+        raise ConfigError(
+            f"replicas is {replicas}, and a master has {max(found)}: one that need not confirm a "
+            f"write could be promoted without it; set replicas to {max(found)}"
+        )
+    return bool(min(found) == replicas)

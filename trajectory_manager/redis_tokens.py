@@ -9,7 +9,7 @@ from services.chassis.errors import ServiceError
 from services.chassis.redis_scripts import RUN_ID, Scripts
 from trajectory_manager import keys, redis_forms
 from trajectory_manager.records import Outcome, Purpose, Rollout
-from trajectory_manager.refusals import accepted, refused
+from trajectory_manager.refusals import accepted, refusal, refused
 from trajectory_manager.token_records import (
     Append,
     Appended,
@@ -121,6 +121,8 @@ class RedisTokenStore:
         if not turn_ids:
             return []
         reply = await self._call("read", run_id, rollout_id, "turns", *turn_ids)
+        if reply[0] is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
         filled = await self._filled(run_id, {rollout_id: redis_forms.turn_records(reply)})
         return [record.tokens for record in filled[rollout_id]]
 

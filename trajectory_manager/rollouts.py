@@ -112,7 +112,8 @@ class Rollouts:
         )
         turn = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
         rollout = await tokens.rollout(run_id, rollout_id)
-        assert rollout is not None, "an opened turn has a rollout"
+        if rollout is None:  # the store lost it, or a retention deleted it, in between
+            raise refusals.refusal("UNKNOWN_ROLLOUT", rollout_id)
         (own,) = await tokens.tokens(run_id, rollout_id, [turn.turn_id])
         return OpenedTurn(
             turn=turn,

@@ -104,7 +104,11 @@ class TokenStore(Protocol):
         ...
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
-        """What each turn added."""
+        """What each turn added.
+
+        Raises:
+            ServiceError: NOT_FOUND, of the rollout or of a turn.
+        """
         ...
 
     async def read(

@@ -163,6 +163,7 @@ def manager(
     redis_url: str,
     *,
     durability: str = "durable",
+    replicas: int = 1,
     module: str = "trajectory_manager",
     extra: Mapping[str, str] | None = None,
 ) -> Server:
@@ -173,6 +174,7 @@ def manager(
         "SEAMFLOW_TRAJECTORY_MANAGER_ADMIN_PORT": "-1",
         "SEAMFLOW_TRAJECTORY_MANAGER_REDIS_URL": redis_url,
         "SEAMFLOW_TRAJECTORY_MANAGER_DURABILITY": durability,
+        "SEAMFLOW_TRAJECTORY_MANAGER_REPLICAS": str(replicas),
         "SEAMFLOW_TRAJECTORY_MANAGER_START_SECONDS": "60",
         "SEAMFLOW_TRAJECTORY_MANAGER_SWEEP_SECONDS": "0.2",
     }

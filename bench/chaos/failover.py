@@ -31,7 +31,7 @@ def kill_master(setting: Setting, kills: int = 10) -> Outcome:
     random, recoveries = Random(setting.seed), []
     folder = setting.part("servers").folder
     sentinels = Sentinels(folder, SAFE)
-    manager = children.manager(setting.folder, sentinels.url, durability="replicated")
+    manager = children.manager(setting.folder, sentinels.url, durability="replicated", replicas=2)
     replicated = trajectory_pb2.DURABILITY_REPLICATED
     with under_load(setting, redis=sentinels, manager=manager, durability=replicated) as rig:
         for _ in setting.progress.track(range(kills), description="SIGKILL of the master"):

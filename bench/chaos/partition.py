@@ -40,7 +40,7 @@ def run(setting: Setting, durability: str) -> tuple[Verdict, float]:
     folder = setting.part("servers").folder
     hosts = {"master_host": _SIDES[0], "other_host": _SIDES[1]}
     sentinels = Sentinels(folder, SAFE if safe else {}, **hosts)
-    manager = children.manager(setting.folder, sentinels.url, durability=durability)
+    manager = children.manager(setting.folder, sentinels.url, durability=durability, replicas=2)
     wanted = trajectory_pb2.Durability.Value(f"DURABILITY_{durability.upper()}")
     with under_load(setting, redis=sentinels, manager=manager, durability=wanted) as rig:
         time.sleep(_LOAD_SECONDS)

@@ -19,7 +19,7 @@ from services.chassis.redis_binary import find_redis_server
 __all__ = ["SAFE", "SERVICE", "Sentinels"]
 
 SERVICE = "seamflow"
-SAFE = {"min-replicas-to-write": "1", "min-replicas-max-lag": "2"}
+SAFE = {"min-replicas-to-write": "2", "min-replicas-max-lag": "2"}
 """What `replicated` asks of its servers: an isolated master stops to write."""
 
 _QUICK = {"repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
@@ -41,10 +41,10 @@ class Sentinels:
     ) -> None:
         """Prepare all processes, with more `settings` for the servers, such as `SAFE`."""
         common = {**_QUICK, **settings}
-        master = children.redis_server(folder / "server-0", "everysec", 0, common, master_host)
+        master = children.redis_server(folder / "server-0", "always", 0, common, master_host)
         follow = {**common, "replicaof": f"{master_host} {master.port}"}
         replicas = [
-            children.redis_server(folder / f"server-{i + 1}", "everysec", 0, follow, other_host)
+            children.redis_server(folder / f"server-{i + 1}", "always", 0, follow, other_host)
             for i in range(_NUM_REPLICAS)
         ]
         self.servers = [master, *replicas]

@@ -53,7 +53,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     # Channels of one process to one address must not share a connection that one of them broke.
     ("grpc.use_local_subchannel_pool", 1),

@@ -120,6 +120,12 @@ def store_errors(operation: str) -> Iterator[None]:
     except AWAY as error:
         message = f"{operation}: the store does not answer"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    except RuntimeError as error:
+        # uvloop's word for a connection that was reset while it was being made.
+        if "closed" not in str(error):
+            raise
+        message = f"{operation}: the store does not answer"
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
     except exceptions.ResponseError as error:
         refusal = _REFUSALS.get(str(error).partition(" ")[0])
         if refusal is None:

@@ -104,6 +104,9 @@ class Pipeline:
             try:
                 await connection.connect()
                 self._run_id = await self._ask_run_id()
+            except RuntimeError as error:
+                await connection.disconnect(nowait=True)
+                raise _reset(error) from error
             except BaseException:
                 # An open connection is one whose run_id is known.
                 await connection.disconnect(nowait=True)
@@ -132,6 +135,9 @@ class Pipeline:
         except TimeoutError as error:
             await connection.disconnect(nowait=True)
             raise exceptions.TimeoutError(f"no reply within {_BATCH_SECONDS:g} s") from error
+        except RuntimeError as error:
+            await connection.disconnect(nowait=True)
+            raise _reset(error) from error
         except BaseException:
             # Replies may still be under way: nobody must take them for those of the next batch.
             await connection.disconnect(nowait=True)
@@ -152,6 +158,11 @@ class Pipeline:
             if isinstance(reply, exceptions.ConnectionError):
                 raise reply
             yield reply
+
+
+def _reset(error: RuntimeError) -> exceptions.ConnectionError:
+    """What uvloop means when it says that the handle of a connection is closed."""
+    return exceptions.ConnectionError(f"the connection was reset: {error}")
 
 
 class Pipelines:

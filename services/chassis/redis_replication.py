@@ -16,7 +16,7 @@ from redis import exceptions
 
 __all__ = ["Confirmation", "NotReplicated"]
 
-_WAIT_MS = 1000
+_WAIT_MS = 500
 _MARKER_MS = 1000
 
 

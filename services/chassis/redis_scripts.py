@@ -141,7 +141,8 @@ def _translated(name: str, reply: Any) -> Any:
         return reply
     try:
         with store_errors(name):
-            raise reply
+            # The same exception may stand for many replies: each tells its own story.
+            raise reply.with_traceback(None)
     except ServiceError as error:
         return error
 

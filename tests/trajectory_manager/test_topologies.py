@@ -20,13 +20,17 @@ from trajectory_manager.records import Durability
 from trajectory_manager.redis_store import redis_store
 from trajectory_manager.store import Store
 
-GUARDED = {"min-replicas-to-write": "1", "min-replicas-max-lag": "2"}
+GUARDED = {
+    "appendfsync": "always",
+    "min-replicas-to-write": "2",
+    "min-replicas-max-lag": "2",
+}
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSentinel]:
-    """Servers that refuse to write without a replica, and their Sentinels."""
-    group = RedisSentinel(tmp_path_factory.mktemp("guarded"), GUARDED)
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[RedisSentinel]:
+    """Servers that refuse to write without both replicas, and their Sentinels."""
+    group = RedisSentinel(tmp_path / "guarded", GUARDED)
     group.start()
     yield group
     group.stop()
@@ -87,8 +91,8 @@ class Writer:
         self._epoch = (await self._run.begin("r", "t", [1])).turn.epoch
 
 
-async def lose_the_master(group: RedisSentinel, writer: Writer) -> None:
-    """Kill it under load, with writes that no replica has, and write on with its successor."""
+async def lose_the_master(group: RedisSentinel, writer: Writer) -> RedisServer:
+    """Kill it under load, with writes that no replica has; the killed one."""
     await writer.open()
     await writer.append_many(50)
     replicas = await asyncio.to_thread(group.cut_replicas)
@@ -99,15 +103,18 @@ async def lose_the_master(group: RedisSentinel, writer: Writer) -> None:
     for replica in replicas:
         replica.thaw()
     await asyncio.to_thread(group.wait_for_master_other_than, old)
+    return old
 
 
 async def test_a_failover_loses_nothing_that_was_acknowledged(guarded: RedisSentinel) -> None:
-    """While no replica has the tokens nothing is acknowledged, and afterwards writing goes on."""
-    async with redis_store(guarded.url, Durability.REPLICATED, 5.0) as store:
+    """Without all replicas nothing is acknowledged; when the lost server is back, writing goes on."""
+    async with redis_store(guarded.url, Durability.REPLICATED, 5.0, replicas=2) as store:
         writer = Writer(store)
-        await lose_the_master(guarded, writer)
+        old = await lose_the_master(guarded, writer)
         assert writer.acknowledged == 50
         assert writer.refused == 20
+        old.settings["replicaof"] = f"127.0.0.1 {guarded.master().port}"
+        await asyncio.to_thread(old.start)
         await writer.append_many(50)
         assert await writer.stored() == list(range(100))
 
@@ -127,7 +134,7 @@ async def test_control_a_failover_in_fast_loses_what_was_acknowledged(
 
 async def test_an_isolated_master_refuses_to_write(guarded: RedisSentinel) -> None:
     """At first it cannot confirm, and soon it does not even accept."""
-    async with redis_store(guarded.url, Durability.REPLICATED, 15.0) as store:
+    async with redis_store(guarded.url, Durability.REPLICATED, 15.0, replicas=2) as store:
         writer = Writer(store, "isolated")
         await writer.open()
         await writer.append_many(5)
@@ -147,15 +154,29 @@ async def test_an_isolated_master_refuses_to_write(guarded: RedisSentinel) -> No
 
 async def test_settings_that_would_lose_tokens_are_refused(redis_server: RedisServer) -> None:
     """The error names the setting and the cure; a replica that is missing is waited for."""
-    with pytest.raises(ConfigError, match=r"min-replicas-to-write 0.*set them to 1 and 2"):
-        await _open(redis_server.url, Durability.REPLICATED)
+    for wanted in (Durability.DURABLE, Durability.REPLICATED):
+        with pytest.raises(ConfigError, match=r"appendfsync everysec.*appendfsync always"):
+            await _open(redis_server.url, wanted)
     async with Redis(port=redis_server.port) as client:
+        await client.config_set("appendfsync", "always")
+        with pytest.raises(ConfigError, match=r"min-replicas-to-write 0.*set them to 1 and 2"):
+            await _open(redis_server.url, Durability.REPLICATED)
         await client.config_set("min-replicas-to-write", 1)
-        with pytest.raises(DependencyUnavailable, match="a master has no replica"):
+        with pytest.raises(DependencyUnavailable, match=r"a master has not 1 replica\(s\)"):
             await _open(redis_server.url, Durability.REPLICATED)
         await client.config_set("maxmemory", 1 << 30, "maxmemory-policy", "allkeys-lru")
         with pytest.raises(ConfigError, match=r"allkeys-lru.*noeviction"):
             await _open(redis_server.url, Durability.FAST)
+
+
+async def test_a_topology_that_could_promote_too_little_is_refused(
+    guarded: RedisSentinel,
+) -> None:
+    """A replica that need not confirm could take over, and under `durable` none of them does."""
+    with pytest.raises(ConfigError, match="set replicas to 2"):
+        await _open(guarded.url, Durability.REPLICATED)
+    with pytest.raises(ConfigError, match="set durability to replicated"):
+        await _open(guarded.url, Durability.DURABLE)
 
 
 async def test_every_master_of_a_cluster_is_checked(redis_cluster: RedisCluster) -> None:

@@ -14,13 +14,18 @@ for i = 2, #ARGV, 2 do
 end
 local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens')
 local outstanding = tonumber(counts[1] or 0) - tonumber(counts[2] or 0) - tonumber(counts[3] or 0)
+local limit = rules.groups_per_step * (rules.max_staleness + 1)
 local stored, cap = tonumber(counts[4] or 0), rules.max_stored_tokens or 0
-if #new > 0 and cap > 0 and stored > cap then
-  return {'refused', 'FULL_RUN', ARGV[1], string.format('%d', stored), string.format('%d', cap)}
+if cap > 0 and stored > cap then
+  -- With retention the next step frees tokens: closing admission to it would be for ever.
+  limit = (rules.retention_steps or 0) > 0 and rules.groups_per_step or 0
+  if #new > math.max(0, limit - outstanding) then
+    return {'refused', 'FULL_RUN', ARGV[1], string.format('%d', stored), string.format('%d', cap)}
+  end
 end
-local free = rules.groups_per_step * (rules.max_staleness + 1) - outstanding
+local free = math.max(0, limit - outstanding)
 if #new > free then
-  return {'refused', 'CLOSED_ADMISSION', string.format('%d', #new), string.format('%d', math.max(0, free))}
+  return {'refused', 'CLOSED_ADMISSION', string.format('%d', #new), string.format('%d', free)}
 end
 local time = redis.call('TIME')
 local expires = time[1] * 1000 + time[2] / 1000 + rules.lease_seconds * 1000

@@ -85,7 +85,7 @@ class Agents(Base):
 
     def task(self, number: int, purpose: Purpose) -> Task:
         """The task of this number."""
-        size = self.rules.group_size
+        size = self.config.group_size
         return Task(task_id=f"task-{number}", payload_json="{}", num_samples=size, purpose=purpose)
 
     @rule(purposes=st.sampled_from(PURPOSES), lost=LOST)
@@ -159,6 +159,14 @@ class Agents(Base):
         ids = [n if n <= length - fork else 100 + n for n in range(1, length + 1)]
         self.opened(picked(self.held, number), f"t{turn}", attempt, ids, parent, steps)
 
+    @precondition(lambda self: self.turns)
+    @rule(number=PICK, attempt=st.sampled_from("abc"))
+    def reopen(self, number: int, attempt: str) -> None:
+        """A gateway that restarted goes on with a turn, or another one takes it over."""
+        turn = picked(list(self.turns.values()), number)
+        held = Held(turn.rollout_id, "", Purpose.TRAIN)
+        self.opened(held, turn.turn_id, attempt, turn.prompt)
+
     def opened(
         self,
         held: Held,
@@ -185,7 +193,7 @@ class Agents(Base):
         if not isinstance(model, OpenedTurn):
             return None
         key = (held.rollout_id, turn_id)
-        writing = self.turns.setdefault(key, Writing(*key))
+        writing = self.turns.setdefault(key, Writing(*key, prompt=ids))
         writing.prefix = model.turn.opening.prefix_length
         writing.length = model.tokens.num_tokens
         self._learn_epoch(writing, real.turn.epoch, model.turn.epoch)
@@ -255,7 +263,7 @@ class Agents(Base):
     def work(self, number: int, outcomes: list[Outcome], version: int, steps: int | None) -> None:
         """Tasks come and are played, one rollout after the other."""
         self.submit(number, Purpose.TRAIN, 999, lost=False)
-        for turn in range(number * (self.rules.group_size + 1)):
+        for turn in range(number * (self.config.group_size + 1)):
             self.play(picked(outcomes, turn), version, steps if turn == 0 else None)
 
     def play(self, outcome: Outcome, version: int, steps: int | None = None) -> None:
@@ -276,6 +284,9 @@ class Agents(Base):
             end=1,
         )
         self.end(held, outcome, steps)
+        if steps is None:
+            self.held.remove(held)
+            del self.turns[held.rollout_id, "t0"]
 
     @precondition(lambda self: self.held)
     @rule(number=PICK, outcome=st.sampled_from(OUTCOMES), steps=STEPS)

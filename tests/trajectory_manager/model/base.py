@@ -30,6 +30,7 @@ from trajectory_manager.records import (
     RolloutState,
     RunConfig,
     StalenessPolicy,
+    Topic,
 )
 from trajectory_manager.redis_store import redis_store
 from trajectory_manager.rollouts import Rollouts
@@ -100,6 +101,7 @@ class Writing:
 
     rollout_id: str
     turn_id: str
+    prompt: list[int]
     prefix: int = 0
     length: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
@@ -111,7 +113,7 @@ class Base(RuleBasedStateMachine):
     def __init__(self, rig: Rig) -> None:
         super().__init__()
         self.rig = rig
-        self.rules = RULES
+        self.config = RULES
         self.held: list[Held] = []
         self.names: set[str] = set()
         self.turns: dict[tuple[str, str], Writing] = {}
@@ -119,6 +121,7 @@ class Base(RuleBasedStateMachine):
         self.epochs: list[int] = [0]
         self.delivered: dict[int, int] = {}
         self.ended: dict[str, Any] = {}
+        self.versions: dict[Topic, list[int]] = {}
         self.stack = AsyncExitStack()
         self.wait(self._open())
 
@@ -164,7 +167,7 @@ class Base(RuleBasedStateMachine):
     @initialize(rules=rules_of_runs())
     def create(self, rules: RunConfig) -> None:
         """The run, and its first trainer."""
-        self.rules = rules
+        self.config = rules
         self.both(lambda on: on.store.runs.create_run(RUN_ID, rules))
         self.take_over("trainer-0", 0)
 
@@ -183,13 +186,26 @@ class Base(RuleBasedStateMachine):
     @invariant()
     def both_show_the_same(self) -> None:
         """Every rollout, group, step and column; and what has ended stays as it is."""
-        if self.rules is RULES:
+        if self.config is RULES:
             return
         given = (RUN_ID, self.names, self.epoch, self.delivered)
         real, model = self.wait(self._views(*given))
         for name, shown in model.items():
             assert real[name] == shown, f"{name}: Redis {real[name]!r}, the model {shown!r}"
         self._check_ends(real["rollouts"])
+        self.wait(self._check_wakeups())
+
+    async def _check_wakeups(self) -> None:
+        """Whoever waits on the one store is told to look again when it would be on the other."""
+        for topic in (Topic.TASKS, Topic.READY):
+            versions = [
+                await side.store.runs.version(RUN_ID, topic)
+                for side in (self.pair.real, self.pair.model)
+            ]
+            before = self.versions.get(topic, [0, 0])
+            woken = [now != then for now, then in zip(versions, before, strict=True)]
+            assert woken[0] == woken[1], f"{topic}: woken on Redis, on the model: {woken}"
+            self.versions[topic] = versions
 
     async def _views(self, *given: Any) -> list[dict[str, Any]]:
         return [await view(side.store, *given) for side in (self.pair.real, self.pair.model)]

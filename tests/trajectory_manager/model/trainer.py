@@ -122,21 +122,21 @@ class Consumers(Base):
         super().__init__(*args)
         self.cells: list[Cells] = []
 
-    @precondition(lambda self: self.rules.required_columns)
+    @precondition(lambda self: self.config.required_columns)
     @rule(column=st.sampled_from(COLUMNS), needs=st.booleans(), number=st.integers(1, 3), lost=LOST)
     def lease_column(self, column: str, needs: bool, number: int, lost: bool) -> None:
         """A consumer asks for samples, with or without another column; lost answers run out."""
         wanted = COLUMNS[:1] if needs and column == COLUMNS[1] else ()
-        wanted = tuple(name for name in wanted if name in self.rules.required_columns)
+        wanted = tuple(name for name in wanted if name in self.config.required_columns)
         lease = self.both(lambda on: on.store.columns.lease(RUN_ID, column, wanted, number))
         if lease is not None and not lost:
             self.cells.append(Cells(column, lease.epoch, lease.sample_ids))
 
-    @precondition(lambda self: self.rules.required_columns)
+    @precondition(lambda self: self.config.required_columns)
     @rule()
     def compute_columns(self) -> None:
         """Consumers compute all there is to compute."""
-        for column in self.rules.required_columns:
+        for column in self.config.required_columns:
             self.lease_column(column, needs=True, number=9, lost=False)
             if self.cells:
                 self.write_column(-1, b"aaaa", True, False, True, lost=False)
