@@ -103,6 +103,7 @@ class _Rig:
     client: Redis
     channel: grpc.aio.Channel
     producers: Producers
+    load: asyncio.Task[None]
     found: Found = field(default_factory=Found)
 
     @property
@@ -113,6 +114,14 @@ class _Rig:
         """MiB of memory that the manager's process holds; read where Linux tells it."""
         pages = int(Path(f"/proc/{self.manager.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
+
+    def check(self) -> None:
+        """Raise what ended the load or the manager, if either has ended."""
+        if not self.manager.running:
+            log = self.manager.log.read_text(errors="replace")
+            raise RuntimeError(f"the trajectory manager ended:\n{log[-2000:]}")
+        if self.load.done():
+            self.load.result()
 
     async def memory(self, section: str, name: str) -> int:
         """A number of Redis' INFO."""
@@ -125,6 +134,7 @@ class _Rig:
         rss, acked = [], []
         started = time.monotonic()
         while (passed := time.monotonic() - started) < seconds:
+            self.check()
             rss.append(self.manager_rss())
             acked.append(float(self.seen.num_tokens))
             self._tell(bar, passed, rss[-1])
@@ -146,6 +156,7 @@ class _Rig:
         started = time.monotonic()
         acked, steps = self.seen.num_tokens, len(committed_steps(self.checkpoints))
         while self.seen.num_tokens == acked or len(committed_steps(self.checkpoints)) == steps:
+            self.check()
             if time.monotonic() > started + _RECOVER_SECONDS:
                 told = dict(self.seen.messages), dict(self.seen.abandoned)
                 raise RuntimeError(f"nothing goes on after {_RECOVER_SECONDS:g} s: {told}")
@@ -224,6 +235,7 @@ async def _under_load(folder: Path, seed: int, progress: Progress) -> AsyncItera
             await _create_run(channel)
             trainer = Child("trainer", command, folder, children.environment())
             producers = Producers(channel, RUN_ID, Random(seed))
+            load = asyncio.create_task(producers.work(AGENTS, RECORDERS))
             rig = _Rig(
                 progress=progress,
                 redis=redis,
@@ -233,8 +245,8 @@ async def _under_load(folder: Path, seed: int, progress: Progress) -> AsyncItera
                 client=client,
                 channel=channel,
                 producers=producers,
+                load=load,
             )
-            load = asyncio.create_task(producers.work(AGENTS, RECORDERS))
             await rig.goes_on()
             yield rig
             producers.stop()

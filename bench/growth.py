@@ -115,11 +115,18 @@ async def _measure(
             store = await stack.enter_async_context(filled(size, given.seed))
             await store.open_rollouts(size, partial(progress.advance, bar))
             stores.append(store)
-        p99s = await _append_rounds(stores, given, progress)
+        bar = progress.add_task("append", total=(given.rounds + 1) * len(stores))
+        p99s = await _rounds(
+            stores,
+            given.rounds,
+            lambda store: store.append_p99(given.round_seconds),
+            partial(progress.advance, bar),
+        )
         for store in (ends := (stores[0], stores[-1])):
             bar = progress.add_task(f"{store.size:,} waiting groups", total=store.size)
             await store.record_groups(store.size, partial(progress.advance, bar))
-        leases = await _lease_rounds(ends, LEASE_ROUNDS, progress)
+        bar = progress.add_task("lease", total=(LEASE_ROUNDS + 1) * len(ends))
+        leases = await _rounds(ends, LEASE_ROUNDS, Filled.lease, partial(progress.advance, bar))
     medians = {store.size: median(p99s[store.size]) for store in stores}
     figures["append_p99_growth"] = max(medians.values()) / min(medians.values())
     figures["lease_512_growth"] = ratio(*(leases[store.size] for store in reversed(ends)))
@@ -129,33 +136,20 @@ async def _measure(
     return figures, raw | {f"lease_512_ms_{size}": found for size, found in leases.items()}
 
 
-async def _append_rounds(
-    stores: Sequence[Filled], given: argparse.Namespace, progress: Progress
+async def _rounds(
+    stores: Sequence[Filled],
+    rounds: int,
+    measure: Callable[[Filled], Awaitable[float]],
+    advance: Advance,
 ) -> dict[int, list[float]]:
-    """Size -> 99th percentile of each round, in ms; the first round only warms up."""
+    """Size -> what each round measured, stores in turns; one more round first warms up."""
     found: dict[int, list[float]] = {store.size: [] for store in stores}
-    bar = progress.add_task("append", total=(given.rounds + 1) * len(stores))
-    for number in range(given.rounds + 1):
-        for store in stores:
-            latencies = await store.append_for(given.round_seconds)
-            if number:
-                found[store.size].append(float(np.percentile(latencies, 99)) * 1000)
-            progress.advance(bar)
-    return found
-
-
-async def _lease_rounds(
-    stores: Sequence[Filled], rounds: int, progress: Progress
-) -> dict[int, list[float]]:
-    """Size -> time of each lease, in ms; the first round only warms up."""
-    found: dict[int, list[float]] = {store.size: [] for store in stores}
-    bar = progress.add_task("lease", total=(rounds + 1) * len(stores))
     for number in range(rounds + 1):
         for store in stores:
-            seconds = await store.lease()
+            measured = await measure(store)
             if number:
-                found[store.size].append(seconds * 1000)
-            progress.advance(bar)
+                found[store.size].append(measured)
+            advance(1)
     return found
 
 
@@ -255,6 +249,10 @@ class Filled:
             ids=segment.token_ids.tobytes(), logprobs=segment.logprobs.tobytes(), spans=(span,)
         )
 
+    async def append_p99(self, seconds: float) -> float:
+        """99th percentile of the latency of an append, in ms."""
+        return float(np.percentile(await self.append_for(seconds), 99)) * 1000
+
     async def append_for(self, seconds: float) -> list[float]:
         """Latency in seconds of each append of a fixed load: every writer awaits its own."""
         recorder = Recorder(TrajectoryServiceStub(self.channel))  # type: ignore[arg-type]
@@ -290,7 +288,7 @@ class Filled:
         )
 
     async def lease(self) -> float:
-        """Seconds that a step's lease took; the step is committed, and its groups made up for."""
+        """Milliseconds of a step's lease; the step is committed, and its groups made up for."""
         stub: SampleServiceAsyncStub = SampleServiceStub(self.channel)  # type: ignore[assignment]
         if not self.epoch:
             request = sample_service_pb2.ReconcileRequest(run_id=RUN_ID, trainer_id="bench")
@@ -301,14 +299,14 @@ class Filled:
         )
         sent = time.monotonic()
         samples = (await stub.LeaseSamples(wanted)).samples
-        seconds = time.monotonic() - sent
+        milliseconds = (time.monotonic() - sent) * 1000
         assert len(samples) == LEASED_SAMPLES, f"{len(samples)} samples"
         commit = sample_service_pb2.CommitStepRequest(
             run_id=RUN_ID, epoch=self.epoch, step=self.steps
         )
         await stub.CommitStep(commit)
         await self.record_groups(LEASED_SAMPLES)
-        return seconds
+        return milliseconds
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 
 from bench.report import Report
-from tests.trajectory_manager.model.machine import explore, rig
+from tests.trajectory_manager.model.machine import MACHINES, explore, rig
 
 HISTORIES = 10
 RULES = 80
@@ -50,7 +50,8 @@ def _round(seed: int, *, restarts: bool) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder, rig(Path(folder), restarts=restarts) as on:
         histories, rules = (3, 30) if restarts else (HISTORIES, RULES)
         try:
-            explore(on, histories=histories, rules=rules, first_seed=seed)
+            kind = MACHINES[seed % len(MACHINES)]
+            explore(on, kind, histories=histories, rules=rules, first_seed=seed)
         except Exception:
             traceback.print_exc()
             on.counts["disagreements"] += 1

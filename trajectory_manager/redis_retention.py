@@ -65,9 +65,3 @@ class RedisRetentionStore:
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
         return accepted(reply)
-
-
-def _member(group: EndedGroup) -> str:
-    """As Lua's cjson writes it."""
-    text = json.dumps([group.task_id, *group.attempts], separators=(",", ":"))
-    return text.replace("/", "\\/")

@@ -23,6 +23,8 @@ from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import TokenStore
 from trajectory_manager.token_records import Span, Tokens, TurnRecord, cut_spans, joined
 
+_ROLLOUTS_AT_ONCE = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -90,9 +92,11 @@ async def build(
     masks = config.staleness_policy is StalenessPolicy.MASK
     oldest = base - config.max_staleness if masks else None
     by_id: dict[str, Sample] = {}
-    for found in await tokens.read(run_id, rollout_ids):
-        assert found is not None, "a leased sample has a rollout"
-        by_id.update((sample.sample_id, sample) for sample in of_rollout(*found, base, oldest))
+    for start in range(0, len(rollout_ids), _ROLLOUTS_AT_ONCE):
+        # A few at a time: appends must not wait behind a whole step.
+        for found in await tokens.read(run_id, rollout_ids[start : start + _ROLLOUTS_AT_ONCE]):
+            assert found is not None, "a leased sample has a rollout"
+            by_id.update((sample.sample_id, sample) for sample in of_rollout(*found, base, oldest))
     return [by_id[name] for name in lease.sample_ids]
 
 

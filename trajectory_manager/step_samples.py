@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,8 @@ from trajectory_manager.records import StalenessPolicy
 from trajectory_manager.shards import cut
 from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import Store
+
+_SAMPLES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +41,14 @@ async def read(
     whole = replace(config, staleness_policy=StalenessPolicy.DROP)
     built = await samples.build(store.tokens, run_id, config, fresh)
     again = await samples.build(store.tokens, run_id, whole, replayed)
-    messages = [conversion.sample_to(sample, packed=packed) for sample in (*built, *again)]
-    for index, message in enumerate(messages):
+    messages = []
+    for index, sample in enumerate((*built, *again)):
+        message = conversion.sample_to(sample, packed=packed)
         message.shard = shards[message.sample_id]
         message.replayed = index >= len(built)
+        messages.append(message)
+        if index % _SAMPLES_AT_ONCE == 0:
+            await asyncio.sleep(0)  # appends must not wait behind a whole step
     await add_columns(store.columns, run_id, messages, config.required_columns)
     staleness = [lease.base_weight_version - sample.min_weight_version for sample in built]
     return StepSamples(messages=messages, staleness=staleness)

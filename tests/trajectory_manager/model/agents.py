@@ -20,16 +20,16 @@ from tests.trajectory_manager.model.base import (
     picked,
 )
 from tests.trajectory_manager.support import CREDENTIAL, ENV, failed, policy, rewarded, tokens
+from trajectory_manager.matching import Prompt
 from trajectory_manager.records import (
     FailureClass,
     Outcome,
     Purpose,
     Reward,
     Rollout,
-    SlotName,
     Task,
 )
-from trajectory_manager.rollouts import OpenedTurn, Prompt
+from trajectory_manager.rollouts import OpenedTurn
 from trajectory_manager.token_records import (
     Append,
     Appended,
@@ -66,7 +66,6 @@ WORK: dict[str, Any] = {
 class Agents(Base):
     """Tasks come, are leased, played, finished or lost."""
 
-    num_tasks = 0
     num_nonces = 0
 
     @rule(number=st.integers(1, 3), purpose=TRAIN_MOSTLY, old=PICK, lost=LOST)
@@ -76,7 +75,7 @@ class Agents(Base):
         self.num_tasks += number
         tasks = [self.task(n, purpose) for n in range(first, first + number)]
         if old < 300 and first > 1:
-            tasks.append(replace(self.task(first - 1, purpose)))
+            tasks.append(self.task(first - 1, purpose))
         self.both(
             lambda on: on.store.runs.submit(RUN_ID, tasks, 12),
             lost=lost,
@@ -126,7 +125,7 @@ class Agents(Base):
         held.started = held.started or (isinstance(answer, str) and answer != "killed")
         return held.started
 
-    @rule(number=st.integers(1, 3))
+    @rule(number=st.integers(1, 9))
     def start_unleased(self, number: int) -> None:
         """Somebody plays without a lease."""
         held = Held(f"free-{number}", "", Purpose.EVAL)
@@ -212,7 +211,7 @@ class Agents(Base):
     @precondition(lambda self: self.turns)
     @rule(
         numbers=st.lists(PICK, min_size=1, max_size=3),
-        shift=st.sampled_from([0, 0, 0, 0, -1, -2, 1]),
+        shift=st.sampled_from([0, 0, 0, 0, 0, 0, -1, -1, -2, -2, 1]),
         other=st.sampled_from([0, 0, 0, 0, 100]),
         size=st.integers(0, 4),
         kind=st.integers(0, 3),
@@ -222,7 +221,7 @@ class Agents(Base):
         lost=LOST,
     )
     def append(self, numbers: list[int], stale: bool, lost: bool, **facts: int) -> None:
-        """A batch of segments: right ones, repeated ones, others in their place, gaps, late ones."""
+        """A batch of segments: right, repeated, others in their place, beyond a gap, too late."""
         written = [picked(list(self.turns.values()), number) for number in numbers]
         epochs = [w.epochs[0] if stale else w.epochs[-1] for w in written]
         appends = [self.segment(writing, **facts) for writing in written]
@@ -255,7 +254,7 @@ class Agents(Base):
             turn_id=writing.turn_id,
             epoch=0,
             offset=offset,
-            tokens=_spans(ids, kind, max(0, self.step - version)),
+            tokens=spans_of(ids, kind, max(0, self.step - version)),
             finish=Finish(reason=end, answer_key="key" * (end - 1)) if end else None,
         )
 
@@ -353,71 +352,8 @@ class Agents(Base):
         self.pair.clock.tick(seconds)
         self.flow(lambda rollouts, _, on: rollouts.sweep(RUN_ID), steps)
 
-    @rule(numbers=st.lists(PICK, min_size=1, max_size=2), lost=LOST)
-    def requeue(self, numbers: list[int], lost: bool) -> None:
-        """Somebody tries dead tasks again."""
-        names = [f"task-{number % (self.num_tasks + 1)}" for number in numbers]
-        self.both(lambda on: on.store.runs.requeue(RUN_ID, names), lost=lost, stable=type)
 
-    @rule(number=st.integers(1, 4), size=st.integers(1, 2), version=st.integers(0, 2), lost=LOST)
-    def record(self, number: int, size: int, version: int, lost: bool) -> None:
-        """Groups of an exported run are recorded, and again."""
-        task = Task(
-            task_id=f"old-{number}",
-            payload_json="{}",
-            num_samples=size,
-            purpose=Purpose.TRAIN,
-        )
-        admitted = self.both(
-            lambda on: on.store.runs.admit_recorded(RUN_ID, [task]),
-            lost=lost,
-            stable=lambda answer: getattr(answer, "num_free", answer),
-        )
-        names = [str(SlotName(task.task_id, slot, 1)) for slot in range(size)]
-        if isinstance(admitted, ServiceError):
-            return
-        self.names.update(names)
-        for name in names[: 1 + number % 2]:
-            self._record(name, version)
-
-    def _record(self, name: str, version: int) -> None:
-        from trajectory_manager.records import RolloutState
-        from trajectory_manager.token_records import Turn, TurnRecord
-
-        opening = Opening(turn_id="t0", attempt_id="-", prompt_digest="digest")
-        turn = TurnRecord(
-            turn=Turn(opening=opening, epoch=0, finish_reason=1),
-            tokens=_spans([1, 2, 3], 2, version),
-        )
-        rollout = Rollout(
-            run_id=RUN_ID,
-            rollout_id=name,
-            purpose=Purpose.TRAIN,
-            group_id=name.partition("/")[0],
-            state=RolloutState.FINISHED,
-            outcome=rewarded(version / 2),
-        )
-        self.flow(lambda rollouts, _, on: rollouts.record(rollout, [turn]))
-
-    @rule(steps=STEPS)
-    def retain(self, steps: int | None) -> None:
-        """The sweeper deletes what is past its time."""
-        self.flow(lambda _, retention, on: retention.sweep(RUN_ID), steps)
-
-    @precondition(lambda self: self.names)
-    @rule(numbers=st.lists(PICK, min_size=1, max_size=3), steps=STEPS)
-    def delete(self, numbers: list[int], steps: int | None) -> None:
-        """Somebody asks for rollouts to be deleted."""
-        names = [picked(sorted(self.names), number) for number in numbers]
-        self.flow(lambda _, retention, on: retention.delete(RUN_ID, names), steps)
-
-    @rule(delta=st.integers(-10, 10))
-    def count_tokens(self, delta: int) -> None:
-        """A manager counts tokens; alone of all operations this one is not idempotent."""
-        self.both(lambda on: on.store.runs.add_stored_tokens(RUN_ID, delta))
-
-
-def _spans(ids: list[int], kind: int, version: int) -> Tokens:
+def spans_of(ids: list[int], kind: int, version: int) -> Tokens:
     """Of the environment, sampled, first one and then the other, or of unknown weights."""
     if kind == 2 and len(ids) > 1:
         return tokens(ids[:1], ENV).joined(tokens(ids[1:], policy(version)))

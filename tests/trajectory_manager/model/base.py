@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,6 +109,8 @@ class Writing:
 
 class Base(RuleBasedStateMachine):
     """A run on both stores; after each rule they show the same."""
+
+    num_tasks = 0
 
     def __init__(self, rig: Rig) -> None:
         super().__init__()
@@ -221,8 +223,3 @@ class Base(RuleBasedStateMachine):
 def picked(items: Sequence[T], number: int) -> T:
     """One of `items`."""
     return items[number % len(items)]
-
-
-def always(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A precondition that is typed."""
-    return predicate

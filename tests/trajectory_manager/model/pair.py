@@ -76,7 +76,7 @@ class Pair:
         assert called[0] == called[1], "the stores led the manager different ways"
         if answers[0] == "killed":
             self.counts["crashes_injected"] += 1
-        self._compare(*answers, None)
+        self._compare(answers[0], answers[1], None)
         return answers[0], answers[1]
 
     async def _begin(self) -> None:

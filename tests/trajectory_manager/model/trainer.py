@@ -34,8 +34,14 @@ class Trainer(Base):
         """The trainer's epoch, or one of a trainer that was replaced."""
         return self.epochs[-2] if stale else self.epoch
 
-    @rule(ahead=st.sampled_from([1, 1, 1, 0, -1, 2]), base=st.integers(0, 2), stale=STALE, lost=LOST,
-          groups=st.sampled_from([0, 0, 1, 9]), shards=st.sampled_from([1, 1, 1, 2]))  # fmt: skip
+    @rule(
+        ahead=st.sampled_from([1, 1, 1, 0, -1, 2]),
+        base=st.integers(0, 2),
+        stale=STALE,
+        lost=LOST,
+        groups=st.sampled_from([0, 0, 1, 9]),
+        shards=st.sampled_from([1, 1, 1, 2]),
+    )
     def train(
         self, ahead: int, base: int, stale: bool, lost: bool, groups: int, shards: int
     ) -> None:
@@ -126,8 +132,8 @@ class Consumers(Base):
     @rule(column=st.sampled_from(COLUMNS), needs=st.booleans(), number=st.integers(1, 3), lost=LOST)
     def lease_column(self, column: str, needs: bool, number: int, lost: bool) -> None:
         """A consumer asks for samples, with or without another column; lost answers run out."""
-        wanted = COLUMNS[:1] if needs and column == COLUMNS[1] else ()
-        wanted = tuple(name for name in wanted if name in self.config.required_columns)
+        wanted = [COLUMNS[0]] if needs and column == COLUMNS[1] else []
+        wanted = [name for name in wanted if name in self.config.required_columns]
         lease = self.both(lambda on: on.store.columns.lease(RUN_ID, column, wanted, number))
         if lease is not None and not lost:
             self.cells.append(Cells(column, lease.epoch, lease.sample_ids))
@@ -142,8 +148,14 @@ class Consumers(Base):
                 self.write_column(-1, b"aaaa", True, False, True, lost=False)
 
     @precondition(lambda self: self.cells)
-    @rule(number=PICK, value=st.sampled_from([b"aaaa", b"aaaa", b"bbbb"]), new=st.booleans(),
-          part=st.booleans(), complete=st.booleans(), lost=LOST)  # fmt: skip
+    @rule(
+        number=PICK,
+        value=st.sampled_from([b"aaaa", b"aaaa", b"bbbb"]),
+        new=st.booleans(),
+        part=st.booleans(),
+        complete=st.booleans(),
+        lost=LOST,
+    )
     def write_column(
         self, number: int, value: bytes, new: bool, part: bool, complete: bool, lost: bool
     ) -> None:
@@ -153,12 +165,14 @@ class Consumers(Base):
         about = (RUN_ID, cells.column, cells.epoch)
         self.both(lambda on: on.store.columns.unwritten(*about, names), lost=lost)
         for name in names:
-            self.both(
-                lambda on, name=name: on.store.columns.put(*about, {name: value}, new=new),
-                lost=lost,
-            )
+            self._put(about, {name: value}, new, lost)
         if complete:
             self.both(lambda on: on.store.columns.complete(*about, names), lost=lost, stable=type)
+
+    def _put(
+        self, about: tuple[str, str, int], values: dict[str, bytes], new: bool, lost: bool
+    ) -> None:
+        self.both(lambda on: on.store.columns.put(*about, values, new=new), lost=lost)
 
 
 def _lease(attempt: Any) -> Any:

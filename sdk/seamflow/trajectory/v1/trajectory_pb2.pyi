@@ -96,7 +96,7 @@ class _DurabilityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     DURABILITY_DURABLE: _Durability.ValueType  # 2
     """Survives the crash of any process, where the store is one server (every acknowledged write is fsynced)."""
     DURABILITY_REPLICATED: _Durability.ValueType  # 3
-    """Survives the loss of one store node, by failover."""
+    """Survives the loss of any store node for good, by failover: every replica has confirmed it too."""
 
 class Durability(_Durability, metaclass=_DurabilityEnumTypeWrapper):
     """What an acknowledged write survives; a property of the store, bound to a run at its creation."""
@@ -110,7 +110,7 @@ that goes on without them fails, it is never resampled.
 DURABILITY_DURABLE: Durability.ValueType  # 2
 """Survives the crash of any process, where the store is one server (every acknowledged write is fsynced)."""
 DURABILITY_REPLICATED: Durability.ValueType  # 3
-"""Survives the loss of one store node, by failover."""
+"""Survives the loss of any store node for good, by failover: every replica has confirmed it too."""
 global___Durability = Durability
 
 class _ReplayStrategy:
