@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.chassis.errors import Reason, ServiceError
+from trajectory_manager.matching import Prompt
 from trajectory_manager.metrics import Metrics
 from trajectory_manager.packing import pack_ids, pack_logprobs
 from trajectory_manager.records import (
@@ -25,7 +26,7 @@ from trajectory_manager.records import (
     Task,
     TaskLease,
 )
-from trajectory_manager.rollouts import OpenedTurn, Prompt, Rollouts
+from trajectory_manager.rollouts import OpenedTurn, Rollouts
 from trajectory_manager.store import Store
 from trajectory_manager.token_records import (
     Append,

@@ -68,6 +68,7 @@ async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
     await run.turn("done", "t", [1], [2])
     await run.finish("done")
     asked = ["g1/0/1", "g2/0/1", "eval", "done", "never", "g1/0/1"]
+    await store.runs.add_stored_tokens(run.run_id, 100)
     before = (await store.runs.readiness(run.run_id)).num_stored_tokens
     deleted = await retention(run).delete(run.run_id, asked)
     assert (deleted.num_deleted, deleted.needed) == (2, ("g2/0/1", "eval"))

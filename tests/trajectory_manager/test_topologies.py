@@ -107,7 +107,7 @@ async def lose_the_master(group: RedisSentinel, writer: Writer) -> RedisServer:
 
 
 async def test_a_failover_loses_nothing_that_was_acknowledged(guarded: RedisSentinel) -> None:
-    """Without all replicas nothing is acknowledged; when the lost server is back, writing goes on."""
+    """Without all replicas nothing is acknowledged; with the lost server back, writing goes on."""
     async with redis_store(guarded.url, Durability.REPLICATED, 5.0, replicas=2) as store:
         writer = Writer(store)
         old = await lose_the_master(guarded, writer)
