@@ -33,7 +33,7 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", _PONG_MILLISECONDS),
         ("grpc.keepalive_permit_without_calls", 1),
         # Below the clients' ping interval, or their pings would count as abuse.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MILLISECONDS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MILLISECONDS // 2),
         # A port in use must be an error, not a share of its connections.
         ("grpc.so_reuseport", 0),
     ]

@@ -37,7 +37,8 @@ from trajectory_manager.rollouts import Rollouts
 
 RUN_ID = "run"
 COLUMNS = ("critic", "reference")
-PICK = st.integers(0, 999)
+# Drawn from a list: integers would favour the constants of whatever modules are loaded.
+PICK = st.sampled_from(range(60))
 LOST = st.sampled_from([False, False, True])
 STEPS = st.sampled_from([None, None, None, 0, 1, 2, 3, 4, 5])
 

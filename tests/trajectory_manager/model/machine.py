@@ -93,6 +93,12 @@ class Writers(Machine):
     only = frozenset({"start_unleased", "begin", "reopen", "append", "finish", "kill_redis"})
 
 
+class Rewriters(Machine):
+    """The same, and nobody closes a rollout: most of what happens is an append."""
+
+    only = frozenset({"start_unleased", "begin", "reopen", "append"})
+
+
 class Trainers(Machine):
     """Many groups and many who train on them."""
 

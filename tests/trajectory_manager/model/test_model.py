@@ -11,7 +11,14 @@ from redis.exceptions import ResponseError
 
 from services.chassis.errors import Reason
 from tests.trajectory_manager.model.base import RUN_ID
-from tests.trajectory_manager.model.machine import Machine, Trainers, Writers, explore, rig
+from tests.trajectory_manager.model.machine import (
+    Machine,
+    Rewriters,
+    Trainers,
+    Writers,
+    explore,
+    rig,
+)
 from tests.trajectory_manager.support import RULES, Run, refused
 from trajectory_manager.records import Purpose, RolloutState, Settlement, Topic
 from trajectory_manager.retention_store import EndedGroup
@@ -26,14 +33,14 @@ BROKEN = {
         "if not slot then",
     ),
     "append takes other tokens for a repetition": (
-        Writers,
+        Rewriters,
         "append",
         "if old_ids ~= string.sub(ids, 1, overlap * 4) or old_logprobs ~= "
         "string.sub(logprobs, 1, overlap * 4) then",
         "if false then",
     ),
     "append lets a replaced writer write": (
-        Writers,
+        Rewriters,
         "append",
         "if inc ~= incarnation or count ~= counter or not fresh then",
         "if false then",
@@ -63,7 +70,7 @@ def test_the_machine_finds_a_broken_script(tmp_path: Path, name: str) -> None:
         rig(tmp_path, restarts=False, broken={script: (protection, without)}) as on,
         pytest.raises((AssertionError, ResponseError)),
     ):
-        explore(on, kind, histories=100, rules=40, first_seed=0, shrink=False)
+        explore(on, kind, histories=400, rules=40, first_seed=0, shrink=False)
 
 
 CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
