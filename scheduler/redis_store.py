@@ -13,7 +13,9 @@ from redis.exceptions import RedisError
 from scheduler import codec, keys
 from scheduler.records import AllocationEvent, State
 from scheduler.store import SupersededError
-from services.chassis.redis import Scripts, store_errors
+from services.chassis.redis import store_errors
+from services.chassis.redis_pipeline import Pipelines
+from services.chassis.redis_scripts import Scripts
 
 __all__ = ["RedisStore"]
 
@@ -31,7 +33,8 @@ class RedisStore:
     def __init__(self, redis: Redis, max_events: int) -> None:
         self._redis = redis
         self._max_events = max_events
-        self._scripts = Scripts(redis, Path(__file__).parent / "lua")
+        self._pipelines = Pipelines(redis)
+        self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def open(self) -> int:
         """See `Store.open`."""
@@ -87,6 +90,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
+        await self._pipelines.aclose()
         await self._redis.aclose()
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 from redis import exceptions
@@ -21,7 +19,7 @@ from services.chassis.redis_replication import NotReplicated
 from services.chassis.redis_sentinel import sentinel_client
 from services.chassis.redis_url import parse_redis_url
 
-__all__ = ["AWAY", "Scripts", "connect", "require", "store_errors"]
+__all__ = ["AWAY", "connect", "require", "store_errors"]
 
 _MAX_CONNECTIONS = 32
 _CONNECT_SECONDS = 2.0
@@ -131,38 +129,3 @@ def store_errors(operation: str) -> Iterator[None]:
         if refusal is None:
             raise
         raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {refusal}") from error
-
-
-class Scripts:
-    """The Lua files of a folder by name: `await scripts.call("append", keys=[...], args=[...])`."""
-
-    def __init__(self, redis: Redis, folder: Path) -> None:
-        """Read every `*.lua` in `folder`.
-
-        Raises:
-            ValueError: the folder holds none.
-        """
-        self._redis = redis
-        self._sources = {path.stem: path.read_text() for path in sorted(folder.glob("*.lua"))}
-        if not self._sources:
-            raise ValueError(f"folder {folder} holds no *.lua file")
-        self._digests = {
-            name: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-            for name, source in self._sources.items()
-        }
-
-    async def call(
-        self, name: str, *, keys: Sequence[str | bytes], args: Sequence[Any] = ()
-    ) -> Any:
-        """Run the script `name` atomically and return its raw reply. All keys share a slot.
-
-        Raises:
-            ServiceError: the store is away or full.
-            redis.exceptions.ResponseError: the script itself failed.
-        """
-        with store_errors(name):
-            try:
-                return await self._redis.evalsha(self._digests[name], len(keys), *keys, *args)
-            except exceptions.NoScriptError:
-                # A restarted server has forgotten its scripts; EVAL also teaches it again.
-                return await self._redis.eval(self._sources[name], len(keys), *keys, *args)

@@ -9,7 +9,9 @@ from redis.exceptions import RedisError
 from seamflow.weights.v1.weight_service_pb2 import Manifest
 
 from services.chassis.errors import already_exists, not_found, stale_epoch
-from services.chassis.redis import Scripts, store_errors
+from services.chassis.redis import store_errors
+from services.chassis.redis_pipeline import Pipelines
+from services.chassis.redis_scripts import Scripts
 from services.weights import keys
 from services.weights.store import Allocation, Publish, Scope
 
@@ -22,7 +24,8 @@ class RedisStore:
     def __init__(self, redis: Redis) -> None:
         """Takes ownership of `redis`, a client that answers bytes."""
         self._redis = redis
-        self._scripts = Scripts(redis, Path(__file__).parent / "lua")
+        self._pipelines = Pipelines(redis)
+        self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
         """See `Store.begin`."""
@@ -85,6 +88,7 @@ class RedisStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
+        await self._pipelines.aclose()
         await self._redis.aclose()
 
     async def _read(self, key: str, field: str) -> bytes | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from services.chassis import redis as store
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError
+from services.chassis.redis_pipeline import Pipelines
+from services.chassis.redis_scripts import Scripts
 from tests.redis_server import RedisServer
 
 COUNT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
@@ -24,12 +29,21 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@asynccontextmanager
+async def scripts_of(redis: Redis, folder: Path) -> AsyncIterator[Scripts]:
+    """The scripts of `folder` on a connection of their own."""
+    pipelines = Pipelines(redis)
+    try:
+        yield Scripts(pipelines, folder)
+    finally:
+        await pipelines.aclose()
+
+
 async def test_scripts_run_by_name_and_survive_a_restart(
     redis_server: RedisServer, folder: Path
 ) -> None:
     """A server that has forgotten its scripts is taught again, once, without a second effect."""
-    async with store.connect(redis_server.url) as redis:
-        scripts = store.Scripts(redis, folder)
+    async with store.connect(redis_server.url) as redis, scripts_of(redis, folder) as scripts:
         assert await scripts.call("count", keys=["n"], args=[2]) == 2
         await redis.script_flush()
         assert await scripts.call("count", keys=["n"], args=[3]) == 5
@@ -39,8 +53,7 @@ async def test_scripts_run_by_name_and_survive_a_restart(
 
 async def test_a_dead_store_is_unavailable(redis_server: RedisServer, folder: Path) -> None:
     """Callers may retry: UNAVAILABLE / STORE_UNAVAILABLE; after the restart it works again."""
-    async with store.connect(redis_server.url) as redis:
-        scripts = store.Scripts(redis, folder)
+    async with store.connect(redis_server.url) as redis, scripts_of(redis, folder) as scripts:
         await scripts.call("count", keys=["n"], args=[1])
         redis_server.kill()
         with pytest.raises(ServiceError) as refused:
@@ -53,8 +66,7 @@ async def test_a_dead_store_is_unavailable(redis_server: RedisServer, folder: Pa
 
 async def test_a_full_store_pushes_back(redis_server: RedisServer, folder: Path) -> None:
     """Out of memory is RESOURCE_EXHAUSTED with a time to retry, not an internal error."""
-    async with store.connect(redis_server.url) as redis:
-        scripts = store.Scripts(redis, folder)
+    async with store.connect(redis_server.url) as redis, scripts_of(redis, folder) as scripts:
         await redis.config_set("maxmemory", "1")
         with pytest.raises(ServiceError) as refused:
             await scripts.call("count", keys=["n"], args=[1])
@@ -79,4 +91,4 @@ async def test_the_session_server_answers_bytes(redis_url: str) -> None:
 def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:
     """A wrong path must not become scripts that are missing later."""
     with pytest.raises(ValueError, match="holds no"):
-        store.Scripts(store.connect("redis://127.0.0.1:1/0"), tmp_path)
+        Scripts(Pipelines(store.connect("redis://127.0.0.1:1/0")), tmp_path)

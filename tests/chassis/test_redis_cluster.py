@@ -15,6 +15,7 @@ from redis.crc import key_slot
 from services.chassis import redis as store
 from services.chassis.errors import Reason, ServiceError
 from services.chassis.redis_pipeline import Pipelines
+from services.chassis.redis_scripts import Scripts
 from tests.redis_cluster import RedisCluster
 
 COUNT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
@@ -69,13 +70,15 @@ class Move:
 async def test_scripts_run_where_their_keys_are(redis: Any, tmp_path: Path) -> None:
     """Every node is taught a script that it does not know, once."""
     (tmp_path / "count.lua").write_text(COUNT)
-    scripts = store.Scripts(redis, tmp_path)
+    pipelines = Pipelines(redis)
+    scripts = Scripts(pipelines, tmp_path)
     keys = [f"n:{{{index}}}" for index in range(32)]
     assert [await scripts.call("count", keys=[key], args=[2]) for key in keys] == [2] * 32
     sizes = (await redis.dbsize(target_nodes=node) for node in redis.get_primaries())
     assert all([size > 0 async for size in sizes])
     await redis.script_flush()
     assert [await scripts.call("count", keys=[key], args=[3]) for key in keys] == [5] * 32
+    await pipelines.aclose()
 
 
 async def test_a_moved_slot_is_followed(redis: Any, redis_cluster: RedisCluster) -> None:

@@ -28,8 +28,9 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     redis: Redis = connect(request.getfixturevalue("redis_url"))
     for key in await redis.keys("sf:scheduler:*"):
         await redis.delete(key)
-    yield RedisStore(redis, MAX_EVENTS)
-    await redis.aclose()
+    opened = RedisStore(redis, MAX_EVENTS)
+    yield opened
+    await opened.close()
 
 
 async def test_commit_is_what_load_gives(store: Store) -> None:
