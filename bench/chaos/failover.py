@@ -21,6 +21,7 @@ __all__ = ["can_cut", "cut_master", "kill_master", "unsafe_cut"]
 
 _CALM_SECONDS = (0.5, 1.5)
 _CUT_SECONDS = 300.0
+_LEASE_SECONDS = 300.0
 
 
 def kill_master(setting: Setting, kills: int = 10) -> Outcome:
@@ -33,7 +34,13 @@ def kill_master(setting: Setting, kills: int = 10) -> Outcome:
     sentinels = Sentinels(folder, SAFE)
     manager = children.manager(setting.folder, sentinels.url, durability="replicated", replicas=2)
     replicated = trajectory_pb2.DURABILITY_REPLICATED
-    with under_load(setting, redis=sentinels, manager=manager, durability=replicated) as rig:
+    with under_load(
+        setting,
+        redis=sentinels,
+        manager=manager,
+        durability=replicated,
+        lease_seconds=_LEASE_SECONDS,
+    ) as rig:
         for _ in setting.progress.track(range(kills), description="SIGKILL of the master"):
             time.sleep(random.uniform(*_CALM_SECONDS))
             master, read = sentinels.master(), rig.log_size()

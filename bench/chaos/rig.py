@@ -171,13 +171,17 @@ def under_load(
     manager: Server,
     durability: trajectory_pb2.Durability.ValueType = trajectory_pb2.DURABILITY_DURABLE,
     writer_flags: Sequence[str] = (),
+    lease_seconds: float = _LEASE_SECONDS,
 ) -> Iterator[Rig]:
-    """Start everything, with writers and a trainer at work; end it all afterwards."""
+    """Start everything, with writers and a trainer at work; end it all afterwards.
+
+    Writers extend no lease: give `lease_seconds` where the store is away for long.
+    """
     with ExitStack() as stack:
         stack.enter_context(redis)
         stack.enter_context(manager)
         with Caller.at(manager.address, RUN) as caller:
-            caller.create_run(rules(durability))
+            caller.create_run(rules(durability, lease_seconds=lease_seconds))
         log, checkpoints = setting.folder / "acks.jsonl", setting.folder / "checkpoints"
         common = ("--target", manager.address, "--run-id", RUN, "--seed", str(setting.seed))
         writers = children.python(
