@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from seamflow.errors import SeamflowError
 from seamflow.retry import retrying
-from seamflow.trajectory.v1.trajectory_pb2 import Durability, RunConfig, StalenessPolicy
+from seamflow.trajectory.v1.trajectory_pb2 import (
+    Durability,
+    ReplayConfig,
+    ReplayStrategy,
+    RunConfig,
+    StalenessPolicy,
+)
 from seamflow.trajectory.v1.trajectory_service_pb2 import CreateRunRequest
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -25,7 +31,7 @@ from services.chassis.errors import ExitCode
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["CreateRunConfig", "main"]
+__all__ = ["CreateRunConfig", "main", "rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +50,38 @@ class CreateRunConfig(ServerConfig):
     """Groups in a training step."""
     max_staleness: int = 2
     """Greatest allowed distance between a step's base version and a sample's oldest version."""
-    staleness_policy: Literal["drop", "mask", "withhold"] = "drop"
+    staleness_policy: Literal["drop", "wait", "mask", "withhold"] = "drop"
     """What happens to samples beyond it."""
+    publish_wait_seconds: float = 0.0
+    """With wait: longest time that a publish waits for work that it would make too old."""
     lease_seconds: float = 20.0
     """Time after which a silent agent's or trainer's work is given to another."""
     zero_variance_reward: str = ""
     """Discard groups whose samples all got the same reward of this name; empty keeps all."""
-    durability: Literal["fast", "durable"] = "durable"
-    """durable: every acknowledged write is on disk."""
+    durability: Literal["fast", "durable", "replicated"] = "durable"
+    """durable: every acknowledged write is on disk; replicated: also on every replica."""
+    num_extra_samples: int = 0
+    """Samples a group starts beyond group_size; it is complete with the first group_size."""
+    fifo_window: int = 0
+    """Groups, by admission, that a step may take from; 0: in the order they complete."""
+    required_columns: tuple[str, ...] = ()
+    """Columns that samples must have before their group is ready, such as ref_logprobs."""
+    max_deliveries: int = 0
+    """Trainers that may get a step and not commit it before it goes to the dead letters; 0: any."""
+    max_stored_tokens: int = 0
+    """Stored tokens beyond which no group starts; 0: any number."""
+    retention_steps: int = 0
+    """Steps after whose commit rollouts are deleted; 0: never."""
+    replay_strategy: Literal["none", "recency", "reward"] = "none"
+    """How groups that were trained are trained again."""
+    replay_capacity_groups: int = 0
+    """Trained groups kept for replay."""
+    replay_groups_per_step: int = 0
+    """Replayed groups beside the fresh ones of a step."""
+    replay_reward_name: str = ""
+    """With reward: the reward that weighs."""
+    replay_temperature: float = 1.0
+    """With reward: temperature of the weights."""
 
 
 def main() -> None:
@@ -68,7 +98,7 @@ def main() -> None:
 
 
 async def _create(config: CreateRunConfig) -> bool:
-    request = CreateRunRequest(run_id=config.run_id, config=_rules(config))
+    request = CreateRunRequest(run_id=config.run_id, config=rules(config))
     async with (
         asyncio.timeout(config.timeout_seconds),
         channel(config, config.trajectory_manager) as manager,
@@ -78,7 +108,8 @@ async def _create(config: CreateRunConfig) -> bool:
     return answer.created
 
 
-def _rules(config: CreateRunConfig) -> RunConfig:
+def rules(config: CreateRunConfig) -> RunConfig:
+    """The rules that the file names."""
     return RunConfig(
         group_size=config.group_size,
         groups_per_step=config.groups_per_step,
@@ -89,6 +120,26 @@ def _rules(config: CreateRunConfig) -> RunConfig:
         lease_seconds=config.lease_seconds,
         zero_variance_reward=config.zero_variance_reward,
         durability=Durability.Value(f"DURABILITY_{config.durability.upper()}"),
+        publish_wait_seconds=config.publish_wait_seconds,
+        num_extra_samples=config.num_extra_samples,
+        fifo_window=config.fifo_window,
+        required_columns=config.required_columns,
+        max_deliveries=config.max_deliveries,
+        max_stored_tokens=config.max_stored_tokens,
+        retention_steps=config.retention_steps,
+        replay=_replay(config),
+    )
+
+
+def _replay(config: CreateRunConfig) -> ReplayConfig | None:
+    if config.replay_strategy == "none":
+        return None
+    return ReplayConfig(
+        strategy=ReplayStrategy.Value(f"REPLAY_STRATEGY_{config.replay_strategy.upper()}"),
+        capacity_groups=config.replay_capacity_groups,
+        groups_per_step=config.replay_groups_per_step,
+        reward_name=config.replay_reward_name,
+        temperature=config.replay_temperature,
     )
 
 

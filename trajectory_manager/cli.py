@@ -104,5 +104,8 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
             # One run must not keep the others from being swept.
             get_logger().warning("sweep_failed", run_id=run_id, error=error.message)
             continue
+        except Exception as error:  # nor one whose record is damaged
+            get_logger().error("sweep_failed", run_id=run_id, exc_info=error)
+            continue
         totals = {name: total + getattr(counts, name) for name, total in totals.items()}
     metrics.depth(Readiness(**totals))

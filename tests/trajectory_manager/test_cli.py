@@ -13,7 +13,10 @@ from trajectory_manager.records import RolloutState
 
 
 class Listing:
-    """Runs among which one was listed by a process that was killed before it created it."""
+    """Runs among which one was listed by a process that was killed before it created it.
+
+    And one whose record is damaged.
+    """
 
     def __init__(self, runs: Any) -> None:
         self._runs = runs
@@ -22,8 +25,14 @@ class Listing:
         return getattr(self._runs, name)
 
     async def run_ids(self) -> list[str]:
-        """The half-made run first."""
-        return ["half-made", *await self._runs.run_ids()]
+        """Those that cannot be swept first."""
+        return ["half-made", "damaged", *await self._runs.run_ids()]
+
+    async def expired(self, run_id: str, limit: int) -> Any:
+        """What the store itself raises for a key of the wrong type is no ServiceError."""
+        if run_id == "damaged":
+            raise RuntimeError("WRONGTYPE")
+        return await self._runs.expired(run_id, limit)
 
 
 async def test_one_run_does_not_keep_the_others_from_being_swept() -> None:
