@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Self
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
+
+from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 NUM_WORDS = 1024
@@ -93,14 +94,6 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Our environment without anybody's seamflow settings, one thread, and `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SEAMFLOW_")}
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **extra}
-
-
-def free_port() -> int:
-    """A port nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def make_tokenizer_folder(folder: Path) -> Path:
