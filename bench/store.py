@@ -21,7 +21,7 @@ from statistics import median
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.peers.environments import has_environment, interpreter
-from bench.peers.redis_process import FAST, redis_server
+from bench.peers.redis_process import DURABLE, FAST, REPLICATED, redis_server
 from bench.peers.workload import Options, make_workload_parser
 from bench.report import MIN_SAMPLES, Report, ratio
 
@@ -50,6 +50,8 @@ class Driver:
     """Whether it is given a server."""
     arguments: tuple[str, ...] = ()
     """Of this driver only."""
+    settings: Mapping[str, str] = FAST
+    """Of its server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,20 @@ class Section:
 
 
 OUR_APPEND = Driver(name="seamflow_append", module="seamflow_append", needs_redis=True)
+OUR_DURABLE = Driver(
+    name="seamflow_durable",
+    module="seamflow_append",
+    needs_redis=True,
+    arguments=("--durability", "durable"),
+    settings=DURABLE,
+)
+OUR_REPLICATED = Driver(
+    name="seamflow_replicated",
+    module="seamflow_append",
+    needs_redis=True,
+    arguments=("--durability", "replicated"),
+    settings=REPLICATED,
+)
 OUR_TRAJECTORIES = Driver(
     name="seamflow_trajectories", module="seamflow_trajectories", needs_redis=True
 )
@@ -105,6 +121,15 @@ APPEND = (
         figures={"append_vs_reverb": "appends_per_second"},
     ),
 )
+# What a stronger class costs: ours beside ours.
+CLASSES = tuple(
+    Pair(
+        ours=stronger,
+        peer=OUR_APPEND,
+        figures={f"{name}_vs_fast": "appends_per_second"},
+    )
+    for name, stronger in (("durable", OUR_DURABLE), ("replicated", OUR_REPLICATED))
+)
 TRAJECTORIES = (
     Pair(
         ours=OUR_TRAJECTORIES,
@@ -121,12 +146,15 @@ TRAJECTORIES = (
         measures=("trajectories_per_second",),
     ),
 )
+PAIRS = (*APPEND, *CLASSES, *TRAJECTORIES)
 
 
 def main() -> None:
     """Measure, and report."""
     arguments = _parse()
     pairs = _chosen(arguments.peers)
+    if arguments.only:
+        pairs = [pair for pair in pairs if pair.peer is not OUR_APPEND]
     options = Options.of(arguments)
     seeds = [options.seed + number for number in range(arguments.rounds)]
     for pair in pairs:
@@ -137,7 +165,7 @@ def main() -> None:
 
         def run(driver: Driver, seed: int) -> Sample:
             progress.update(task, description=driver.name)
-            sample = run_driver(driver, replace(options, seed=seed), FAST)
+            sample = run_driver(driver, replace(options, seed=seed))
             progress.advance(task)
             return sample
 
@@ -183,13 +211,13 @@ def measure_peers(
     return Section(figures={name: median(values) for name, values in raw.items()}, raw=raw)
 
 
-def run_driver(driver: Driver, options: Options, settings: Mapping[str, str]) -> Sample:
-    """What one run of a driver found, on a Redis with these settings if it needs one.
+def run_driver(driver: Driver, options: Options) -> Sample:
+    """What one run of a driver found, on a Redis of its own if it needs one.
 
     Raises:
         RuntimeError: it failed, or did not end in three minutes; the end of its stderr is told.
     """
-    with redis_server(settings) if driver.needs_redis else nullcontext("") as url:
+    with redis_server(driver.settings) if driver.needs_redis else nullcontext("") as url:
         command = [str(interpreter(driver.module)), "-m", f"bench.peers.{driver.module}"]
         for name in ("seed", "trajectories", "writers", "batch"):
             command += [f"--{name}", str(getattr(options, name))]
@@ -234,7 +262,7 @@ def _by_measure(samples: Sequence[tuple[Pair, Driver, Sample]]) -> dict[str, lis
 
 
 def _parse() -> argparse.Namespace:
-    names = [pair.peer.name for pair in (*APPEND, *TRAJECTORIES)]
+    names = sorted({pair.peer.name for pair in PAIRS})
     parser = make_workload_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=MIN_SAMPLES)
     parser.add_argument(
@@ -257,7 +285,7 @@ def _chosen(peers: Sequence[str]) -> list[Pair]:
         by_default = "default" in peers and not has_environment(peer.module)
         return "all" in peers or peer.name in peers or by_default
 
-    return [pair for pair in (*APPEND, *TRAJECTORIES) if wanted(pair.peer)]
+    return [pair for pair in PAIRS if wanted(pair.peer)]
 
 
 def _progress() -> Progress:

@@ -27,6 +27,7 @@ __all__ = ["Nodes", "Samples", "persistently"]
 
 _POLL_SECONDS = 20.0
 """How long one long-poll may last."""
+_PAGE_BYTES = 4 << 20
 _LEASE_POLL_SECONDS = 5.0
 """Shorter: meanwhile the gang holds nodes that could be lent."""
 _MARGIN_SECONDS = 15.0
@@ -89,7 +90,10 @@ class Samples:
     async def lease(
         self, step: int, base_weight_version: int
     ) -> sample_pb2.LeaseSamplesResponse | None:
-        """The samples of `step`, kept until `commit`; None if too few were fit to be leased."""
+        """The samples of `step`, kept until `commit`; None if too few were fit to be leased.
+
+        They come page by page: a step may be larger than a message.
+        """
         request = sample_pb2.LeaseSamplesRequest(
             run_id=self._run_id,
             epoch=self.epoch,
@@ -97,15 +101,27 @@ class Samples:
             base_weight_version=base_weight_version,
             wait=_duration(_LEASE_POLL_SECONDS),
             packed=True,
+            max_bytes=_PAGE_BYTES,
         )
+        whole = await self._page(request)
+        if not whole.samples:
+            return None
+        self._leases[step] = whole.lease_token
+        request.first_sample = whole.next_sample
+        while request.first_sample:
+            page = await self._page(request)
+            whole.samples.extend(page.samples)
+            whole.max_staleness = max(whole.max_staleness, page.max_staleness)
+            request.first_sample = page.next_sample
+        return whole
+
+    async def _page(
+        self, request: sample_pb2.LeaseSamplesRequest
+    ) -> sample_pb2.LeaseSamplesResponse:
         timeout = _LEASE_POLL_SECONDS + _MARGIN_SECONDS
-        response = await persistently(
+        return await persistently(
             "LeaseSamples", lambda: self._stub.LeaseSamples(request, timeout=timeout)
         )
-        if not response.samples:
-            return None
-        self._leases[step] = response.lease_token
-        return response
 
     async def commit(self, step: int) -> None:
         """Tell that a durable checkpoint covers `step` and all before it."""

@@ -1,12 +1,12 @@
 """AppendSegments: many appends in one message, each accepted or refused by itself.
 
-A message holds what many writers wait for. Its appends go to the store together, except that a
-turn's second append waits for its first: what would leave a gap must not be tried.
+A message holds what many writers wait for; the store does all of it in one step.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 
 from seamflow.common.v1 import tokens_pb2
@@ -17,14 +17,14 @@ from services.chassis.errors import ServiceError, invalid_argument
 from trajectory_manager import conversion, validation
 from trajectory_manager.rollouts import Rollouts
 from trajectory_manager.room import Room
-from trajectory_manager.token_records import Append, Appended, Finish
+from trajectory_manager.token_records import Append, Appended, Closing, Finish
 
 TURN_ENDS = (
     tokens_pb2.FINISH_REASON_STOP,
     tokens_pb2.FINISH_REASON_LENGTH,
     tokens_pb2.FINISH_REASON_CANCELLED,
 )
-_MAX_APPENDS = 4096
+_MAX_PARTS = 1024
 
 _Result = Appended | ServiceError
 
@@ -39,39 +39,58 @@ class Appends:
         self._max_turn_tokens = max_turn_tokens
 
     async def append(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
-        """Do each append of `request`.
+        """Do each append of `request`, then close the rollouts it names.
 
         Raises:
-            ServiceError: RESOURCE_EXHAUSTED with a time, INVALID_ARGUMENT (too many appends).
+            ServiceError: RESOURCE_EXHAUSTED with a time, INVALID_ARGUMENT (too many parts).
         """
-        if len(request.appends) > _MAX_APPENDS:
-            raise invalid_argument("appends", len(request.appends), f"at most {_MAX_APPENDS}")
+        validation.bounded("appends", len(request.appends), _MAX_PARTS)
+        validation.bounded("finishes", len(request.finishes), _MAX_PARTS)
+        response = pb.AppendSegmentsResponse()
         with self._room.taken(request.ByteSize()):
-            results = await self._results([self._converted(a) for a in request.appends])
-            finished = await asyncio.gather(*(self._finished(f) for f in request.finishes))
-        return pb.AppendSegmentsResponse(
-            results=[_result_to(result) for result in results], finish_results=finished
+            appended, finished = await self._both(request)
+        for result in appended:
+            if isinstance(result, ServiceError):
+                response.results.add(error=status.message(result))
+            else:
+                response.results.add(num_tokens=result.num_tokens)
+        for refused in finished:
+            error = None if refused is None else status.message(refused)
+            response.finish_results.add(error=error)
+        return response
+
+    async def _both(
+        self, request: pb.AppendSegmentsRequest
+    ) -> tuple[list[_Result], list[ServiceError | None]]:
+        """Appends, then ends: together, so that they share steps, unless a rollout is in both."""
+        if not request.finishes:
+            return await self._appended(request.appends), []
+        growing = {(append.run_id, append.rollout_id) for append in request.appends}
+        ending = {(finish.run_id, finish.rollout_id) for finish in request.finishes}
+        if growing & ending:
+            return await self._appended(request.appends), await self._finished(request.finishes)
+        return await asyncio.gather(
+            self._appended(request.appends), self._finished(request.finishes)
         )
 
-    async def _finished(self, message: pb.FinishRolloutRequest) -> pb.FinishResult:
-        try:
-            await self._rollouts.finish(*conversion.finish_from(message))
-        except ServiceError as error:
-            return pb.FinishResult(error=status.message(error))
-        return pb.FinishResult()
+    async def _appended(self, messages: Sequence[pb.Append]) -> list[_Result]:
+        results: list[Append | _Result] = [self._converted(message) for message in messages]
+        _refuse_successors(messages, results)
+        sound = [result for result in results if isinstance(result, Append)]
+        answers = iter(await self._rollouts.append(sound))
+        return [next(answers) if isinstance(result, Append) else result for result in results]
 
     def _converted(self, message: pb.Append) -> Append | ServiceError:
         try:
+            offset = validation.not_negative("offset", message.offset)
             append = Append(
-                run_id=validation.run_name(message.run_id),
-                rollout_id=validation.name("rollout_id", message.rollout_id),
-                turn_id=validation.name("turn_id", message.turn_id),
-                epoch=message.epoch,
-                offset=validation.not_negative("offset", message.offset),
-                tokens=conversion.packed_from("tokens", message.tokens),
-                finish=_finish_from(message),
+                *validation.turn_name(message.run_id, message.rollout_id, message.turn_id),
+                message.epoch,
+                offset,
+                conversion.packed_from("tokens", message.tokens),
+                _finish_from(message),
             )
-            self._check_length(message.offset, append)
+            self._check_length(offset, append)
         except ServiceError as error:
             return error
         return append
@@ -84,40 +103,41 @@ class Appends:
         if end == offset and append.finish is None:
             raise invalid_argument("tokens", "no token", "tokens, or a finish_reason")
 
-    async def _results(self, appends: Sequence[Append | ServiceError]) -> list[_Result]:
-        results: list[_Result | None] = [
-            append if isinstance(append, ServiceError) else None for append in appends
-        ]
-        refused: dict[tuple[str, str, str], ServiceError] = {}
-        while wave := _first_of_each_turn(appends, results, refused):
-            answers = await self._rollouts.append([append for _, append in wave])
-            for (index, append), answer in zip(wave, answers, strict=True):
-                results[index] = answer
-                if isinstance(answer, ServiceError):
-                    refused[_turn(append)] = answer
-        return [result for result in results if result is not None]
+    async def _finished(
+        self, messages: Sequence[pb.FinishRolloutRequest]
+    ) -> list[ServiceError | None]:
+        answers: list[ServiceError | None] = [None] * len(messages)
+        by_run: defaultdict[str, dict[int, Closing]] = defaultdict(dict)
+        for index, message in enumerate(messages):
+            try:
+                run_id, closing = conversion.closing_from(message)
+            except ServiceError as error:
+                answers[index] = error
+            else:
+                by_run[run_id][index] = closing
+        for run_id, closings in by_run.items():
+            refused = await self._closed(run_id, list(closings.values()))
+            for index, answer in zip(closings, refused, strict=True):
+                answers[index] = answer
+        return answers
+
+    async def _closed(self, run_id: str, closings: list[Closing]) -> Sequence[ServiceError | None]:
+        try:
+            return await self._rollouts.finish(run_id, closings)
+        except ServiceError as error:
+            return [error] * len(closings)
 
 
-def _first_of_each_turn(
-    appends: Sequence[Append | ServiceError],
-    results: list[_Result | None],
-    refused: dict[tuple[str, str, str], ServiceError],
-) -> list[tuple[int, Append]]:
-    """The next append of each turn with its index; those behind a refused one are refused too."""
-    wave: dict[tuple[str, str, str], tuple[int, Append]] = {}
-    for index, append in enumerate(appends):
-        if results[index] is not None or isinstance(append, ServiceError):
-            continue
-        turn = _turn(append)
-        if turn in refused:
-            results[index] = refused[turn]
-        else:
-            wave.setdefault(turn, (index, append))
-    return list(wave.values())
-
-
-def _turn(append: Append) -> tuple[str, str, str]:
-    return append.run_id, append.rollout_id, append.turn_id
+def _refuse_successors(messages: Sequence[pb.Append], results: list[Append | _Result]) -> None:
+    """What follows an unsound append of its turn would leave a gap, and is refused with it."""
+    if all(isinstance(result, Append) for result in results):
+        return
+    refused: dict[tuple[str, str, str], ServiceError] = {}
+    for index, message in enumerate(messages):
+        turn = (message.run_id, message.rollout_id, message.turn_id)
+        results[index] = result = refused.get(turn, results[index])
+        if isinstance(result, ServiceError):
+            refused[turn] = result
 
 
 def _finish_from(message: pb.Append) -> Finish | None:
@@ -127,9 +147,3 @@ def _finish_from(message: pb.Append) -> Finish | None:
         raise invalid_argument("finish_reason", message.finish_reason, "STOP, LENGTH or CANCELLED")
     key = validation.optional_name("message_key", message.message_key)
     return Finish(reason=message.finish_reason, answer_key=key)
-
-
-def _result_to(result: _Result) -> pb.AppendResult:
-    if isinstance(result, ServiceError):
-        return pb.AppendResult(error=status.message(result))
-    return pb.AppendResult(num_tokens=result.num_tokens)

@@ -75,7 +75,8 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     ) -> list[samples.Sample]:
         # From base version 0 no token is too old: which are is decided when a step takes them.
         unmasked = StepLease(step=0, base_weight_version=0, sample_ids=sample_ids)
-        return await samples.build(self._store.tokens, run_id, config, unmasked)
+        built = samples.build(self._store.tokens, run_id, config, unmasked)
+        return [sample async for sample in built]
 
     async def WriteColumn(
         self, request: pb.WriteColumnRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -27,17 +27,13 @@ from trajectory_manager.records import (
     Task,
 )
 from trajectory_manager.token_records import (
-    Origin,
+    BYTES_PER_TOKEN,
+    Closing,
     Span,
     Tokens,
     Turn,
     TurnRecord,
-    VersionSource,
 )
-
-# Twice as fast as the enums' own lookup, and every append needs it.
-_ORIGINS = {int(origin): origin for origin in Origin}
-_VERSION_SOURCES = {int(source): source for source in VersionSource}
 
 
 def tokens_from(message: tokens_pb2.Tokens) -> Tokens:
@@ -46,28 +42,15 @@ def tokens_from(message: tokens_pb2.Tokens) -> Tokens:
     return Tokens(
         ids=pack_ids(message.token_ids),
         logprobs=pack_logprobs(message.logprobs),
-        spans=tuple(_span_from(span) for span in message.spans),
+        spans=validation.spans(message.spans, len(message.token_ids)),
     )
 
 
 def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
     """Validated tokens, given as bytes; may be none."""
-    validation.packed_tokens(field, message)
-    return Tokens(
-        ids=message.token_ids,
-        logprobs=message.logprobs,
-        spans=tuple(_span_from(span) for span in message.spans),
-    )
-
-
-def _span_from(span: tokens_pb2.Span) -> Span:
-    return Span(
-        num_tokens=span.num_tokens,
-        origin=_ORIGINS[span.origin],
-        weight_version=span.weight_version,
-        version_source=_VERSION_SOURCES[span.version_source],
-        server_id=span.server_id,
-    )
+    ids, logprobs = message.token_ids, message.logprobs
+    validation.packed_tokens(field, ids, logprobs)
+    return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
 
 
 def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
@@ -75,13 +58,6 @@ def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
     message = tokens_pb2.Tokens(
         token_ids=unpack_ids(tokens.ids), logprobs=unpack_logprobs(tokens.logprobs)
     )
-    _add_spans(message, tokens.spans)
-    return message
-
-
-def packed_to(tokens: Tokens) -> tokens_pb2.PackedTokens:
-    """The message that holds `tokens` as bytes."""
-    message = tokens_pb2.PackedTokens(token_ids=tokens.ids, logprobs=tokens.logprobs)
     _add_spans(message, tokens.spans)
     return message
 
@@ -204,16 +180,14 @@ def outcome_from(
     )
 
 
-def finish_from(
-    message: trajectory_service_pb2.FinishRolloutRequest,
-) -> tuple[str, str, str, Outcome]:
-    """(run_id, rollout_id, credential_digest, outcome), validated."""
-    return (
-        validation.run_name(message.run_id),
-        validation.name("rollout_id", message.rollout_id),
-        validation.digest("credential_digest", message.credential_digest),
-        outcome_from(message.rewards, message.failure_class, message.failure_message),
+def closing_from(message: trajectory_service_pb2.FinishRolloutRequest) -> tuple[str, Closing]:
+    """The run and what its agent says about a rollout, validated."""
+    closing = Closing(
+        rollout_id=validation.name("rollout_id", message.rollout_id),
+        credential_digest=validation.digest("credential_digest", message.credential_digest),
+        outcome=outcome_from(message.rewards, message.failure_class, message.failure_message),
     )
+    return validation.run_name(message.run_id), closing
 
 
 def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
@@ -279,23 +253,29 @@ def _drift_to(drift: str) -> trajectory_pb2.Drift | None:
 
 def sample_to(sample: samples.Sample, *, packed: bool = False) -> trajectory_pb2.Sample:
     """The message of a sample, with its arrays as bytes if `packed`."""
-    message = trajectory_pb2.Sample(
-        sample_id=sample.sample_id,
-        rollout_id=sample.rollout.rollout_id,
-        group_id=sample.rollout.group_id,
-        rewards=_rewards_to(sample.rollout),
-        min_weight_version=sample.min_weight_version,
-        max_weight_version=sample.max_weight_version,
-        temperature=sample.temperature,
-        traceparent=sample.rollout.traceparent,
-    )
+    message = trajectory_pb2.Sample()
+    fill_sample(message, sample, packed=packed)
+    return message
+
+
+def fill_sample(message: trajectory_pb2.Sample, sample: samples.Sample, *, packed: bool) -> None:
+    """Write a sample into `message`."""
+    message.sample_id = sample.sample_id
+    message.rollout_id = sample.rollout.rollout_id
+    message.group_id = sample.rollout.group_id
+    message.rewards.extend(_rewards_to(sample.rollout))
+    message.min_weight_version = sample.min_weight_version
+    message.max_weight_version = sample.max_weight_version
+    message.temperature = sample.temperature
+    message.traceparent = sample.rollout.traceparent
     if packed:
-        message.packed_tokens.CopyFrom(packed_to(sample.tokens))
+        message.packed_tokens.token_ids = sample.tokens.ids
+        message.packed_tokens.logprobs = sample.tokens.logprobs
+        _add_spans(message.packed_tokens, sample.tokens.spans)
         message.packed_loss_mask = sample.loss_mask
     else:
         message.tokens.CopyFrom(tokens_to(sample.tokens))
         message.loss_mask.extend(map(bool, sample.loss_mask))
-    return message
 
 
 def _rewards_to(rollout: Rollout) -> list[tokens_pb2.Reward]:

@@ -57,17 +57,21 @@ when it died. The newest MAX_DEAD_LETTERS are kept.
 """
 
 ROLLOUT_PARTS = (
-    "header",  # hash: schema, identity, credential, state, outcome, times, store incarnation
-    "order",  # list: turn_id in the order they began
-    "turns",  # hash: turn_id -> opening as JSON
-    "live",  # hash: turn_id -> "num_tokens incarnation counter attempt spans[ reason key[ drift]]"
-    "kinds",  # list: "origin weight_version version_source server_id" of tokens
+    "header",  # hash: the rollout and its turns, see below; its existence is the rollout's
     "segments:",  # prefix; with a turn_id, list: segments of the turn, see append.lua
 )
-"""The KEYS of every rollout script, in this order."""
+"""The KEYS of every rollout script, in this order.
 
-OLD_ROLLOUT_PARTS = ("writers", "ends", "ids:", "logprobs:", "spans:")
-"""What release 0.1 stored instead of `live`, `kinds` and `segments`."""
+A header has schema, identity, credential, traceparent, state, outcome, created, finished; server
+and incarnation of the store when a turn was opened last; num_turns and newest_turn; recorded, the
+digest of one that was generated elsewhere. Each turn has "turn:turn_id" -> "number prompt_digest
+opening", the opening as JSON, and "live:turn_id" -> "num_tokens incarnation counter attempt spans",
+followed by " reason key" or " reason key drift" once the turn has ended. Spans are "start:kind"
+with commas between, or "-"; a kind is "origin:weight_version:version_source:server_id".
+"""
+
+OLD_ROLLOUT_PARTS = ("order", "turns", "writers", "ends", "ids:", "logprobs:", "spans:")
+"""What release 0.1 stored beside the header."""
 
 SCHEMA_VERSION = 2
 """Of a rollout's record; 0.1 stored none. See migrate.lua."""
@@ -79,10 +83,11 @@ def run_keys(run_id: str) -> tuple[str, ...]:
     return tuple(f"sf:{{{run_id}}}:{part}" for part in RUN_PARTS)
 
 
-@lru_cache(maxsize=4096)
-def rollout_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:
-    """All keys of a rollout; those of one turn are made from the last by adding its turn_id."""
-    return tuple(f"sf:{{{run_id}:{rollout_id}}}:{part}" for part in ROLLOUT_PARTS)
+@lru_cache(maxsize=1 << 16)
+def rollout_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
+    """Header of a rollout, and prefix of its segments; the key of a turn's ends in its turn_id."""
+    header, segments = ROLLOUT_PARTS
+    return f"sf:{{{run_id}:{rollout_id}}}:{header}", f"sf:{{{run_id}:{rollout_id}}}:{segments}"
 
 
 def column_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
@@ -91,7 +96,7 @@ def column_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
 
 
 def deleted_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:
-    """All that is stored with a rollout."""
+    """All that is stored with a rollout; its segments by their prefix."""
     return (*rollout_keys(run_id, rollout_id), column_keys(run_id, rollout_id)[1])
 
 

@@ -176,13 +176,17 @@ class MemoryRunStore:
         """See `RunStore`."""
         return list(self._runs.get(run_id).listed)[start : start + limit]
 
-    async def announce(self, run_id: str, rollout_id: str) -> None:
+    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
-        self._runs.get(run_id).marks.setdefault(rollout_id)
+        marks = self._runs.get(run_id).marks
+        for rollout_id in rollout_ids:
+            marks.setdefault(rollout_id)
 
-    async def retract(self, run_id: str, rollout_id: str) -> None:
+    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
-        self._runs.get(run_id).marks.pop(rollout_id, None)
+        marks = self._runs.get(run_id).marks
+        for rollout_id in rollout_ids:
+            marks.pop(rollout_id, None)
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """See `RunStore`."""
@@ -199,9 +203,12 @@ class MemoryRunStore:
         lost = [LostLease(rollout_id=name, surplus=leases[name].surplus) for _, name in over]
         return lost[:limit]
 
-    async def settle(self, run_id: str, settlement: Settlement) -> Settled:
+    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
         """See `RunStore`."""
         run = self._runs.get(run_id)
+        return [self._settle(run, settlement) for settlement in settlements]
+
+    def _settle(self, run: RunState, settlement: Settlement) -> Settled:
         run.marks.pop(settlement.rollout_id, None)
         run.leases.pop(settlement.rollout_id, None)
         name = SlotName.parse(settlement.rollout_id)

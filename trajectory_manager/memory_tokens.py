@@ -11,6 +11,7 @@ from trajectory_manager.refusals import refusal
 from trajectory_manager.token_records import (
     Append,
     Appended,
+    Closing,
     Opening,
     Tokens,
     Turn,
@@ -97,7 +98,15 @@ class MemoryTokenStore:
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
-        return [self._append(append) for append in appends]
+        refused: dict[tuple[str, str, str], ServiceError] = {}
+        answers: list[Appended | ServiceError] = []
+        for append in appends:
+            turn = (append.run_id, append.rollout_id, append.turn_id)
+            answer = refused.get(turn) or self._append(append)
+            if isinstance(answer, ServiceError):
+                refused[turn] = answer
+            answers.append(answer)
+        return answers
 
     def _append(self, append: Append) -> Appended | ServiceError:
         try:
@@ -158,13 +167,21 @@ class MemoryTokenStore:
         return overlap
 
     async def close(
-        self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> tuple[Rollout, list[TurnRecord]]:
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
         """See `TokenStore`."""
+        return [
+            self._close(run_id, closing.rollout_id, closing.credential_digest, closing.outcome)
+            for closing in closings
+        ]
+
+    def _close(
+        self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
+    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             if credential_digest is not None:
-                raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+                return refusal("UNKNOWN_ROLLOUT", rollout_id)
             given_up = Rollout(
                 run_id=run_id,
                 rollout_id=rollout_id,
@@ -173,7 +190,7 @@ class MemoryTokenStore:
             )
             record = self._records[run_id, rollout_id] = _Record(given_up)
         elif credential_digest not in (None, record.rollout.credential_digest):
-            raise refusal("BAD_CREDENTIAL", rollout_id)
+            return refusal("BAD_CREDENTIAL", rollout_id)
         if record.rollout.state is RolloutState.RUNNING:
             record.rollout = self._closed(record.rollout, outcome)
         closed = self._read(run_id, rollout_id, spans_only=True)
@@ -226,8 +243,13 @@ class MemoryTokenStore:
         ]
         return record.rollout, turns
 
-    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> list[bool]:
         """See `TokenStore`."""
+        return [self._recorded(rollout, turns) for rollout, turns in recorded]
+
+    def _recorded(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
         key = (rollout.run_id, rollout.rollout_id)
         writers = {
             record.turn.turn_id: _Writer(record.turn, "-", record.tokens) for record in turns

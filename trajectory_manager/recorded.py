@@ -6,11 +6,8 @@ step is idempotent by the task's name, so a caller that lost the answer sends th
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Coroutine, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
@@ -24,14 +21,6 @@ from trajectory_manager.token_records import Opening, Turn, TurnRecord
 
 _MAX_GROUPS = 1024
 _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recorded:
-    """A rollout with its turns."""
-
-    rollout: Rollout
-    turns: tuple[TurnRecord, ...]
 
 
 class RecordedGroups:
@@ -59,20 +48,16 @@ class RecordedGroups:
             for one in self._converted(run_id, task, index, group)
         ]
         admitted = await self._store.runs.admit_recorded(run_id, tasks)
-        await _each(self._rollouts.record(one.rollout, one.turns) for one in recorded)
-        # In order: groups are trained as they complete.
-        await _each(self._rollouts.settle_closed(one.rollout, one.turns) for one in recorded)
+        await self._rollouts.record(run_id, recorded)
         return admitted
 
     def _converted(
         self, run_id: str, task: Task, index: int, group: pb.RecordedGroup
-    ) -> Iterator[_Recorded]:
+    ) -> Iterator[tuple[Rollout, tuple[TurnRecord, ...]]]:
         for slot, message in enumerate(group.rollouts):
             field = f"groups[{index}].rollouts[{slot}]"
-            yield _Recorded(
-                rollout=_rollout(run_id, task.task_id, slot, message),
-                turns=tuple(self._turns(field, message)),
-            )
+            turns = tuple(self._turns(field, message))
+            yield _rollout(run_id, task.task_id, slot, message), turns
 
     def _turns(self, field: str, message: pb.RecordedRollout) -> Iterator[TurnRecord]:
         lengths: dict[str, int] = {}
@@ -91,12 +76,6 @@ class RecordedGroups:
                 given = record.tokens.num_tokens
                 raise invalid_argument(f"{field}.turns[{i}].tokens", given, cure)
             yield record
-
-
-async def _each(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for step in steps:
-            group.create_task(step)
 
 
 def _task(field: str, group: pb.RecordedGroup) -> Task:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from services.chassis.redis_scripts import RUN_ID
 from trajectory_manager.records import FailureClass, Outcome, Purpose, Reward, Rollout, RolloutState
 from trajectory_manager.token_records import (
     BYTES_PER_TOKEN,
     Append,
+    Closing,
     Finish,
     Opening,
     Origin,
@@ -25,44 +25,67 @@ from trajectory_manager.token_records import (
 )
 
 _COUNTER_BITS = 32
-_OPENING_FIELDS = tuple(field.name for field in fields(Opening))
+_COUNTERS = (1 << _COUNTER_BITS) - 1
+_OPENING_FIELDS = tuple(
+    field.name for field in fields(Opening) if field.name not in ("turn_id", "prompt_digest")
+)
+TURN, LIVE = b"turn:", b"live:"
+HEADER_FIELDS = (
+    "schema",
+    "identity",
+    "credential",
+    "traceparent",
+    "state",
+    "outcome",
+    "created",
+    "finished",
+)
+"""What `rollout` needs of a header."""
 
 
-def append_args(append: Append) -> list[Any]:
-    """ARGV of append.lua."""
-    tokens, finish = append.tokens, append.finish
-    args: list[Any] = [
+def append_args(append: Append) -> tuple[Any, ...]:
+    """ARGV of one append of append.lua."""
+    tokens, finish, epoch = append.tokens, append.finish, append.epoch
+    return (
         append.rollout_id,
-        RUN_ID,
         append.turn_id,
-        append.epoch >> _COUNTER_BITS,
-        append.epoch & (1 << _COUNTER_BITS) - 1,
+        epoch >> _COUNTER_BITS,
+        epoch & _COUNTERS,
         "" if append.offset is None else append.offset,
-        tokens.ids,
-        tokens.logprobs,
+        tokens.ids + tokens.logprobs,
         "" if finish is None else finish_text(finish),
-    ]
-    for span in tokens.spans:
-        args.append(span.num_tokens)
-        args.append(_kind(span.origin, span.weight_version, span.version_source, span.server_id))
-    return args
+        ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
+    )
 
 
-def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> list[Any]:
-    """ARGV of record.lua after the rollout's name."""
-    kinds: dict[str, int] = {}
+def close_args(closing: Closing) -> tuple[Any, ...]:
+    """ARGV of one rollout of close_rollout.lua."""
+    return (
+        closing.rollout_id,
+        int(closing.credential_digest is not None),
+        closing.credential_digest or "",
+        int(closing.outcome.state),
+        outcome_text(closing.outcome),
+        _NEVER_STARTED,
+    )
+
+
+def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> tuple[Any, ...]:
+    """ARGV of one rollout of record.lua."""
     of_turns: list[Any] = []
-    for record in turns:
-        live = _live(record, kinds)
+    for number, record in enumerate(turns, 1):
+        opening = record.turn.opening
+        turn = f"{number} {opening.prompt_digest} {opening_text(opening)}"
         segment = record.tokens.ids + record.tokens.logprobs
-        of_turns += [record.turn.turn_id, opening_text(record.turn.opening), live, segment]
-    args = [
+        of_turns += [opening.turn_id, turn, _live(record), segment]
+    args = (
         identity(rollout),
         rollout.traceparent,
         int(rollout.state),
         outcome_text(rollout.outcome),
-    ]
-    return [*args, _digest([*args, *of_turns]), json.dumps(list(kinds)), *of_turns]
+    )
+    digest = _digest([*args, *of_turns])
+    return (rollout.rollout_id, *args, digest, len(turns), *of_turns)
 
 
 def _digest(parts: Sequence[Any]) -> str:
@@ -74,11 +97,10 @@ def _digest(parts: Sequence[Any]) -> str:
     return whole.hexdigest()
 
 
-def _live(record: TurnRecord, kinds: dict[str, int]) -> str:
+def _live(record: TurnRecord) -> str:
     turn, changes, start = record.turn, list[str](), 0
     for span in record.tokens.spans:
-        kind = _kind(span.origin, span.weight_version, span.version_source, span.server_id)
-        changes.append(f"{start}:{kinds.setdefault(kind, len(kinds))}")
+        changes.append(f"{start}:{_kind(*span[1:])}")
         start += span.num_tokens
     finish = Finish(reason=turn.finish_reason, answer_key=turn.answer_key)
     return f"{start} 0 0 - {','.join(changes) or '-'} {finish_text(finish)}"
@@ -92,13 +114,13 @@ def finish_text(finish: Finish) -> str:
 
 @lru_cache(maxsize=4096)
 def _kind(origin: Origin, version: int, source: VersionSource, server_id: str) -> str:
-    return f"{int(origin)} {version} {int(source)} {server_id}"
+    return f"{int(origin)}:{version}:{int(source)}:{server_id}"
 
 
 @lru_cache(maxsize=4096)
-def _kind_span(text: bytes) -> Span:
+def _kind_span(text: str) -> Span:
     """The span of one token of this kind."""
-    origin, weight_version, source, server_id = text.decode().split(" ")
+    origin, weight_version, source, server_id = text.split(":", 3)
     return Span(
         num_tokens=1,
         origin=Origin(int(origin)),
@@ -109,16 +131,18 @@ def _kind_span(text: bytes) -> Span:
 
 
 def opening_text(opening: Opening) -> str:
-    """An opening as JSON."""
+    """An opening as JSON, without its name and its prompt's digest."""
     return json.dumps({name: getattr(opening, name) for name in _OPENING_FIELDS})
 
 
-def turn(opening: bytes, live: bytes) -> Turn:
-    """A turn from its opening and its live state."""
+def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
+    """A turn as it is stored, and its live state."""
+    _, digest, opening = stored.decode().split(" ", 2)
     fields = json.loads(opening)
     if "message_keys" in fields:  # release 0.1 kept those of the whole prompt
         fields["new_message_keys"] = fields.pop("message_keys")[fields["num_matched_messages"] :]
     fields["new_message_keys"] = tuple(fields["new_message_keys"])
+    fields |= {"turn_id": turn_id, "prompt_digest": digest}
     _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
     reason, answer_key, drift = (*ended, "", "", "")[:3]
     return Turn(
@@ -130,26 +154,35 @@ def turn(opening: bytes, live: bytes) -> Turn:
     )
 
 
-def _spans(live: bytes, kinds: Sequence[Span]) -> tuple[Span, ...]:
+def _spans(live: bytes) -> tuple[Span, ...]:
     num_tokens, _, _, _, text, *_ = live.decode().split(" ", 5)
     if text == "-":
         return ()
-    changes = [change.split(":") for change in text.split(",")]
-    stops = [*(int(start) for start, _ in changes[1:]), int(num_tokens)]
+    changes = [change.split(":", 1) for change in text.split(",")]
+    starts = [int(start) for start, _ in changes]
     return tuple(
-        replace(kinds[int(kind)], num_tokens=stop - int(start))
-        for (start, kind), stop in zip(changes, stops, strict=True)
+        _kind_span(kind)._replace(num_tokens=stop - start)
+        for (_, kind), start, stop in zip(
+            changes, starts, (*starts[1:], int(num_tokens)), strict=True
+        )
     )
 
 
-def turn_records(reply: Sequence[Any]) -> list[TurnRecord]:
-    """The turns in a reply of read.lua, with spans and without ids and log-probs."""
-    if reply[0] is None:
-        return []
-    kinds = [_kind_span(kind) for kind in reply[1]]
+def turn_record(turn_id: str, stored: bytes, live: bytes) -> TurnRecord:
+    """A turn with its spans and without ids and log-probs."""
+    return TurnRecord(turn=turn(turn_id, stored, live), tokens=Tokens(spans=_spans(live)))
+
+
+def turn_records(header: Mapping[bytes, bytes]) -> list[TurnRecord]:
+    """The turns of a whole header in the order they began."""
+    numbered = [
+        (int(stored.partition(b" ")[0]), field[len(TURN) :], stored)
+        for field, stored in header.items()
+        if field.startswith(TURN)
+    ]
     return [
-        TurnRecord(turn=turn(opening, live), tokens=Tokens(spans=_spans(live, kinds)))
-        for _, opening, live in reply[2]
+        turn_record(turn_id.decode(), stored, header[LIVE + turn_id])
+        for _, turn_id, stored in sorted(numbered)
     ]
 
 
@@ -171,9 +204,8 @@ def identity(rollout: Rollout) -> str:
     return json.dumps([int(rollout.purpose), rollout.group_id, rollout.pinned_weight_version])
 
 
-def rollout(run_id: str, rollout_id: str, pairs: Sequence[bytes]) -> Rollout:
-    """A rollout from the fields and values of its header."""
-    header = dict(zip(pairs[::2], pairs[1::2], strict=True))
+def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Rollout:
+    """A rollout from its header."""
     purpose, group_id, pinned = json.loads(header[b"identity"])
     return Rollout(
         run_id=run_id,
@@ -188,6 +220,9 @@ def rollout(run_id: str, rollout_id: str, pairs: Sequence[bytes]) -> Rollout:
         create_time=float(header[b"created"]),
         finish_time=float(header.get(b"finished", 0)),
     )
+
+
+_NEVER_STARTED = identity(Rollout(run_id="", rollout_id="", purpose=Purpose.TRAIN))
 
 
 def outcome_text(outcome: Outcome) -> str:

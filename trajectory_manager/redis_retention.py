@@ -36,7 +36,7 @@ class RedisRetentionStore:
     async def _erased(self, run_id: str, rollout_id: str, reply: Any) -> Erased:
         if isinstance(reply, ServiceError):
             raise reply
-        if reply[1] == b"OLD_SCHEMA":
+        if reply[:2] == [b"refused", b"OLD_SCHEMA"]:
             both = (
                 *keys.rollout_keys(run_id, rollout_id),
                 *keys.old_rollout_keys(run_id, rollout_id),

@@ -127,13 +127,13 @@ class RedisRunStore:
             names = await self._redis.zrange(_key(run_id, "listed"), start, start + limit - 1)
         return [name.decode() for name in names]
 
-    async def announce(self, run_id: str, rollout_id: str) -> None:
+    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
-        await self._call("announce", run_id, rollout_id)
+        await self._call("announce", run_id, *rollout_ids)
 
-    async def retract(self, run_id: str, rollout_id: str) -> None:
+    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
-        await self._call("retract", run_id, rollout_id)
+        await self._call("retract", run_id, *rollout_ids)
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """See `RunStore`."""
@@ -150,29 +150,17 @@ class RedisRunStore:
             for name, score in zip(over[::2], over[1::2], strict=True)
         ]
 
-    async def settle(self, run_id: str, settlement: Settlement) -> Settled:
+    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
         """See `RunStore`."""
-        facts = {
-            "finished": settlement.finished,
-            "reward": "" if settlement.reward is None else _text(settlement.reward),
-            "rewards": {name: _text(value) for name, value in settlement.rewards},
-            "min_version": settlement.min_weight_version,
-            "samples": settlement.sample_ids,
-            "tokens": settlement.num_tokens,
-            "message": settlement.failure_message,
-        }
-        effect, *reason = await self._call(
-            "settle",
-            run_id,
-            settlement.rollout_id,
-            json.dumps(facts),
-            MAX_REPLACEMENTS,
-            MAX_DEAD_LETTERS,
-        )
-        return Settled(
-            effect=Effect(effect.decode()),
-            reason=DeadLetterReason(reason[0]).name.lower() if reason else "",
-        )
+        told = [part for facts in settlements for part in (facts.rollout_id, _facts(facts))]
+        (settled,) = await self._call("settle", run_id, MAX_REPLACEMENTS, MAX_DEAD_LETTERS, *told)
+        return [
+            Settled(
+                effect=Effect(effect.decode()),
+                reason=DeadLetterReason(reason[0]).name.lower() if reason else "",
+            )
+            for effect, *reason in settled
+        ]
 
     async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
         """See `RunStore`."""
@@ -202,6 +190,20 @@ class RedisRunStore:
 
 def _key(run_id: str, part: str) -> str:
     return keys.run_keys(run_id)[keys.RUN_PARTS.index(part)]
+
+
+def _facts(settlement: Settlement) -> str:
+    return json.dumps(
+        {
+            "finished": settlement.finished,
+            "reward": "" if settlement.reward is None else _text(settlement.reward),
+            "rewards": {name: _text(value) for name, value in settlement.rewards},
+            "min_version": settlement.min_weight_version,
+            "samples": settlement.sample_ids,
+            "tokens": settlement.num_tokens,
+            "message": settlement.failure_message,
+        }
+    )
 
 
 def _text(number: float) -> str:

@@ -1,4 +1,4 @@
-"""TokenStore on Redis: every step is one Lua script on the keys of one rollout."""
+"""TokenStore on Redis: every change is one Lua script on the keys of each rollout."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Any
 from services.chassis.errors import ServiceError
 from services.chassis.redis_scripts import RUN_ID, Scripts
 from trajectory_manager import keys, redis_forms
-from trajectory_manager.records import Outcome, Purpose, Rollout
+from trajectory_manager.records import Rollout
 from trajectory_manager.refusals import accepted, refusal, refused
 from trajectory_manager.token_records import (
     Append,
     Appended,
+    Closing,
     Opening,
     Tokens,
     Turn,
     TurnRecord,
 )
 
-_OLD_SCHEMA = "OLD_SCHEMA"
+_Header = dict[bytes, bytes]
+
+_REFUSED = b"refused"
+_OLD_SCHEMA = b"OLD_SCHEMA"
 
 
 class RedisTokenStore:
@@ -55,127 +59,171 @@ class RedisTokenStore:
             redis_forms.opening_text(opening),
             opening.prompt_digest,
         )
-        return redis_forms.turn(stored, live)
+        return redis_forms.turn(opening.turn_id, stored, live)
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
-        replies = await self._scripts.call_many(
-            "append",
-            [
-                (keys.rollout_keys(a.run_id, a.rollout_id), redis_forms.append_args(a))
-                for a in appends
-            ],
-        )
-        return [
-            Appended(num_tokens=reply[1], num_new=reply[2])
-            if not isinstance(reply, ServiceError) and reply[0] == b"ok"
-            else await self._not_appended(append, reply)
-            for append, reply in zip(appends, replies, strict=True)
+        parts = [
+            (keys.rollout_keys(append.run_id, append.rollout_id), redis_forms.append_args(append))
+            for append in appends
         ]
-
-    async def _not_appended(self, append: Append, reply: Any) -> Appended | ServiceError:
-        if isinstance(reply, ServiceError):
-            return reply
-        if reply[1] == _OLD_SCHEMA.encode():
-            await self._migrate(append.run_id, append.rollout_id)
-            return (await self.append([append]))[0]
-        return refused(reply)
+        replies = await self._scripts.call_each("append", parts, (RUN_ID,))
+        if old := [i for i, reply in enumerate(replies) if _is_old(reply)]:
+            for index in old:
+                await self._migrate(appends[index].run_id, appends[index].rollout_id)
+            again = await self.append([appends[index] for index in old])
+            answers = dict(zip(old, again, strict=True))
+            return [answers.get(i) or _appended(reply) for i, reply in enumerate(replies)]
+        return [_appended(reply) for reply in replies]
 
     async def close(
-        self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> tuple[Rollout, list[TurnRecord]]:
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
         """See `TokenStore`."""
-        never_started = Rollout(run_id=run_id, rollout_id=rollout_id, purpose=Purpose.TRAIN)
-        reply = await self._call(
-            "close_rollout",
-            run_id,
-            rollout_id,
-            int(credential_digest is not None),
-            credential_digest or "",
-            int(outcome.state),
-            redis_forms.outcome_text(outcome),
-            redis_forms.identity(never_started),
-        )
-        turns = redis_forms.turn_records(reply)
-        return redis_forms.rollout(run_id, rollout_id, reply[0]), turns
+        parts = [
+            (keys.rollout_keys(run_id, closing.rollout_id)[:1], redis_forms.close_args(closing))
+            for closing in closings
+        ]
+        replies = await self._scripts.call_each("close_rollout", parts)
+        return [
+            await self._closed(run_id, closing, reply)
+            for closing, reply in zip(closings, replies, strict=True)
+        ]
+
+    async def _closed(
+        self, run_id: str, closing: Closing, reply: Any
+    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+        if isinstance(reply, ServiceError):
+            return reply
+        if _is_old(reply):
+            await self._migrate(run_id, closing.rollout_id)
+            return (await self.close(run_id, [closing]))[0]
+        if reply[0] == _REFUSED:
+            return refused(reply)
+        header = _pairs(reply[1])
+        rollout = redis_forms.rollout(run_id, closing.rollout_id, header)
+        return rollout, redis_forms.turn_records(header)
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
         """See `TokenStore`."""
-        (pairs, *_) = await self._call("read", run_id, rollout_id, "header")
-        return redis_forms.rollout(run_id, rollout_id, pairs) if pairs else None
+        header = await self._fields(run_id, rollout_id, redis_forms.HEADER_FIELDS)
+        return redis_forms.rollout(run_id, rollout_id, header) if header else None
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
         """See `TokenStore`."""
-        reply = await self._call("read", run_id, rollout_id, "turns")
-        return [record.turn for record in redis_forms.turn_records(reply)]
+        (header,) = await self._headers(run_id, [rollout_id])
+        return [record.turn for record in redis_forms.turn_records(header)]
 
     async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """See `TokenStore`."""
-        reply = await self._call("read", run_id, rollout_id, "newest")
-        found = redis_forms.turn_records(reply)
-        filled = await self._filled(run_id, {rollout_id: found})
-        return next(iter(filled[rollout_id]), None)
+        header = await self._fields(run_id, rollout_id, ("newest_turn",))
+        if b"newest_turn" not in header:
+            return None
+        turn_id = header[b"newest_turn"].decode()
+        return (await self._turns(run_id, rollout_id, [turn_id]))[0]
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
         if not turn_ids:
             return []
-        reply = await self._call("read", run_id, rollout_id, "turns", *turn_ids)
-        if reply[0] is None:
+        return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
+
+    async def _turns(
+        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
+    ) -> list[TurnRecord]:
+        names = [name.encode() for name in turn_ids]
+        wanted = [part + name for name in names for part in (redis_forms.TURN, redis_forms.LIVE)]
+        header = await self._fields(run_id, rollout_id, wanted)
+        if not header:
             raise refusal("UNKNOWN_ROLLOUT", rollout_id)
-        filled = await self._filled(run_id, {rollout_id: redis_forms.turn_records(reply)})
-        return [record.tokens for record in filled[rollout_id]]
+        for name in names:
+            if redis_forms.TURN + name not in header:
+                raise refusal("UNKNOWN_TURN", name.decode())
+        found = [
+            redis_forms.turn_record(
+                name.decode(), header[redis_forms.TURN + name], header[redis_forms.LIVE + name]
+            )
+            for name in names
+        ]
+        return (await self._filled(run_id, {rollout_id: found}))[rollout_id]
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
     ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
         """See `TokenStore`."""
-        calls = [(keys.rollout_keys(run_id, name), (name, "turns")) for name in rollout_ids]
-        replies = await self._scripts.call_many("read", calls)
-        rollouts, turns = {}, {}
-        for name, reply in zip(rollout_ids, replies, strict=True):
-            facts = await self._fresh(reply, run_id, name, "read", "turns")
-            turns[name] = redis_forms.turn_records(facts)
-            if facts[0] is not None:
-                rollouts[name] = redis_forms.rollout(run_id, name, facts[0])
+        found = await self._headers(run_id, rollout_ids)
+        headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
+        turns = {name: redis_forms.turn_records(header) for name, header in headers.items()}
         if not spans_only:
             turns = await self._filled(run_id, turns)
-        return [(rollouts[name], turns[name]) if name in rollouts else None for name in rollout_ids]
+        return [
+            (redis_forms.rollout(run_id, name, headers[name]), turns[name])
+            if name in headers
+            else None
+            for name in rollout_ids
+        ]
 
     async def _filled(
         self, run_id: str, turns: Mapping[str, Sequence[TurnRecord]]
     ) -> dict[str, list[TurnRecord]]:
         """The same turns by rollout, with ids and log-probs."""
-        names = [
-            keys.rollout_keys(run_id, name)[-1] + record.turn.turn_id
+        commands = [
+            ("LRANGE", keys.rollout_keys(run_id, name)[1] + record.turn.turn_id, 0, -1)
             for name, records in turns.items()
             for record in records
         ]
-        segments = iter(await self._scripts.lists(names))
+        segments = iter(await self._scripts.read(commands))
         return {
             name: [redis_forms.with_segments(record, next(segments)) for record in records]
             for name, records in turns.items()
         }
 
-    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> list[bool]:
         """See `TokenStore`."""
-        args = redis_forms.record_args(rollout, turns)
-        (new,) = await self._call("record", rollout.run_id, rollout.rollout_id, *args)
-        return bool(new)
+        parts = [
+            (
+                keys.rollout_keys(run_id, rollout.rollout_id),
+                redis_forms.record_args(rollout, turns),
+            )
+            for rollout, turns in recorded
+        ]
+        replies = await self._scripts.call_each("record", parts)
+        return [bool(_accepted(reply)[0]) for reply in replies]
+
+    async def _headers(self, run_id: str, rollout_ids: Sequence[str]) -> list[_Header]:
+        """Each rollout's whole header; empty: unknown."""
+        names = [keys.rollout_keys(run_id, name)[0] for name in rollout_ids]
+        headers: list[_Header]
+        headers = await self._scripts.read([("HGETALL", name) for name in names])
+        for index, header in enumerate(headers):
+            if header and b"schema" not in header:
+                await self._migrate(run_id, rollout_ids[index])
+                (headers[index],) = await self._headers(run_id, [rollout_ids[index]])
+        return headers
+
+    async def _fields(self, run_id: str, rollout_id: str, names: Sequence[str | bytes]) -> _Header:
+        """Those of the named fields that the header has, and its state; empty: unknown."""
+        wanted = ("state", "schema", *names)
+        header = keys.rollout_keys(run_id, rollout_id)[0]
+        (values,) = await self._scripts.read([("HMGET", header, *wanted)])
+        if values[0] is None:
+            return {}
+        if values[1] is None:
+            await self._migrate(run_id, rollout_id)
+            return await self._fields(run_id, rollout_id, names)
+        return {
+            name.encode() if isinstance(name, str) else name: value
+            for name, value in zip(wanted, values, strict=True)
+            if value is not None
+        }
 
     async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(
             script, keys=keys.rollout_keys(run_id, rollout_id), args=(rollout_id, *args)
         )
-        return await self._fresh(reply, run_id, rollout_id, script, *args)
-
-    async def _fresh(
-        self, reply: Any, run_id: str, rollout_id: str, script: str, *args: Any
-    ) -> list[Any]:
-        """What the script answered, asked again once a record of an older schema is migrated."""
-        if isinstance(reply, ServiceError):
-            raise reply
-        if reply[0] == b"refused" and reply[1] == _OLD_SCHEMA.encode():
+        if _is_old(reply):
             await self._migrate(run_id, rollout_id)
             return await self._call(script, run_id, rollout_id, *args)
         return accepted(reply)
@@ -183,3 +231,23 @@ class RedisTokenStore:
     async def _migrate(self, run_id: str, rollout_id: str) -> None:
         both = (*keys.rollout_keys(run_id, rollout_id), *keys.old_rollout_keys(run_id, rollout_id))
         accepted(await self._scripts.call("migrate", keys=both, args=(rollout_id,)))
+
+
+def _appended(reply: Any) -> Appended | ServiceError:
+    if isinstance(reply, ServiceError):
+        return reply
+    return refused(reply) if reply[0] == _REFUSED else Appended(*reply)
+
+
+def _is_old(reply: Any) -> bool:
+    return not isinstance(reply, ServiceError) and reply[:2] == [_REFUSED, _OLD_SCHEMA]
+
+
+def _accepted(reply: Any) -> list[Any]:
+    if isinstance(reply, ServiceError):
+        raise reply
+    return accepted(reply)
+
+
+def _pairs(reply: Sequence[bytes]) -> _Header:
+    return dict(zip(reply[::2], reply[1::2], strict=True))

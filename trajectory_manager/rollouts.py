@@ -28,6 +28,7 @@ from trajectory_manager.store import Store
 from trajectory_manager.token_records import (
     Append,
     Appended,
+    Closing,
     Opening,
     Tokens,
     Turn,
@@ -45,6 +46,7 @@ SURPLUS = Outcome(
     failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
 )
 _GIVEN_UP = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
+_STRANGE = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
 _SWEEP_BATCH = 256
 
 
@@ -138,96 +140,132 @@ class Rollouts:
                 continue
             self._metrics.append_refused(answer.reason)
             if answer.reason is Reason.OFFSET_GAP:
-                await self.settle(append.run_id, append.rollout_id)
+                await self.settle(append.run_id, [append.rollout_id])
         self._metrics.appended(num_new, num_repeated)
         return answers
 
-    async def finish(
-        self, run_id: str, rollout_id: str, credential_digest: str, outcome: Outcome
-    ) -> None:
-        """Close a rollout and hand it to its group. Idempotent.
+    async def finish(self, run_id: str, closings: Sequence[Closing]) -> list[ServiceError | None]:
+        """Close rollouts for their agents and hand them to their groups. Idempotent.
+
+        What was refused stands as its error: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (TRAIN
+        without rewards), ROLLOUT_FINISHED (given up before), ALREADY_EXISTS (finished otherwise).
 
         Raises:
-            ServiceError: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (TRAIN without rewards),
-                ROLLOUT_FINISHED (given up before), ALREADY_EXISTS (finished otherwise).
+            ServiceError: the store is away or full.
         """
-        if outcome == Outcome():
-            await self._check_needs_no_rewards(run_id, rollout_id)
-        closed = await self._close(run_id, rollout_id, credential_digest, outcome)
-        if closed.outcome == outcome:
-            return
-        if closed.outcome.failure_class in _GIVEN_UP:
-            raise refusals.closed_rollout(rollout_id, closed.outcome.failure_message)
-        raise refusals.refusal("OTHER_ROLLOUT", rollout_id)
+        answers = [await self._lacks_rewards(run_id, closing) for closing in closings]
+        sound = [i for i, error in enumerate(answers) if error is None]
+        closed = await self._close(run_id, [closings[i] for i in sound])
+        for index, result in zip(sound, closed, strict=True):
+            answers[index] = _refused_end(closings[index], result)
+        return answers
 
-    async def _check_needs_no_rewards(self, run_id: str, rollout_id: str) -> None:
-        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+    async def _lacks_rewards(self, run_id: str, closing: Closing) -> ServiceError | None:
+        if closing.outcome != Outcome():
+            return None
+        rollout = await self._store.tokens.rollout(run_id, closing.rollout_id)
         if rollout is None:
-            raise refusals.refusal("UNKNOWN_ROLLOUT", rollout_id)
-        if rollout.purpose is Purpose.TRAIN:
-            raise refusals.no_rewards()
+            return refusals.refusal("UNKNOWN_ROLLOUT", closing.rollout_id)
+        return refusals.no_rewards() if rollout.purpose is Purpose.TRAIN else None
 
     async def _close(
-        self, run_id: str, rollout_id: str, credential_digest: str, outcome: Outcome
-    ) -> Rollout:
-        is_leased = SlotName.parse(rollout_id) is not None
-        if is_leased:
-            await self._store.runs.announce(run_id, rollout_id)
-        try:
-            closed = await self._store.tokens.close(run_id, rollout_id, credential_digest, outcome)
-        except ServiceError as error:
-            # Not the caller's to close: its mark would stay. (A mark that another call relies on is
-            # not missed for long: the lease of its rollout runs out.)
-            if is_leased and error.reason in (Reason.NOT_FOUND, Reason.PERMISSION_DENIED):
-                await self._store.runs.retract(run_id, rollout_id)
-            raise
-        if is_leased:
-            await self.settle_closed(*closed)
-        return closed[0]
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+        leased = [c.rollout_id for c in closings if SlotName.parse(c.rollout_id) is not None]
+        if leased:
+            await self._store.runs.announce(run_id, leased)
+        closed = await self._store.tokens.close(run_id, closings)
+        # Not the caller's to close: their marks would stay. (A mark that another call relies on is
+        # not missed for long: the lease of its rollout runs out.)
+        strange = [
+            closing.rollout_id
+            for closing, result in zip(closings, closed, strict=True)
+            if isinstance(result, ServiceError) and result.reason in _STRANGE
+        ]
+        if strange:
+            await self._store.runs.retract(run_id, strange)
+        await self.settle_closed(
+            run_id,
+            [r for r in closed if not isinstance(r, ServiceError) and r[0].rollout_id in leased],
+        )
+        return closed
 
-    async def give_up(self, run_id: str, rollout_id: str, outcome: Outcome) -> None:
-        """Close a leased rollout that its agent left, if it still runs, and settle it."""
-        await self.settle_closed(*await self._store.tokens.close(run_id, rollout_id, None, outcome))
+    async def give_up(self, run_id: str, rollout_ids: Sequence[str], outcome: Outcome) -> None:
+        """Close leased rollouts that their agents left, if they still run, and settle them."""
+        closings = [
+            Closing(rollout_id=name, credential_digest=None, outcome=outcome)
+            for name in rollout_ids
+        ]
+        results = await self._store.tokens.close(run_id, closings)
+        refused = [result for result in results if isinstance(result, ServiceError)]
+        closed = [result for result in results if not isinstance(result, ServiceError)]
+        await self.settle_closed(run_id, closed)
+        if refused:
+            raise refused[0]
 
     async def complete(self, run_id: str, rollout_id: str, nonce: str) -> None:
         """Take the agent's lease back; an unfinished rollout fails and is replaced. Idempotent."""
         held = await self._store.runs.extend_tasks(run_id, [(rollout_id, nonce)])
         if held[0]:
-            await self.give_up(run_id, rollout_id, ABANDONED)
+            await self.give_up(run_id, [rollout_id], ABANDONED)
 
-    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
-        """Store a closed rollout of an admitted group; `settle_closed` comes next. Idempotent."""
-        new = await self._store.tokens.record(rollout, turns)
-        if new:
-            num_tokens = sum(record.tokens.num_tokens for record in turns)
-            self._metrics.appended(num_tokens, 0)
-            self._new_tokens[rollout.run_id] += num_tokens
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> None:
+        """Store closed rollouts of admitted groups and settle them. Idempotent."""
+        are_new = await self._store.tokens.record(run_id, recorded)
+        num_new = sum(
+            record.tokens.num_tokens
+            for (_, turns), is_new in zip(recorded, are_new, strict=True)
+            for record in turns
+            if is_new
+        )
+        self._metrics.appended(num_new, 0)
+        self._new_tokens[run_id] += num_new
+        await self.settle_closed(run_id, recorded)
 
-    async def settle(self, run_id: str, rollout_id: str) -> None:
-        """Tell the group of a rollout how it ended, if it has ended. Idempotent."""
-        (found,) = await self._store.tokens.read(run_id, [rollout_id], spans_only=True)
-        if found is None or found[0].state is RolloutState.RUNNING:
+    async def settle(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Tell the groups of those rollouts that have ended how they did. Idempotent."""
+        found = await self._store.tokens.read(run_id, rollout_ids, spans_only=True)
+        ended = [pair for pair in found if pair and pair[0].state is not RolloutState.RUNNING]
+        await self.settle_closed(run_id, ended)
+
+    async def settle_closed(
+        self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> None:
+        """Tell the groups of closed rollouts how these ended. Idempotent."""
+        if not closed:
             return
-        await self.settle_closed(*found)
-
-    async def settle_closed(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> None:
-        """Tell the group of a closed rollout how it ended. Idempotent."""
-        config = await self._store.runs.config(rollout.run_id)
-        facts = samples.settlement(rollout, turns, config.zero_variance_reward)
-        settled = await self._store.runs.settle(rollout.run_id, facts)
-        if settled.effect is not Effect.IGNORED:
-            self._metrics.settled(settled)
+        config = await self._store.runs.config(run_id)
+        facts = [samples.settlement(*pair, config.zero_variance_reward) for pair in closed]
+        for settled in await self._store.runs.settle(run_id, facts):
+            if settled.effect is not Effect.IGNORED:
+                self._metrics.settled(settled)
 
     async def sweep(self, run_id: str) -> int:
         """Give up rollouts whose lease is over, settle what is closed; return how many."""
         if num_new := self._new_tokens[run_id]:
             await self._store.runs.add_stored_tokens(run_id, num_new)
             self._new_tokens[run_id] -= num_new
-        expired = await self._store.runs.expired(run_id, _SWEEP_BATCH)
-        for lost in expired:
-            await self.give_up(run_id, lost.rollout_id, SURPLUS if lost.surplus else EXPIRED)
-            self._metrics.leases("surplus" if lost.surplus else "expired")
+        lost = await self._store.runs.expired(run_id, _SWEEP_BATCH)
+        for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
+            names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
+            await self.give_up(run_id, names, outcome)
+            self._metrics.leases("surplus" if surplus else "expired", len(names))
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
-        for rollout_id in unsettled:
-            await self.settle(run_id, rollout_id)
-        return len(expired) + len(unsettled)
+        await self.settle(run_id, unsettled)
+        return len(lost) + len(unsettled)
+
+
+def _refused_end(
+    closing: Closing, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
+) -> ServiceError | None:
+    """Why a rollout did not end as its agent says; None: it did."""
+    if isinstance(closed, ServiceError):
+        return closed
+    outcome = closed[0].outcome
+    if outcome == closing.outcome:
+        return None
+    if outcome.failure_class in _GIVEN_UP:
+        return refusals.closed_rollout(closing.rollout_id, outcome.failure_message)
+    return refusals.refusal("OTHER_ROLLOUT", closing.rollout_id)

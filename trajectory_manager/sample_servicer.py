@@ -53,24 +53,27 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         num_shards, shard = _shards(request)
+        page = step_samples.Page(
+            shard=shard,
+            first=validation.not_negative("first_sample", request.first_sample),
+            max_bytes=validation.not_negative("max_bytes", request.max_bytes),
+            packed=request.packed,
+        )
 
         async def attempt() -> StepLease | None:
             return await self._lease(run_id, request, num_shards)
 
         lease = await self._waiting.until(run_id, Topic.READY, wait, attempt)
+        response = pb.LeaseSamplesResponse()
         if lease is None:
-            return pb.LeaseSamplesResponse()
-        found = await step_samples.read(
-            self._store, run_id, lease, shard=shard, packed=request.packed
-        )
-        for versions in found.staleness:
+            return response
+        staleness = await step_samples.fill(response, self._store, run_id, lease, page)
+        for versions in staleness:
             self._metrics.staleness(versions)
-        return pb.LeaseSamplesResponse(
-            samples=found.messages,
-            lease_token=lease_token.step_token(lease.step, request.epoch),
-            max_staleness=max(found.staleness, default=0),
-            num_deliveries=lease.num_deliveries,
-        )
+        response.lease_token = lease_token.step_token(lease.step, request.epoch)
+        response.max_staleness = max(staleness, default=0)
+        response.num_deliveries = lease.num_deliveries
+        return response
 
     async def _lease(
         self, run_id: str, request: pb.LeaseSamplesRequest, num_shards: int

@@ -7,7 +7,7 @@ version that the step ledger keeps, so that a repeated step yields identical sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from trajectory_manager.prefix_tree import PrefixTree, SamplePlan
@@ -85,19 +85,20 @@ def settlement(rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str) 
 
 async def build(
     tokens: TokenStore, run_id: str, config: RunConfig, lease: StepLease
-) -> list[Sample]:
+) -> AsyncIterator[Sample]:
     """The samples of a leased step, in the ledger's order."""
+    wanted = set(lease.sample_ids)
     rollout_ids = list(dict.fromkeys(name.rpartition("#")[0] for name in lease.sample_ids))
     base = lease.base_weight_version
     masks = config.staleness_policy is StalenessPolicy.MASK
     oldest = base - config.max_staleness if masks else None
-    by_id: dict[str, Sample] = {}
     for start in range(0, len(rollout_ids), _ROLLOUTS_AT_ONCE):
         # A few at a time: appends must not wait behind a whole step.
         for found in await tokens.read(run_id, rollout_ids[start : start + _ROLLOUTS_AT_ONCE]):
             assert found is not None, "a leased sample has a rollout"
-            by_id.update((sample.sample_id, sample) for sample in of_rollout(*found, base, oldest))
-    return [by_id[name] for name in lease.sample_ids]
+            for sample in of_rollout(*found, base, oldest):
+                if sample.sample_id in wanted:
+                    yield sample
 
 
 def of_rollout(

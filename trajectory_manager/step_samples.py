@@ -2,56 +2,84 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import sample_service_pb2 as pb
 
+from services.chassis.errors import invalid_argument
 from trajectory_manager import conversion, samples
 from trajectory_manager.column_servicer import add_columns
-from trajectory_manager.records import StalenessPolicy
+from trajectory_manager.records import RunConfig, StalenessPolicy
 from trajectory_manager.shards import cut
 from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import Store
 
-_SAMPLES_AT_ONCE = 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSamples:
-    """What a call of LeaseSamples answers."""
+class Page:
+    """Which samples of a step, and in which form."""
 
-    messages: list[trajectory_pb2.Sample]
-    """Samples in the ledger's order."""
-    staleness: list[int]
-    """Of each fresh one among them: versions behind the step's base version."""
+    shard: int | None
+    """Those of this shard; None: of all."""
+    first: int
+    """How many of them to skip."""
+    max_bytes: int
+    """Of messages, beyond which none is added; 0: no limit."""
+    packed: bool
+    """With arrays as bytes."""
 
 
-async def read(
-    store: Store, run_id: str, lease: StepLease, *, shard: int | None, packed: bool
-) -> StepSamples:
-    """The samples of a step, or of one shard of it."""
+async def fill(
+    response: pb.LeaseSamplesResponse,
+    store: Store,
+    run_id: str,
+    lease: StepLease,
+    page: Page,
+) -> list[int]:
+    """Add the samples of a step to `response`, in the ledger's order, as far as `page` says.
+
+    They are written where they stay: a step is too large to be copied once more.
+
+    Returns:
+        Of each fresh sample among them: versions behind the step's base version.
+    """
     config = await store.runs.config(run_id)
     shards = _shards(lease)
-    wanted = {name for name, index in shards.items() if shard is None or index == shard}
+    names = [name for name, shard in shards.items() if page.shard in (None, shard)]
+    if 0 < page.first >= len(names):
+        cure = f"next_sample of the answer before; the step has {len(names)} samples here"
+        raise invalid_argument("first_sample", page.first, cure)
+    staleness, num_bytes = list[int](), 0
+    async with aclosing(_built(store, run_id, lease, config, names[page.first :])) as built:
+        async for sample, replayed in built:
+            message = response.samples.add(shard=shards[sample.sample_id], replayed=replayed)
+            conversion.fill_sample(message, sample, packed=page.packed)
+            if not replayed:
+                staleness.append(lease.base_weight_version - sample.min_weight_version)
+            num_bytes += message.ByteSize()
+            if 0 < page.max_bytes <= num_bytes:
+                break
+    end = page.first + len(response.samples)
+    response.next_sample = end if end < len(names) else 0
+    await add_columns(store.columns, run_id, response.samples, config.required_columns)
+    return staleness
+
+
+async def _built(
+    store: Store, run_id: str, lease: StepLease, config: RunConfig, names: Sequence[str]
+) -> AsyncGenerator[tuple[samples.Sample, bool], None]:
+    """Those of a step's samples that `names` has, and whether they are replayed."""
+    wanted = set(names)
     fresh = replace(lease, sample_ids=_those(lease.sample_ids, wanted))
-    replayed = replace(lease, sample_ids=_those(lease.replayed_ids, wanted))
+    async for sample in samples.build(store.tokens, run_id, config, fresh):
+        yield sample, False
     # Replayed samples are old by intention: nothing of them is masked.
     whole = replace(config, staleness_policy=StalenessPolicy.DROP)
-    built = await samples.build(store.tokens, run_id, config, fresh)
-    again = await samples.build(store.tokens, run_id, whole, replayed)
-    messages = []
-    for index, sample in enumerate((*built, *again)):
-        message = conversion.sample_to(sample, packed=packed)
-        message.shard = shards[message.sample_id]
-        message.replayed = index >= len(built)
-        messages.append(message)
-        if index % _SAMPLES_AT_ONCE == 0:
-            await asyncio.sleep(0)  # appends must not wait behind a whole step
-    await add_columns(store.columns, run_id, messages, config.required_columns)
-    staleness = [lease.base_weight_version - sample.min_weight_version for sample in built]
-    return StepSamples(messages=messages, staleness=staleness)
+    replayed = replace(lease, sample_ids=_those(lease.replayed_ids, wanted))
+    async for sample in samples.build(store.tokens, run_id, whole, replayed):
+        yield sample, True
 
 
 def _shards(lease: StepLease) -> dict[str, int]:

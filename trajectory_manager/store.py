@@ -17,7 +17,6 @@ from trajectory_manager.records import (
     DeadLetter,
     Durability,
     LostLease,
-    Outcome,
     Purpose,
     Readiness,
     Rollout,
@@ -34,6 +33,7 @@ from trajectory_manager.step_records import LeaseAttempt, PublishWait, Reconcile
 from trajectory_manager.token_records import (
     Append,
     Appended,
+    Closing,
     Opening,
     Tokens,
     Turn,
@@ -71,8 +71,9 @@ class TokenStore(Protocol):
         ...
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
-        """Do each of `appends` by itself; an error stands where one was refused.
+        """Do each of `appends` by itself, in order; an error stands where one was refused.
 
+        What follows a refused append of its turn would leave a gap, and is refused with it.
         Idempotent. Errors: NOT_FOUND, STALE_EPOCH, ROLLOUT_FINISHED, TURN_FINISHED, ALREADY_EXISTS
         (the overlap or the end differs), OFFSET_GAP (which has failed the rollout as
         INFRASTRUCTURE), and those of a store that is away or full.
@@ -80,14 +81,11 @@ class TokenStore(Protocol):
         ...
 
     async def close(
-        self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> tuple[Rollout, list[TurnRecord]]:
-        """Close the rollout if it runs, and return it with its turns' spans either way.
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+        """Close each rollout if it runs; answer it with its turns' spans either way.
 
-        Without a credential the manager itself gives the rollout up, also one that never started.
-
-        Raises:
-            ServiceError: NOT_FOUND, PERMISSION_DENIED.
+        Errors: NOT_FOUND, PERMISSION_DENIED, and those of a store that is away or full.
         """
         ...
 
@@ -117,8 +115,10 @@ class TokenStore(Protocol):
         """Each rollout with its turns in the order they began, as of one moment; None: unknown."""
         ...
 
-    async def record(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
-        """Store a whole closed rollout; False if it is there already. Idempotent.
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> list[bool]:
+        """Store whole closed rollouts; False for one that is there already. Idempotent.
 
         Raises:
             ServiceError: ALREADY_EXISTS with other content.
@@ -194,12 +194,12 @@ class RunStore(Protocol):
         """Rollouts in the order they were enlisted, from position `start`."""
         ...
 
-    async def announce(self, run_id: str, rollout_id: str) -> None:
-        """Outbox mark: this rollout is about to close and must be settled. Idempotent."""
+    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Outbox marks: these rollouts are about to close and must be settled. Idempotent."""
         ...
 
-    async def retract(self, run_id: str, rollout_id: str) -> None:
-        """Take an outbox mark back: the rollout was not closed. Idempotent."""
+    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Take outbox marks back: these rollouts were not closed. Idempotent."""
         ...
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
@@ -210,8 +210,8 @@ class RunStore(Protocol):
         """Leases that have run out or that their group ended, and that are not settled."""
         ...
 
-    async def settle(self, run_id: str, settlement: Settlement) -> Settled:
-        """Tell the group about a closed rollout and clear its mark and lease. Idempotent.
+    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
+        """Tell groups about closed rollouts, in order; clear their marks and leases. Idempotent.
 
         A failed sample opens its slot again outside admission. A group is complete with its first
         num_samples: leases of the others end, and nothing they do counts any more. A complete group

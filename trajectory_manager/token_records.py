@@ -1,10 +1,16 @@
-"""Tokens and turns as plain data. Enum numbers equal those of the contract."""
+"""Tokens and turns as plain data. Enum numbers equal those of the contract.
+
+What every append needs is a NamedTuple, which is made several times as fast as a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
+
+from trajectory_manager.records import Outcome
 
 BYTES_PER_TOKEN = 4
 
@@ -24,8 +30,7 @@ class VersionSource(IntEnum):
     SERVER_BOUNDARY = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """A run of tokens of one origin; spans are contiguous, so their starts are implied."""
 
     num_tokens: int
@@ -45,8 +50,7 @@ class Span:
         return self.origin is Origin.POLICY and self.version_source is not VersionSource.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Tokens as they are stored: little-endian arrays of equal length, and spans over them."""
 
     ids: bytes = b""
@@ -96,7 +100,7 @@ def cut_spans(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
         end = begin + span.num_tokens
         length = min(end, stop) - max(begin, start)
         if length > 0:
-            yield replace(span, num_tokens=length)
+            yield span._replace(num_tokens=length)
         begin = end
 
 
@@ -105,10 +109,22 @@ def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...
     if not first or not second:
         return (*first, *second)
     last, head = first[-1], second[0]
-    if replace(last, num_tokens=1) != replace(head, num_tokens=1):
+    if last[1:] != head[1:]:
         return (*first, *second)
-    merged = replace(last, num_tokens=last.num_tokens + head.num_tokens)
+    merged = last._replace(num_tokens=last.num_tokens + head.num_tokens)
     return (*first[:-1], merged, *second[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A rollout to close, and how it ended."""
+
+    rollout_id: str
+    """Rollout."""
+    credential_digest: str | None
+    """Of its agent; None: the manager itself gives it up, also one that never started."""
+    outcome: Outcome
+    """How it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +153,7 @@ class Opening:
     """Sampling temperature."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(NamedTuple):
     """How a turn ended."""
 
     reason: int
@@ -149,8 +164,7 @@ class Finish:
     """Re-tokenisation drift of its prompt, as JSON; empty: none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class Append(NamedTuple):
     """Tokens for a turn, and perhaps its end."""
 
     run_id: str
@@ -169,8 +183,7 @@ class Append:
     """Closes the turn after these tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
+class Appended(NamedTuple):
     """The answer to an append."""
 
     num_tokens: int

@@ -175,7 +175,10 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self, request: pb.FinishRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FinishRolloutResponse:
         """See the contract."""
-        await self._rollouts.finish(*conversion.finish_from(request))
+        run_id, closing = conversion.closing_from(request)
+        (refused,) = await self._rollouts.finish(run_id, [closing])
+        if refused is not None:
+            raise refused
         return pb.FinishRolloutResponse()
 
     async def DeleteTrajectories(

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
@@ -19,15 +20,14 @@ from trajectory_manager.records import (
     RunConfig,
     StalenessPolicy,
 )
-from trajectory_manager.token_records import BYTES_PER_TOKEN
+from trajectory_manager.token_records import BYTES_PER_TOKEN, Origin, Span, VersionSource
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
 _COLUMN = re.compile(r"[a-z0-9_]{1,60}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# The enums' own lookups cost more than all else that is checked in a span.
-_ORIGINS = frozenset({tokens_pb2.ORIGIN_ENVIRONMENT, tokens_pb2.ORIGIN_POLICY})
-_VERSION_SOURCES = frozenset(tokens_pb2.VersionSource.values())
+_ORIGINS = frozenset(map(int, Origin))
+_VERSION_SOURCES = frozenset(map(int, VersionSource))
 _MAX_TEXT = 4096
 _MAX_GROUP_SIZE = 4096
 _MAX_PAGE = 1000
@@ -48,6 +48,12 @@ def name(field: str, value: str) -> str:
     if not _NAME.fullmatch(value):
         raise invalid_argument(field, value, "1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / -")
     return value
+
+
+@lru_cache(maxsize=1 << 16)
+def turn_name(run_id: str, rollout_id: str, turn_id: str) -> tuple[str, str, str]:
+    """The three names of a turn; remembered, because each of its appends brings them again."""
+    return run_name(run_id), name("rollout_id", rollout_id), name("turn_id", turn_id)
 
 
 def optional_name(field: str, value: str) -> str:
@@ -114,7 +120,7 @@ def seconds(field: str, value: Duration) -> float:
 
 
 def tokens(message: tokens_pb2.Tokens) -> None:
-    """Arrays of equal length, finite log-probs, contiguous spans that cover all tokens."""
+    """At least one token, arrays of equal length, finite log-probs."""
     num_tokens = len(message.token_ids)
     if num_tokens == 0:
         raise invalid_argument("tokens.token_ids", [], "at least one token")
@@ -126,12 +132,10 @@ def tokens(message: tokens_pb2.Tokens) -> None:
         raise invalid_argument("tokens.logprobs", "NaN or infinite", "finite numbers")
     if min(message.token_ids) < 0:
         raise invalid_argument("tokens.token_ids", min(message.token_ids), "ids of at least 0")
-    _spans(message.spans, num_tokens)
 
 
-def packed_tokens(field: str, message: tokens_pb2.PackedTokens) -> int:
-    """The same for arrays as bytes; how many tokens, which may be none."""
-    ids, logprobs = message.token_ids, message.logprobs
+def packed_tokens(field: str, ids: bytes, logprobs: bytes) -> None:
+    """The same for arrays as bytes, which may be empty."""
     if len(ids) % BYTES_PER_TOKEN:
         raise invalid_argument(f"{field}.token_ids", f"{len(ids)} bytes", "4 bytes for each id")
     if len(logprobs) != len(ids):
@@ -142,9 +146,6 @@ def packed_tokens(field: str, message: tokens_pb2.PackedTokens) -> int:
         raise invalid_argument(f"{field}.token_ids", "a negative id", "ids of at least 0")
     if not _finite(logprobs):
         raise invalid_argument(f"{field}.logprobs", "NaN or infinite", "finite numbers")
-    num_tokens = len(ids) // BYTES_PER_TOKEN
-    _spans(message.spans, num_tokens)
-    return num_tokens
 
 
 def _finite(floats: bytes) -> bool:
@@ -155,22 +156,38 @@ def _finite(floats: bytes) -> bool:
     return all(map(math.isfinite, unpack_logprobs(floats)))
 
 
-def _spans(spans: Iterable[tokens_pb2.Span], num_tokens: int) -> None:
-    end = 0
-    for index, span in enumerate(spans):
-        sound = (
-            span.start == end
-            and span.num_tokens >= 1
-            and span.origin in _ORIGINS
-            and span.version_source in _VERSION_SOURCES
-            and span.weight_version >= 0
-            and (not span.server_id or _NAME.fullmatch(span.server_id))
+def spans(messages: Iterable[tokens_pb2.Span], num_tokens: int) -> tuple[Span, ...]:
+    """Contiguous spans that cover `num_tokens`."""
+    found, end = list[Span](), 0
+    for index, message in enumerate(messages):
+        start, length = message.start, message.num_tokens
+        kind = _kind(
+            message.origin, message.weight_version, message.version_source, message.server_id
         )
-        if not sound:
-            raise _unsound(f"tokens.spans[{index}]", span, end)
-        end += span.num_tokens
+        if start != end or length < 1 or kind is None:
+            raise _unsound(f"tokens.spans[{index}]", message, end)
+        found.append(Span(length, *kind))
+        end += length
     if end != num_tokens:
         raise invalid_argument("tokens.spans", f"{end} tokens", f"spans that cover {num_tokens}")
+    return tuple(found)
+
+
+# The enums' own lookups cost more than all else that an append needs of a span.
+@lru_cache(maxsize=4096)
+def _kind(
+    origin: int, weight_version: int, version_source: int, server_id: str
+) -> tuple[Origin, int, VersionSource, str] | None:
+    """What the tokens of a span share; None if it is not sound."""
+    is_sound = (
+        origin in _ORIGINS
+        and version_source in _VERSION_SOURCES
+        and weight_version >= 0
+        and (not server_id or _NAME.fullmatch(server_id) is not None)
+    )
+    if not is_sound:
+        return None
+    return Origin(origin), weight_version, VersionSource(version_source), server_id
 
 
 def _unsound(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:

@@ -7,37 +7,53 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import redis
 
 from services.chassis.redis_binary import find_redis_server
 
-__all__ = ["FAST", "redis_server"]
+__all__ = ["DURABLE", "FAST", "REPLICATED", "redis_server"]
 
 FAST: Mapping[str, str] = {"appendonly": "no", "save": ""}
+DURABLE: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "save": ""}
+REPLICATED: Mapping[str, str] = {
+    **DURABLE,
+    "min-replicas-to-write": "1",
+    "min-replicas-max-lag": "2",
+}
+"""A master like this needs a replica."""
 _START_SECONDS = 20.0
 
 
 @contextmanager
 def redis_server(settings: Mapping[str, str]) -> Iterator[str]:
-    """Its address; the server and its data are gone afterwards.
+    """Its address; the server, its replicas and their data are gone afterwards.
 
     Example: with redis_server(FAST) as url: ...
     """
+    with _process(settings) as port, ExitStack() as replicas:
+        for _ in range(int(settings.get("min-replicas-to-write", 0))):
+            master = {"replicaof": f"127.0.0.1 {port}"}
+            replicas.enter_context(_process({**settings, **master}))
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+@contextmanager
+def _process(settings: Mapping[str, str]) -> Iterator[int]:
     with tempfile.TemporaryDirectory(prefix="seamflow-bench-redis-") as folder:
         port = _free_port()
         base = {"port": str(port), "bind": "127.0.0.1", "dir": folder}
         command = [find_redis_server()]
         for name, value in {**base, **settings}.items():
-            command += [f"--{name}", value]
+            command += [f"--{name}", *value.split(" ")]
         log = Path(folder, "server.log")
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
             _wait_until_it_answers(process, port, log)
-            yield f"redis://127.0.0.1:{port}/0"
+            yield port
         finally:
             process.kill()
             process.wait()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ RUN_ID = "bench"
 CREDENTIAL = hashlib.sha256(b"bench").hexdigest()
 _START_SECONDS = 30.0
 _READ_SECONDS = 30
+_PAGE_BYTES = 4 << 20
 
 
 @asynccontextmanager
@@ -86,12 +88,12 @@ async def create_run(channel: grpc.aio.Channel, options: Options, durability: in
 def packed(segments: Sequence[Segment]) -> tokens_pb2.PackedTokens:
     """Segments as they travel: versions as spans, not per token."""
     message = tokens_pb2.PackedTokens(
-        token_ids=b"".join(segment.token_ids.tobytes() for segment in segments),
-        logprobs=b"".join(segment.logprobs.tobytes() for segment in segments),
+        token_ids=b"".join([segment.token_ids.tobytes() for segment in segments]),
+        logprobs=b"".join([segment.logprobs.tobytes() for segment in segments]),
     )
     start = 0
-    for version, run in groupby(segments, key=lambda segment: segment.weight_version):
-        num_tokens = sum(segment.token_ids.size for segment in run)
+    for version, run in groupby(segments, key=attrgetter("weight_version")):
+        num_tokens = sum([segment.token_ids.size for segment in run])
         message.spans.add(
             start=start,
             num_tokens=num_tokens,
@@ -124,16 +126,30 @@ async def _read(report: Connection, options: Options, target: str) -> None:
                 num_groups=min(options.batch, options.trajectories - trajectories),
                 wait=Duration(seconds=_READ_SECONDS),
                 packed=True,
+                max_bytes=_PAGE_BYTES,
             )
-            samples = (await stub.LeaseSamples(request)).samples
-            if not samples:
-                raise TimeoutError(f"step {step + 1} was not ready within {_READ_SECONDS} s")
             step += 1
-            num_bytes += sum(_columns(sample).nbytes for sample in samples)
+            async for sample in _samples(stub, request):
+                num_bytes += _columns(sample).nbytes
+                trajectories += 1
             commit = sample_service_pb2.CommitStepRequest(run_id=RUN_ID, epoch=epoch, step=step)
             await stub.CommitStep(commit)
-            trajectories += len(samples)
     report.send(Reads(ended=time.monotonic(), trajectories=trajectories, bytes=num_bytes))
+
+
+async def _samples(
+    stub: SampleServiceAsyncStub, request: sample_service_pb2.LeaseSamplesRequest
+) -> AsyncIterator[trajectory_pb2.Sample]:
+    """A step, page by page, as the trainer leases it."""
+    while True:
+        page = await stub.LeaseSamples(request)
+        if not page.samples:
+            raise TimeoutError(f"step {request.step} was not ready within {_READ_SECONDS} s")
+        for sample in page.samples:
+            yield sample
+        if not page.next_sample:
+            return
+        request.first_sample = page.next_sample
 
 
 def _columns(sample: trajectory_pb2.Sample) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:

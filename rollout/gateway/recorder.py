@@ -45,7 +45,7 @@ _Part = pb.Append | pb.FinishRolloutRequest
 _Answer = pb.AppendResult | pb.FinishResult | ServiceError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     part: _Part
     num_bytes: int
@@ -81,9 +81,7 @@ class Recorder:
         Raises:
             ServiceError: the store's refusal of this append.
         """
-        answer = await self._answered(append)
-        _APPENDS.inc()
-        return int(answer.num_tokens)
+        return (await self._answered(append)).num_tokens  # type: ignore[no-any-return]
 
     async def finish(self, finish: pb.FinishRolloutRequest) -> None:
         """Close a rollout, all of whose turns are recorded.
@@ -108,9 +106,12 @@ class Recorder:
             self._num_idle += 1
 
     async def _answered(self, part: _Part) -> Any:
-        backoff = Backoff()
+        backoff: Backoff | None = None
         while True:
-            answer = await self._sent(part)
+            while self._num_bytes >= self._max_waiting_bytes:
+                self._has_room.clear()
+                await self._has_room.wait()
+            answer = await self._queued(part)
             if isinstance(answer, ServiceError):
                 raise answer
             if not answer.HasField("error"):
@@ -118,17 +119,15 @@ class Recorder:
             error = from_status(answer.error)
             if not isinstance(error, UnavailableError | ExhaustedError):
                 raise forwarded(error)
+            backoff = backoff or Backoff()
             await backoff.wait(error.retry_after)
 
-    async def _sent(self, part: _Part) -> _Answer:
-        while self._num_bytes >= self._max_waiting_bytes:
-            self._has_room.clear()
-            await self._has_room.wait()
-        answer: asyncio.Future[_Answer] = asyncio.Future()
-        self._waiting.append(_Waiting(part, part.ByteSize(), answer))
-        self._num_bytes += self._waiting[-1].num_bytes
+    def _queued(self, part: _Part) -> asyncio.Future[_Answer]:
+        waiting = _Waiting(part, part.ByteSize(), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._num_bytes += waiting.num_bytes
         self._arrived.set()
-        return await answer
+        return waiting.answer
 
     def _next_message(self) -> list[_Waiting]:
         message: list[_Waiting] = []
@@ -163,6 +162,7 @@ class Recorder:
             # Every part is idempotent, so a message that failed goes again as it is.
             response = await answered(lambda: self._store.AppendSegments(request))
             answers = [*response.results, *response.finish_results]
+            _APPENDS.inc(sum(not result.HasField("error") for result in response.results))
         except ServiceError as error:
             answers = [error] * len(message)
         for waiting, answer in zip(message, answers, strict=True):

@@ -7,23 +7,23 @@ what redis-py does for each command. `Pipelines` finds the one of a key, on any 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import hiredis
 from redis import exceptions
-from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 
 from services.chassis.redis_replication import Confirmation
+from services.chassis.redis_replies import Replies
 
-__all__ = ["Pipeline", "Pipelines"]
+__all__ = ["Pipeline", "Pipelines", "slot_of"]
 
 _BATCH_SECONDS = 3.0
 
@@ -41,6 +41,7 @@ class Pipeline:
         """`make` makes a connection that is not open yet; `replicas` must confirm each batch."""
         # redis-py's types cannot say that replies are bytes.
         self._connection: Any = make()
+        self._replies: Replies
         self._confirmation = Confirmation(replicas)
         self._run_id = ""
         self.broken = False
@@ -56,9 +57,10 @@ class Pipeline:
         Raises:
             redis.exceptions.RedisError: the server is away.
         """
-        async with self._lock:
-            await self._open()
-            return self._run_id
+        if not self._is_open():
+            async with self._lock:
+                await self._open()
+        return self._run_id
 
     async def execute(self, commands: Sequence[Command], run_id: str | None = None) -> list[Any]:
         """The reply to each of `commands`, in order; an exception where there is none.
@@ -90,26 +92,33 @@ class Pipeline:
         """Close the connection for good; a batch in flight is waited for."""
         async with self._lock:
             self._closed = True
-            await self._connection.disconnect()
+            if self._connection.is_connected:
+                await self._drop()
+                await self._replies.lost
+
+    def _is_open(self) -> bool:
+        return self._connection.is_connected and self._replies.usable and not self._closed
 
     async def _open(self) -> None:
         connection = self._connection
         if self._closed:
             raise exceptions.ConnectionError("the pipeline is closed")
-        # Bytes nobody asked for, or the end of the stream: the peer has left this connection.
-        if connection.is_connected and await connection.can_read():
-            await connection.disconnect(nowait=True)
-        if not connection.is_connected:
+        # A connection to a master behind Sentinels is unfit once another one is master.
+        if not self._is_open() or await connection.can_read():
+            await self._drop()
             self.broken = True
             try:
                 await connection.connect()
+                self._replies = Replies()
+                # redis-py has no other way to its transport.
+                connection._writer.transport.set_protocol(self._replies)
                 self._run_id = await self._ask_run_id()
             except RuntimeError as error:
-                await connection.disconnect(nowait=True)
+                await self._drop()
                 raise _reset(error) from error
             except BaseException:
                 # An open connection is one whose run_id is known.
-                await connection.disconnect(nowait=True)
+                await self._drop()
                 raise
         self.broken = False
 
@@ -123,41 +132,33 @@ class Pipeline:
         return found[1].decode()
 
     async def _exchange(self, commands: Sequence[Command], replies: list[Any]) -> None:
-        connection = self._connection
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         try:
             async with asyncio.timeout(_BATCH_SECONDS):
-                await connection.send_packed_command(packed, check_health=False)
-                while len(replies) < len(commands):
-                    # What came before a lost connection counts.
-                    replies.append(await self._reply())
-                    replies.extend(self._arrived())
+                arrived = self._replies.expect(len(commands), replies)
+                self._connection._writer.transport.write(packed)
+                await arrived
+            if any(isinstance(reply, Exception) and _was_replaced(reply) for reply in replies):
+                await self._drop()
         except TimeoutError as error:
-            await connection.disconnect(nowait=True)
+            await self._drop()
             raise exceptions.TimeoutError(f"no reply within {_BATCH_SECONDS:g} s") from error
         except RuntimeError as error:
-            await connection.disconnect(nowait=True)
+            await self._drop()
             raise _reset(error) from error
         except BaseException:
             # Replies may still be under way: nobody must take them for those of the next batch.
-            await connection.disconnect(nowait=True)
+            await self._drop()
             raise
 
-    async def _reply(self) -> Any:
-        try:
-            # The time limit is the batch's: one for each reply would cost more than the reply.
-            return await self._connection.read_response(timeout=math.inf)
-        except exceptions.ResponseError as error:
-            return error
+    async def _drop(self) -> None:
+        # redis-py would wait for the end of a protocol that the transport has no more.
+        await self._connection.disconnect(nowait=True)
 
-    def _arrived(self) -> Iterator[Any]:
-        """Replies that came with the last one; errors stand for themselves."""
-        # redis-py hands out one reply at a time, and that costs several times the reply.
-        reader = self._connection._parser._reader
-        while (reply := reader.gets()) is not NOT_ENOUGH_DATA:
-            if isinstance(reply, exceptions.ConnectionError):
-                raise reply
-            yield reply
+
+def _was_replaced(error: Exception) -> bool:
+    """Whether the server may no longer be the master: the next connection asks who is."""
+    return isinstance(error, exceptions.ReadOnlyError) or str(error).startswith("NOREPLICAS")
 
 
 def _reset(error: RuntimeError) -> exceptions.ConnectionError:
@@ -176,11 +177,8 @@ class Pipelines:
         self._redis: Any = redis
         self._replicas = replicas
         self._pipelines: dict[str, Pipeline] = {}
-
-    @property
-    def are_many(self) -> bool:
+        self.are_many: Final = isinstance(redis, RedisCluster)
         """Whether different keys may have different pipelines."""
-        return isinstance(self._redis, RedisCluster)
 
     async def of(self, key: str | bytes) -> Pipeline:
         """The pipeline to the server that owns `key` now.
@@ -188,7 +186,7 @@ class Pipelines:
         Raises:
             redis.exceptions.RedisError, RedisClusterException: no node of the cluster answers.
         """
-        if not isinstance(self._redis, RedisCluster):
+        if not self.are_many:
             return self._pipeline("", self._redis.connection_pool.make_connection)
         node = await self._node(key)
         return self._pipeline(node.name, lambda: _node_connection(node))
@@ -219,6 +217,11 @@ class Pipelines:
         if server not in self._pipelines:
             self._pipelines[server] = Pipeline(make, self._replicas)
         return self._pipelines[server]
+
+
+def slot_of(key: str | bytes) -> int:
+    """The slot of a cluster that owns `key`."""
+    return key_slot(key.encode() if isinstance(key, str) else key)
 
 
 def _node_connection(node: ClusterNode) -> Connection:

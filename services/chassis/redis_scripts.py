@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from redis import exceptions
 
 from services.chassis.errors import ServiceError
 from services.chassis.redis import store_errors
-from services.chassis.redis_pipeline import Command, Pipeline, Pipelines
+from services.chassis.redis_pipeline import Command, Pipeline, Pipelines, slot_of
 
 __all__ = ["RUN_ID", "Call", "Scripts"]
 
@@ -94,18 +95,49 @@ class Scripts:
                 await self._pipelines.moved(replies[index])
         return [_translated(name, reply) for reply in replies]
 
-    async def lists(self, keys: Sequence[str]) -> list[list[bytes]]:
-        """The whole list at each of `keys`; a plain read, which costs Redis far less than a script.
+    async def call_each(
+        self, name: str, parts: Sequence[Call], common: Sequence[Any] = ()
+    ) -> list[Any]:
+        """Run `name` once for all `parts` that share a server, or a slot of a cluster.
+
+        The script finds the KEYS of its parts one after the other, and their ARGV after `common`.
+        It answers a list with a reply for each; a ServiceError stands where the store was away or
+        full.
+
+        Raises:
+            redis.exceptions.ResponseError: the script itself failed.
+        """
+        groups = self._by_slot(parts)
+        calls = [_joined([parts[index] for index in group], common) for group in groups]
+        replies: list[Any] = [None] * len(parts)
+        for group, answer in zip(groups, await self.call_many(name, calls), strict=True):
+            each = repeat(answer) if isinstance(answer, ServiceError) else answer
+            for index, reply in zip(group, each, strict=False):
+                replies[index] = reply
+        return replies
+
+    async def read(self, commands: Sequence[Command]) -> list[Any]:
+        """The reply to each command, whose second word is its key: a plain read costs Redis least.
+
+        Example: await scripts.read([("HGETALL", "a"), ("LRANGE", "b", 0, -1)])
 
         Raises:
             ServiceError: the store is away.
         """
-        calls = [((key,), ("LRANGE", key, 0, -1)) for key in keys]
-        replies = await self.call_many(_PLAIN, calls)
+        replies = await self.call_many(_PLAIN, [((words[1],), words) for words in commands])
         for reply in replies:
             if isinstance(reply, ServiceError):
                 raise reply
         return replies
+
+    def _by_slot(self, parts: Sequence[Call]) -> Sequence[Sequence[int]]:
+        """Indexes of the parts that may be in one call."""
+        if not self._pipelines.are_many:
+            return [range(len(parts))] if parts else []
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for index, (part_keys, _) in enumerate(parts):
+            groups[slot_of(part_keys[0])].append(index)
+        return list(groups.values())
 
     async def _send(
         self, name: str, calls: Sequence[Call], indexes: Iterable[int], replies: list[Any]
@@ -133,6 +165,15 @@ class Scripts:
         if pipeline not in self._batches:
             self._batches[pipeline] = _Batches(pipeline, self._sources)
         return self._batches[pipeline]
+
+
+def _joined(parts: Sequence[Call], common: Sequence[Any]) -> Call:
+    keys: list[str | bytes] = []
+    args = [*common]
+    for part_keys, part_args in parts:
+        keys += part_keys
+        args += part_args
+    return keys, args
 
 
 def _translated(name: str, reply: Any) -> Any:

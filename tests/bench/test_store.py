@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from bench.peers.environments import interpreter
-from bench.peers.redis_process import FAST
 from bench.peers.workload import Options, Reads, Result, Writes, make_trajectories, write_segments
 from bench.store import APPEND, Driver, Pair, compare, measure_peers, run_driver
 
@@ -67,7 +66,7 @@ def test_a_store_that_loses_a_byte_has_no_result() -> None:
 
 def test_a_peer_runs_for_real() -> None:
     """redis-py against a server of its own, in processes of its own."""
-    sample = run_driver(XADD, OPTIONS, FAST)
+    sample = run_driver(XADD, OPTIONS)
     work = make_trajectories(OPTIONS)
     assert sample["appends"] == sum(len(one.segments) for one in work)
     assert sample["bytes"] == sum(one.num_bytes for one in work)
@@ -78,7 +77,7 @@ def test_a_driver_that_fails_is_named_with_its_reason() -> None:
     """A missing side never becomes a figure."""
     missing = Driver(name="nowhere", module="nowhere")
     with pytest.raises(RuntimeError, match=r"(?s)nowhere ended with code 1.*No module named"):
-        run_driver(missing, OPTIONS, FAST)
+        run_driver(missing, OPTIONS)
 
 
 def test_both_sides_run_in_turns_on_the_same_workload() -> None:

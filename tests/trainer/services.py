@@ -21,6 +21,8 @@ from services.chassis.errors import Reason, failed_precondition, not_found, stal
 from services.chassis.server import Service, started
 from tests.trainer.support import make_samples, pack
 
+_PAGE = 3
+
 
 class SampleLedger(sample_grpc.SampleServiceServicer):
     """Endless groups of random samples, with the step ledger of the trajectory manager."""
@@ -62,19 +64,23 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         )
 
     async def LeaseSamples(self, request, context):
-        """New samples for a new step, the same ones for a repeated step."""
+        """New samples for a new step, the same ones for a repeated step, a few in each answer."""
         self._fence(request.epoch)
         self.on_lease(request.step)
         if request.step not in self._batches:
             self._drawn += 1
             self._batches[request.step] = make_samples(self._drawn, self._groups_per_step)
         samples = self._batches[request.step]
+        page = samples[request.first_sample : request.first_sample + _PAGE]
+        end = request.first_sample + len(page)
         self.leased[request.step] = [sample.sample_id for sample in samples]
         self.bases[request.step] = request.base_weight_version
         if request.packed:
-            samples = [pack(sample) for sample in samples]
+            page = [pack(sample) for sample in page]
         token = f"{request.epoch}/{request.step}".encode()
-        return sample_pb2.LeaseSamplesResponse(samples=samples, lease_token=token)
+        return sample_pb2.LeaseSamplesResponse(
+            samples=page, lease_token=token, next_sample=end if end < len(samples) else 0
+        )
 
     async def AwaitPublish(self, request, context):
         """Put the first `num_refused` publishes off."""

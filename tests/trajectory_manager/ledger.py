@@ -64,7 +64,7 @@ class Ledger:
                 sample_ids=(f"{rollout_id}#t",),
                 num_tokens=(tokens[slot] if tokens else 1,),
             )
-            await self.store.runs.settle(self.run_id, settlement)
+            await self.store.runs.settle(self.run_id, [settlement])
 
     async def complete(self, *task_ids: str, **facts: Any) -> None:
         """Admit and finish tasks."""

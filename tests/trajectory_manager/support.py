@@ -31,6 +31,7 @@ from trajectory_manager.store import Store
 from trajectory_manager.token_records import (
     Append,
     Appended,
+    Closing,
     Finish,
     Opening,
     Origin,
@@ -52,6 +53,15 @@ RULES = RunConfig(
 ENV = Span(num_tokens=1, origin=Origin.ENVIRONMENT)
 
 
+def closing(
+    rollout_id: str, outcome: Outcome | None = None, credential: str | None = CREDENTIAL
+) -> Closing:
+    """What ends a rollout."""
+    return Closing(
+        rollout_id=rollout_id, credential_digest=credential, outcome=outcome or rewarded()
+    )
+
+
 def policy(version: int = 0, source: VersionSource = VersionSource.ENGINE) -> Span:
     """A span of sampled tokens."""
     return Span(
@@ -68,7 +78,7 @@ def tokens(ids: Sequence[int], span: Span = ENV) -> Tokens:
     return Tokens(
         ids=pack_ids(ids),
         logprobs=pack_logprobs([-token / 8 for token in ids]),
-        spans=(replace(span, num_tokens=len(ids)),),
+        spans=(span._replace(num_tokens=len(ids)),),
     )
 
 
@@ -195,9 +205,23 @@ class Run:
         await self.end(rollout_id, turn_id, opened.turn.epoch)
         return opened
 
-    async def finish(self, rollout_id: str, outcome: Outcome | None = None) -> None:
-        """Close a rollout."""
-        await self.rollouts.finish(self.run_id, rollout_id, CREDENTIAL, outcome or rewarded())
+    async def finish(
+        self, rollout_id: str, outcome: Outcome | None = None, credential: str = CREDENTIAL
+    ) -> None:
+        """Close a rollout and settle it."""
+        ending = closing(rollout_id, outcome, credential)
+        (refused,) = await self.rollouts.finish(self.run_id, [ending])
+        if refused is not None:
+            raise refused
+
+    async def close(
+        self, rollout_id: str, outcome: Outcome | None = None, credential: str = CREDENTIAL
+    ) -> None:
+        """Close a rollout and go no further."""
+        ending = closing(rollout_id, outcome, credential)
+        (answer,) = await self.store.tokens.close(self.run_id, [ending])
+        if isinstance(answer, ServiceError):
+            raise answer
 
     async def play(
         self, version: int = 0, outcome: Outcome | None = None, span: Span | None = None

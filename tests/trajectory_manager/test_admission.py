@@ -119,8 +119,8 @@ class Job:
         if self.clock is not None:
             self.clock.now += self.rules.lease_seconds + 1
         else:
-            for lease in self.working:
-                await self.run.rollouts.give_up(self.run.run_id, lease.rollout_id, EXPIRED)
+            names = [lease.rollout_id for lease in self.working]
+            await self.run.rollouts.give_up(self.run.run_id, names, EXPIRED)
         self.working.clear()
         await self.run.rollouts.sweep(self.run.run_id)
 

@@ -107,24 +107,27 @@ async def test_an_end_may_come_without_tokens(run: Run) -> None:
     (epoch,) = await opened(run, "a")
     nothing = message(run, "a", epoch, 0, [])
     end = message(run, "a", epoch, 0, [], finish_reason=STOP)
-    results = (await appends(run).append(pb.AppendSegmentsRequest(appends=[nothing, end]))).results
-    assert [result.HasField("error") for result in results] == [True, False]
+    for append, is_refused in ((nothing, True), (end, False)):
+        request = pb.AppendSegmentsRequest(appends=[append])
+        (result,) = (await appends(run).append(request)).results
+        assert result.HasField("error") is is_refused
 
 
 async def test_what_stands_behind_a_refused_append_of_its_turn_is_not_tried(run: Run) -> None:
-    """It would leave a gap, which fails the rollout."""
+    """It would leave a gap, which fails the rollout; the message or the store refuses both."""
     (epoch,) = await opened(run, "a")
-    bad = message(run, "a", epoch + 1, 0, [1])
-    request = pb.AppendSegmentsRequest(appends=[bad, message(run, "a", epoch, 1, [2])])
-    results = (await appends(run).append(request)).results
-    assert all(result.HasField("error") for result in results)
+    unsound, late = message(run, "a", epoch, -1, [1]), message(run, "a", epoch + 1, 0, [1])
+    for bad in (unsound, late):
+        request = pb.AppendSegmentsRequest(appends=[bad, message(run, "a", epoch, 1, [2])])
+        results = (await appends(run).append(request)).results
+        assert all(result.HasField("error") for result in results)
     rollout = await run.store.tokens.rollout(run.run_id, "a")
     assert rollout is not None
     assert rollout.state is RolloutState.RUNNING
 
 
-async def test_together_they_would_leave_a_gap(run: Run) -> None:
-    """Negative control: the same two appends, sent to the store at once, fail the rollout."""
+async def test_apart_they_would_leave_a_gap(run: Run) -> None:
+    """Negative control: the same two appends, sent one after the other, fail the rollout."""
     (epoch,) = await opened(run, "a")
     tokens = message(run, "a", epoch, 0, [1])
     assert tokens.tokens.token_ids
@@ -132,7 +135,8 @@ async def test_together_they_would_leave_a_gap(run: Run) -> None:
         Append(run_id=run.run_id, rollout_id="a", turn_id="t", epoch=given, offset=offset)
         for given, offset in ((epoch + 1, 0), (epoch, 1))
     ]
-    await run.rollouts.append(made)
+    for append in made:
+        await run.rollouts.append([append])
     rollout = await run.store.tokens.rollout(run.run_id, "a")
     assert rollout is not None
     assert rollout.state is RolloutState.FAILED

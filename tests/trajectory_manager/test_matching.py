@@ -238,7 +238,8 @@ async def test_turns_of_release_0_1_are_matched(run: Run) -> None:
         b'"template_fingerprint": "", "temperature": 1.0}'
     )
     digest = Prompt(message_keys=("q", "a", "q2")).digest
-    read = redis_forms.turn(old % digest.encode(), b"1 1 1 a 0:0 1 a2")
+    stored = b"2 %b " % digest.encode() + old % digest.encode()
+    read = redis_forms.turn("t2", stored, b"1 1 1 a 0:2:0:1: 1 a2")
     assert read.opening.new_message_keys == ("q2",)
     first = Opening(
         turn_id="t1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,7 +79,7 @@ def test_every_policy_token_is_trained_once(seed: int) -> None:
             tokens(ids[:cut]).joined(tokens(ids[cut:], policy(index))) if ids else Tokens()
         )
         spans = tuple(span for span in added[name].spans if span.num_tokens)
-        added[name] = replace(added[name], spans=spans)
+        added[name] = added[name]._replace(spans=spans)
         whole[name] = whole[parent][:prefix] + ids
         turns.append(turn(name, parent if prefix else "", prefix))
     tree = PrefixTree(turns, [own.num_tokens for own in added.values()])

@@ -75,7 +75,7 @@ async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:
     lease = (await run.store.ledger.lease_samples(run.run_id, epoch, 1, 3, 2)).lease
     assert lease is not None
     assert lease.sample_ids == ("a/0/1#b", "a/1/1#b", "b/0/1#b", "b/1/1#b")
-    built = await samples.build(run.store.tokens, run.run_id, RULES, lease)
+    built = [each async for each in samples.build(run.store.tokens, run.run_id, RULES, lease)]
     assert list(unpack_ids(built[0].tokens.ids)) == [1, 2, 3, 4, 5]
     assert built[0].loss_mask == bytes([0, 1, 1, 0, 1])
     assert built[0].min_weight_version == 3

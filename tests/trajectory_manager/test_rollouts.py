@@ -11,7 +11,7 @@ import pytest
 
 from services.chassis.errors import Reason, ServiceError
 from tests.redis_server import RedisServer
-from tests.trajectory_manager.support import CREDENTIAL, RULES, Run, policy, rewarded, tokens
+from tests.trajectory_manager.support import RULES, Run, closing, policy, tokens
 from trajectory_manager.metrics import Metrics
 from trajectory_manager.records import Durability, RolloutState, TaskLease
 from trajectory_manager.redis_store import SCRIPTS, redis_store
@@ -57,14 +57,13 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
         tokens=Stopping(run.store.tokens, killed_at),
         runs=Stopping(run.store.runs, killed_at),
     )
-    finish = (run.run_id, lease.rollout_id, CREDENTIAL, rewarded())
     with pytest.raises(KilledError):
-        await Rollouts(dying, Metrics()).finish(*finish)
+        await Rollouts(dying, Metrics()).finish(run.run_id, [closing(lease.rollout_id)])
     assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 0
     await run.rollouts.sweep(run.run_id)
     ready = (await run.store.runs.readiness(run.run_id)).num_ready_groups
     assert ready == (killed_at == "settle")
-    await run.rollouts.finish(*finish)
+    await run.finish(lease.rollout_id)
     await run.rollouts.sweep(run.run_id)
     counts = await run.store.runs.readiness(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_rollouts) == (1, 0)
@@ -77,7 +76,7 @@ async def test_who_may_not_close_a_rollout_leaves_no_mark(run: Run) -> None:
     lease = await begun(run)
     for name, reason in ((lease.rollout_id, Reason.PERMISSION_DENIED), ("x/0/1", Reason.NOT_FOUND)):
         with pytest.raises(ServiceError) as caught:
-            await run.rollouts.finish(run.run_id, name, "0" * 64, rewarded())
+            await run.finish(name, credential="0" * 64)
         assert caught.value.reason is reason
     assert await run.store.runs.unsettled(run.run_id, 10) == []
 
@@ -87,7 +86,7 @@ async def test_without_the_mark_a_kill_would_leave_the_group_incomplete(run: Run
     await run.submit("a")
     await run.play()
     lease = await begun(run)
-    await run.store.tokens.close(run.run_id, lease.rollout_id, CREDENTIAL, rewarded())
+    await run.close(lease.rollout_id)
     await run.rollouts.sweep(run.run_id)
     assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 0
     await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)

@@ -143,6 +143,32 @@ async def test_shards_are_disjoint_and_balanced(trainer: Trainer) -> None:
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_step_comes_in_pages(trainer: Trainer) -> None:
+    """Together they are the whole answer, fresh samples and replayed ones, of all shards or one."""
+    replay = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=2, groups_per_step=1)
+    await trainer.create(replay=replay, max_staleness=3)
+    await trainer.run.submit("a", "b")
+    await trainer.run.fill()
+    await trainer.lease(1)
+    await trainer.commit(1)
+    for wanted in ({}, {"num_shards": 1, "shard": 0}):
+        whole = await trainer.lease(2, **wanted)
+        samples, first = list[Any](), 0
+        for number in range(4):
+            page = await trainer.lease(2, first_sample=first, max_bytes=1, **wanted)
+            assert page.lease_token == whole.lease_token
+            samples += page.samples
+            assert page.next_sample == (number + 1) % 4
+            first = page.next_sample
+        assert samples == list(whole.samples)
+    large = await trainer.lease(2, max_bytes=1 << 20)
+    assert (len(large.samples), large.next_sample) == (4, 0)
+    for wrong in ({"first_sample": 4}, {"first_sample": -1}, {"max_bytes": -1}):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await trainer.lease(2, **wrong)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_replayed_samples_are_whole_and_not_stale(trainer: Trainer) -> None:
     """MASK masks fresh samples; replay is old by intention."""
     replay = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=2, groups_per_step=1)

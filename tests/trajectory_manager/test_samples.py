@@ -28,7 +28,9 @@ async def test_segments_beyond_the_bound_are_masked(run: Run) -> None:
     await rollout_of_two_versions(run)
     for base, mask, oldest in ((2, [0, 1, 1, 1], 1), (3, [0, 0, 0, 1], 3), (9, [0, 0, 0, 0], 9)):
         lease = StepLease(step=1, base_weight_version=base, sample_ids=("r#t",))
-        (sample,) = await samples.build(run.store.tokens, run.run_id, MASKING, lease)
+        (sample,) = [
+            each async for each in samples.build(run.store.tokens, run.run_id, MASKING, lease)
+        ]
         assert list(sample.loss_mask) == [bool(flag) for flag in mask]
         assert sample.min_weight_version == oldest
         assert list(unpack_ids(sample.tokens.ids)) == [1, 2, 3, 4]
@@ -38,7 +40,7 @@ async def test_other_policies_mask_nothing(run: Run) -> None:
     """Under DROP a leased sample is whole."""
     await rollout_of_two_versions(run)
     lease = StepLease(step=1, base_weight_version=9, sample_ids=("r#t",))
-    (sample,) = await samples.build(run.store.tokens, run.run_id, RULES, lease)
+    (sample,) = [each async for each in samples.build(run.store.tokens, run.run_id, RULES, lease)]
     assert list(sample.loss_mask) == [False, True, True, True]
 
 
@@ -57,7 +59,7 @@ async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
     assert settlement.reward == rewarded().rewards[0].value
     assert settlement.rewards == (("reward", settlement.reward),)
     lease = StepLease(step=1, base_weight_version=0, sample_ids=settlement.sample_ids)
-    built = await samples.build(run.store.tokens, run.run_id, RULES, lease)
+    built = [each async for each in samples.build(run.store.tokens, run.run_id, RULES, lease)]
     assert [list(unpack_ids(sample.tokens.ids)) for sample in built] == [[1, 2, 3, 4], [1, 2, 5, 6]]
     assert [list(sample.loss_mask) for sample in built] == [
         [False, True, False, True],

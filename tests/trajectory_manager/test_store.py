@@ -55,7 +55,7 @@ async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
         tokens=tokens([2, 3]),
     )
     assert await run.do(append) == Appended(num_tokens=3, num_new=0)
-    longer = replace(append, offset=2, tokens=tokens([3, 4, 5]))
+    longer = append._replace(offset=2, tokens=tokens([3, 4, 5]))
     assert await run.do(longer) == Appended(num_tokens=5, num_new=2)
     await refused(Reason.ALREADY_EXISTS, run.append("r", "t", epoch, 1, tokens([9, 3])))
     (stored,) = await run.store.tokens.tokens(run.run_id, "r", ["t"])
@@ -151,12 +151,8 @@ async def test_only_the_credential_opens_and_closes(run: Run) -> None:
     await refused(
         Reason.PERMISSION_DENIED, tokens_store.open_turn(run.run_id, "r", stranger, opening)
     )
-    await refused(
-        Reason.PERMISSION_DENIED, run.rollouts.finish(run.run_id, "r", stranger, rewarded())
-    )
-    await refused(
-        Reason.PERMISSION_DENIED, tokens_store.close(run.run_id, "r", stranger, rewarded())
-    )
+    await refused(Reason.PERMISSION_DENIED, run.finish("r", credential=stranger))
+    await refused(Reason.PERMISSION_DENIED, run.close("r", credential=stranger))
 
 
 async def test_names_that_do_not_exist_are_said(run: Run, store: Store) -> None:

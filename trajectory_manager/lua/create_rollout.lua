@@ -1,7 +1,7 @@
 -- Creates the header of a rollout. ARGV: rollout_id, leased (0/1), identity, credential, traceparent.
-local header, order = KEYS[1], KEYS[2]
+local header = KEYS[1]
 local rollout_id, leased, identity, credential, traceparent = unpack(ARGV)
-local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'schema')
+local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'schema', 'num_turns')
 if not stored[3] then
   local now = redis.call('TIME')
   redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', credential,
@@ -11,7 +11,7 @@ end
 if not stored[4] then return {'refused', 'OLD_SCHEMA'} end
 if stored[3] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, stored[3]} end
 -- The answer to a first try may be lost with the credential it carried.
-local may_change = leased == '1' and redis.call('LLEN', order) == 0
+local may_change = leased == '1' and not stored[5]
 if stored[1] ~= identity or (stored[2] ~= credential and not may_change) then
   return {'refused', 'OTHER_ROLLOUT', rollout_id}
 end

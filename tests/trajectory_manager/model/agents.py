@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,7 +18,15 @@ from tests.trajectory_manager.model.base import (
     Writing,
     picked,
 )
-from tests.trajectory_manager.support import CREDENTIAL, ENV, failed, policy, rewarded, tokens
+from tests.trajectory_manager.support import (
+    CREDENTIAL,
+    ENV,
+    closing,
+    failed,
+    policy,
+    rewarded,
+    tokens,
+)
 from trajectory_manager.matching import Prompt
 from trajectory_manager.records import (
     FailureClass,
@@ -227,11 +234,11 @@ class Agents(Base):
         appends = [self.segment(writing, **facts) for writing in written]
         ended = facts["end"] and not facts["size"]
         if ended:
-            appends = [replace(append, offset=None) for append in appends]
+            appends = [append._replace(offset=None) for append in appends]
         answer = self.both(
             lambda on: on.store.tokens.append(
                 [
-                    replace(append, epoch=epoch[on.index])
+                    append._replace(epoch=epoch[on.index])
                     for append, epoch in zip(appends, epochs, strict=True)
                 ]
             ),
@@ -296,7 +303,7 @@ class Agents(Base):
     def end(self, held: Held, outcome: Outcome, steps: int | None) -> None:
         """Finish a rollout."""
         self.flow(
-            lambda rollouts, _, on: rollouts.finish(RUN_ID, held.rollout_id, CREDENTIAL, outcome),
+            lambda rollouts, _, on: rollouts.finish(RUN_ID, [closing(held.rollout_id, outcome)]),
             steps,
         )
 
@@ -306,10 +313,8 @@ class Agents(Base):
     )
     def close(self, number: int, outcome: Outcome, by: str) -> None:
         """Somebody closes a record and goes no further."""
-        name = picked(self.held, number).rollout_id
-        self.both(
-            lambda on: on.store.tokens.close(RUN_ID, name, by or None, outcome), lost=bool(by)
-        )
+        ending = closing(picked(self.held, number).rollout_id, outcome, by or None)
+        self.both(lambda on: on.store.tokens.close(RUN_ID, [ending]), lost=bool(by))
 
     @precondition(lambda self: self.held)
     @rule(number=PICK, nonce=st.sampled_from(["", "", "", "stolen"]), steps=STEPS)
@@ -342,9 +347,9 @@ class Agents(Base):
         """A manager settles what it has heard of, closed or not."""
         name = picked(sorted(self.names), number)
         if announce:
-            self.both(lambda on: on.store.runs.announce(RUN_ID, name), lost=lost)
+            self.both(lambda on: on.store.runs.announce(RUN_ID, [name]), lost=lost)
         else:
-            self.flow(lambda rollouts, _, on: rollouts.settle(RUN_ID, name))
+            self.flow(lambda rollouts, _, on: rollouts.settle(RUN_ID, [name]))
 
     @rule(seconds=st.sampled_from([0, 31, 61, 61]), steps=STEPS)
     def sweep(self, seconds: int, steps: int | None) -> None:

@@ -57,7 +57,7 @@ class Keepers(Base):
             state=RolloutState.FINISHED,
             outcome=rewarded(version / 2),
         )
-        self.flow(lambda rollouts, _, on: rollouts.record(rollout, [turn]))
+        self.flow(lambda rollouts, _, on: rollouts.record(RUN_ID, [(rollout, [turn])]))
 
     @rule(steps=STEPS)
     def retain(self, steps: int | None) -> None:

@@ -108,7 +108,7 @@ def told(answer: Any) -> Any:
     if isinstance(answer, Turn):
         return replace(answer, epoch=0)
     if isinstance(answer, tuple | list) and answer and all(isinstance(x, Span) for x in answer):
-        return [replace(span, num_tokens=1) for span in answer for _ in range(span.num_tokens)]
+        return [span._replace(num_tokens=1) for span in answer for _ in range(span.num_tokens)]
     if isinstance(answer, list | tuple):
         return [told(part) for part in answer]
     if isinstance(answer, dict):

@@ -82,11 +82,11 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "extend_tasks": lambda store, run: store.runs.extend_tasks(run, []),
     "enlist": lambda store, run: store.runs.enlist(run, "a", None),
     "listed": lambda store, run: store.runs.listed(run, 0, 1),
-    "announce": lambda store, run: store.runs.announce(run, "a"),
+    "announce": lambda store, run: store.runs.announce(run, ["a"]),
     "unsettled": lambda store, run: store.runs.unsettled(run, 1),
     "expired": lambda store, run: store.runs.expired(run, 1),
     "settle": lambda store, run: store.runs.settle(
-        run, Settlement(rollout_id="a/0/1", finished=True)
+        run, [Settlement(rollout_id="a/0/1", finished=True)]
     ),
     "dead_letters": lambda store, run: store.runs.dead_letters(run, 0, 1),
     "requeue": lambda store, run: store.runs.requeue(run, ["a"]),

@@ -80,6 +80,8 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     PACKED_FIELD_NUMBER: builtins.int
     NUM_SHARDS_FIELD_NUMBER: builtins.int
     SHARD_FIELD_NUMBER: builtins.int
+    FIRST_SAMPLE_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     epoch: builtins.int
@@ -98,6 +100,10 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """
     shard: builtins.int
     """Answer only the samples of this shard."""
+    first_sample: builtins.int
+    """Where to go on: next_sample of the answer before. 0: from the start."""
+    max_bytes: builtins.int
+    """Answer no further sample once they have so many bytes. 0: all in one answer."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer empty after this long. At most 60 s."""
@@ -114,9 +120,11 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
         packed: builtins.bool = ...,
         num_shards: builtins.int = ...,
         shard: builtins.int | None = ...,
+        first_sample: builtins.int = ...,
+        max_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_shard", b"_shard", "shard", b"shard", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_shard", b"_shard"]) -> typing.Literal["shard"] | None: ...
 
 global___LeaseSamplesRequest = LeaseSamplesRequest
@@ -131,12 +139,15 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     MAX_STALENESS_FIELD_NUMBER: builtins.int
     NUM_DELIVERIES_FIELD_NUMBER: builtins.int
+    NEXT_SAMPLE_FIELD_NUMBER: builtins.int
     lease_token: builtins.bytes
     """Opaque; proves the lease."""
     max_staleness: builtins.int
-    """Greatest staleness among the samples that are not replayed."""
+    """Greatest staleness among the samples of this answer that are not replayed."""
     num_deliveries: builtins.int
     """How many trainers this step was delivered to; 1: the first time."""
+    next_sample: builtins.int
+    """Where max_bytes cut the answer: ask again with it as first_sample. 0: that was all."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
         """Complete groups, members adjacent; empty: time is up."""
@@ -148,8 +159,9 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
         lease_token: builtins.bytes = ...,
         max_staleness: builtins.int = ...,
         num_deliveries: builtins.int = ...,
+        next_sample: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "max_staleness", b"max_staleness", "num_deliveries", b"num_deliveries", "samples", b"samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "max_staleness", b"max_staleness", "next_sample", b"next_sample", "num_deliveries", b"num_deliveries", "samples", b"samples"]) -> None: ...
 
 global___LeaseSamplesResponse = LeaseSamplesResponse
 
