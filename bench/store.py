@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -50,7 +50,7 @@ class Driver:
     """Whether it is given a server."""
     arguments: tuple[str, ...] = ()
     """Of this driver only."""
-    settings: Mapping[str, str] = FAST
+    settings: Mapping[str, str] = field(default_factory=lambda: FAST)
     """Of its server."""
 
 
