@@ -27,7 +27,7 @@ __all__ = ["Nodes", "Samples", "persistently"]
 
 _POLL_SECONDS = 20.0
 """How long one long-poll may last."""
-_PAGE_BYTES = 4 << 20
+_PAGE_BYTES = 1 << 20
 _LEASE_POLL_SECONDS = 5.0
 """Shorter: meanwhile the gang holds nodes that could be lent."""
 _MARGIN_SECONDS = 15.0

@@ -22,6 +22,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.retry import retrying
 from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -38,7 +39,7 @@ RUN_ID = "bench"
 CREDENTIAL = hashlib.sha256(b"bench").hexdigest()
 _START_SECONDS = 30.0
 _READ_SECONDS = 30
-_PAGE_BYTES = 4 << 20
+_PAGE_BYTES = 1 << 20
 
 
 @asynccontextmanager
@@ -82,7 +83,8 @@ async def create_run(channel: grpc.aio.Channel, options: Options, durability: in
     )
     request = trajectory_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
     store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
-    await store.CreateRun(request)
+    # A replica that has just connected does not count for some moments.
+    await retrying(lambda: store.CreateRun(request))
 
 
 def packed(segments: Sequence[Segment]) -> tokens_pb2.PackedTokens:
