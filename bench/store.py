@@ -96,6 +96,12 @@ OUR_REPLICATED = Driver(
 OUR_TRAJECTORIES = Driver(
     name="seamflow_trajectories", module="seamflow_trajectories", needs_redis=True
 )
+OUR_BATCHES = Driver(
+    name="seamflow_batches",
+    module="seamflow_trajectories",
+    needs_redis=True,
+    arguments=("--put", "batch"),
+)
 APPEND = (
     Pair(
         ours=OUR_APPEND,
@@ -138,7 +144,7 @@ TRAJECTORIES = (
         measures=("trajectories_per_second",),
     ),
     Pair(
-        ours=OUR_TRAJECTORIES,
+        ours=OUR_BATCHES,
         peer=Driver(
             name="transferqueue_batch", module="transferqueue", arguments=("--put", "batch")
         ),

@@ -48,6 +48,8 @@ SURPLUS = Outcome(
 _GIVEN_UP = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
 _STRANGE = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
 _SWEEP_BATCH = 256
+# Appends must not wait long behind whole rollouts.
+_RECORDED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +214,13 @@ class Rollouts:
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> None:
-        """Store closed rollouts of admitted groups and settle them. Idempotent."""
+        """Store closed rollouts of admitted groups and settle them, in order. Idempotent."""
+        for start in range(0, len(recorded), _RECORDED_AT_ONCE):
+            await self._record(run_id, recorded[start : start + _RECORDED_AT_ONCE])
+
+    async def _record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> None:
         are_new = await self._store.tokens.record(run_id, recorded)
         num_new = sum(
             record.tokens.num_tokens

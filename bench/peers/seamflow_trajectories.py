@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_MAX_GROUPS = 32
+_MAX_UNDER_WAY = 2
+
 
 def main() -> None:
     """Write in this process, read in another, record in a third."""
@@ -51,18 +54,54 @@ async def run(work: Sequence[Trajectory], options: Options, batched: bool) -> tu
     async with manager(options) as target, connect(target) as channel:
         await create_run(channel, options, trajectory_pb2.DURABILITY_FAST)
         store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        recorder = GroupRecorder(store)
+        puts = [work[i : i + options.batch] for i in range(0, len(work), options.batch)]
         with Child(read, options, target) as reader:
             await asyncio.to_thread(reader.receive)
-            if batched:
-                puts = [work[i : i + options.batch] for i in range(0, len(work), options.batch)]
-                writes = await _write(store, puts, num_writers=1)
-            else:
-                writes = await _write(store, [[one] for one in work], options.writers)
+            sending = asyncio.create_task(recorder.keep_sending())
+            try:
+                if batched:
+                    writes = await _write(recorder, puts, num_writers=1)
+                else:
+                    writes = await _write(recorder, [[one] for one in work], options.writers)
+            finally:
+                sending.cancel()
             return writes, await asyncio.to_thread(reader.receive)
 
 
+class GroupRecorder:
+    """RecordGroups for many writers: what waits goes out together, a few messages at a time."""
+
+    def __init__(self, store: TrajectoryServiceAsyncStub) -> None:
+        self._store = store
+        self._waiting: asyncio.Queue[tuple[pb.RecordedGroup, asyncio.Future[None]]]
+        self._waiting = asyncio.Queue()
+
+    async def record(self, trajectory: Trajectory) -> None:
+        """Return when the trajectory is stored and its group complete."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.put_nowait((_group(trajectory), stored))
+        await stored
+
+    async def keep_sending(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(_MAX_UNDER_WAY):
+                senders.create_task(self._send_messages())
+
+    async def _send_messages(self) -> None:
+        while True:
+            message = [await self._waiting.get()]
+            while len(message) < _MAX_GROUPS and not self._waiting.empty():
+                message.append(self._waiting.get_nowait())
+            groups = [group for group, _ in message]
+            await self._store.RecordGroups(pb.RecordGroupsRequest(run_id=RUN_ID, groups=groups))
+            for _, stored in message:
+                stored.set_result(None)
+
+
 async def _write(
-    store: TrajectoryServiceAsyncStub, puts: Sequence[Sequence[Trajectory]], num_writers: int
+    recorder: GroupRecorder, puts: Sequence[Sequence[Trajectory]], num_writers: int
 ) -> Writes:
     untaken = iter(puts)
     latencies: list[float] = []
@@ -70,8 +109,7 @@ async def _write(
     async def write() -> None:
         for put in untaken:
             sent = time.monotonic()
-            request = pb.RecordGroupsRequest(run_id=RUN_ID, groups=_groups(put))
-            await store.RecordGroups(request)
+            await asyncio.gather(*map(recorder.record, put))
             latencies.append(time.monotonic() - sent)
 
     started = time.monotonic()
@@ -81,17 +119,16 @@ async def _write(
     return Writes(started=started, ended=time.monotonic(), latencies=latencies)
 
 
-def _groups(put: Sequence[Trajectory]) -> Iterator[pb.RecordedGroup]:
-    for trajectory in put:
-        turn = pb.RecordedTurn(
-            turn_id="turn",
-            tokens=packed(trajectory.segments),
-            finish_reason=tokens_pb2.FINISH_REASON_STOP,
-            temperature=1.0,
-        )
-        rewards = [tokens_pb2.Reward(name="reward", value=1.0)]
-        rollout = pb.RecordedRollout(turns=[turn], rewards=rewards)
-        yield pb.RecordedGroup(task_id=str(trajectory.index), rollouts=[rollout])
+def _group(trajectory: Trajectory) -> pb.RecordedGroup:
+    turn = pb.RecordedTurn(
+        turn_id="turn",
+        tokens=packed(trajectory.segments),
+        finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        temperature=1.0,
+    )
+    rewards = [tokens_pb2.Reward(name="reward", value=1.0)]
+    rollout = pb.RecordedRollout(turns=[turn], rewards=rewards)
+    return pb.RecordedGroup(task_id=str(trajectory.index), rollouts=[rollout])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ _START_SECONDS = 20.0
 _START_PAUSE_SECONDS = 0.1
 
 _COMMON: dict[str, Any] = {
+    # In which a plain HGETALL answers a dict.
+    "protocol": 3,
     "socket_connect_timeout": _CONNECT_SECONDS,
     "socket_timeout": _REPLY_SECONDS,
     "health_check_interval": _HEALTH_CHECK_SECONDS,
