@@ -47,8 +47,7 @@ class Appends:
         validation.bounded("appends", len(request.appends), _MAX_PARTS)
         validation.bounded("finishes", len(request.finishes), _MAX_PARTS)
         response = pb.AppendSegmentsResponse()
-        with self._room.taken(request.ByteSize()):
-            appended, finished = await self._both(request)
+        appended, finished = await self._done(request)
         for result in appended:
             if isinstance(result, ServiceError):
                 response.results.add(error=status.message(result))
@@ -59,25 +58,22 @@ class Appends:
             response.finish_results.add(error=error)
         return response
 
-    async def _both(
+    async def _done(
         self, request: pb.AppendSegmentsRequest
     ) -> tuple[list[_Result], list[ServiceError | None]]:
         """Appends, then ends: together, so that they share steps, unless a rollout is in both."""
-        if not request.finishes:
-            return await self._appended(request.appends), []
-        growing = {(append.run_id, append.rollout_id) for append in request.appends}
+        appends: list[Append | _Result] = [self._converted(message) for message in request.appends]
+        _refuse_successors(request.appends, appends)
+        growing = {append[:2] for append in appends if isinstance(append, Append)}
         ending = {(finish.run_id, finish.rollout_id) for finish in request.finishes}
-        if growing & ending:
-            return await self._appended(request.appends), await self._finished(request.finishes)
-        return await asyncio.gather(
-            self._appended(request.appends), self._finished(request.finishes)
-        )
+        if growing & ending or not ending:
+            return await self._appended(appends), await self._finished(request.finishes)
+        return await asyncio.gather(self._appended(appends), self._finished(request.finishes))
 
-    async def _appended(self, messages: Sequence[pb.Append]) -> list[_Result]:
-        results: list[Append | _Result] = [self._converted(message) for message in messages]
-        _refuse_successors(messages, results)
+    async def _appended(self, results: Sequence[Append | _Result]) -> list[_Result]:
         sound = [result for result in results if isinstance(result, Append)]
-        answers = iter(await self._rollouts.append(sound))
+        with self._room.taken(sum(append.tokens.num_bytes for append in sound)):
+            answers = iter(await self._rollouts.append(sound))
         return [next(answers) if isinstance(result, Append) else result for result in results]
 
     def _converted(self, message: pb.Append) -> Append | ServiceError:

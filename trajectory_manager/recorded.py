@@ -16,6 +16,7 @@ from services.chassis.errors import invalid_argument
 from trajectory_manager import conversion, validation
 from trajectory_manager.records import Purpose, Rollout, RolloutState, SlotName, Submitted, Task
 from trajectory_manager.rollouts import Rollouts
+from trajectory_manager.room import Room
 from trajectory_manager.store import Store
 from trajectory_manager.token_records import Opening, Turn, TurnRecord
 
@@ -26,10 +27,11 @@ _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 class RecordedGroups:
     """Records groups on a store."""
 
-    def __init__(self, store: Store, rollouts: Rollouts, max_turn_tokens: int) -> None:
-        """`max_turn_tokens` bounds what one turn may add."""
+    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
+        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
         self._store = store
         self._rollouts = rollouts
+        self._room = room
         self._max_turn_tokens = max_turn_tokens
 
     async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
@@ -47,8 +49,11 @@ class RecordedGroups:
             for index, (task, group) in enumerate(zip(tasks, request.groups, strict=True))
             for one in self._converted(run_id, task, index, group)
         ]
-        admitted = await self._store.runs.admit_recorded(run_id, tasks)
-        await self._rollouts.record(run_id, recorded)
+        with self._room.taken(
+            sum(turn.tokens.num_bytes for _, turns in recorded for turn in turns)
+        ):
+            admitted = await self._store.runs.admit_recorded(run_id, tasks)
+            await self._rollouts.record(run_id, recorded)
         return admitted
 
     def _converted(

@@ -11,16 +11,16 @@ _RETRY_SECONDS = 0.2
 
 
 class Room:
-    """Counts the bytes of the messages under way; what would be too much is refused for a while."""
+    """Counts the bytes of tokens under way; what would be too much is refused for a while."""
 
     def __init__(self, max_waiting_bytes: int) -> None:
-        """`max_waiting_bytes` bounds all messages together."""
+        """`max_waiting_bytes` bounds them all together."""
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
 
     @contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """Hold room for a message of `size` bytes.
+        """Hold room for `size` bytes of tokens.
 
         Raises:
             ServiceError: RESOURCE_EXHAUSTED / STORE_FULL with a time; nothing was done.

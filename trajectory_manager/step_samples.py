@@ -58,7 +58,7 @@ async def fill(
             conversion.fill_sample(message, sample, packed=page.packed)
             if not replayed:
                 staleness.append(lease.base_weight_version - sample.min_weight_version)
-            num_bytes += message.ByteSize()
+            num_bytes += sample.tokens.num_bytes + len(sample.loss_mask)
             if 0 < page.max_bytes <= num_bytes:
                 break
     end = page.first + len(response.samples)

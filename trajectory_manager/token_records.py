@@ -65,6 +65,11 @@ class Tokens(NamedTuple):
         """How many tokens."""
         return len(self.ids) // BYTES_PER_TOKEN
 
+    @property
+    def num_bytes(self) -> int:
+        """Of both arrays."""
+        return len(self.ids) + len(self.logprobs)
+
     def cut(self, start: int, stop: int) -> Tokens:
         """The tokens [start, stop)."""
         if start == 0 and stop == self.num_tokens:

@@ -42,7 +42,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self._room = room
         self._appends = Appends(rollouts, room, max_turn_tokens)
         self._retention = Retention(store.retention, store.runs)
-        self._recorded = RecordedGroups(store, rollouts, max_turn_tokens)
+        self._recorded = RecordedGroups(store, rollouts, room, max_turn_tokens)
         self._max_turn_tokens = max_turn_tokens
 
     async def CreateRun(
@@ -121,7 +121,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             offset=offset,
             tokens=conversion.tokens_from(request.tokens),
         )
-        with self._room.taken(request.ByteSize()):
+        with self._room.taken(append.tokens.num_bytes):
             stored = await self._appended(append)
         return pb.AppendTokensResponse(num_tokens=stored)
 
@@ -135,8 +135,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self, request: pb.RecordGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RecordGroupsResponse:
         """See the contract."""
-        with self._room.taken(request.ByteSize()):
-            recorded = await self._recorded.record(request)
+        recorded = await self._recorded.record(request)
         return pb.RecordGroupsResponse(
             num_recorded=recorded.num_accepted, num_free=recorded.num_free
         )

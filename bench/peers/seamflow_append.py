@@ -21,7 +21,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.peers.child import Child
-from bench.peers.seamflow_run import CREDENTIAL, RUN_ID, create_run, manager, packed, read
+from bench.peers.seamflow_run import CREDENTIAL, RUN_ID, create_run, manager, pack, read
 from bench.peers.workload import (
     Options,
     Reads,
@@ -133,17 +133,16 @@ async def write(
     async def append(trajectory: Trajectory, index: int) -> None:
         turn = turns[trajectory.index]
         last = index + 1 == len(trajectory.segments)
-        turn.num_tokens = await recorder.record(
-            pb.Append(
-                run_id=RUN_ID,
-                rollout_id=turn.rollout_id,
-                turn_id=_TURN,
-                epoch=turn.epoch,
-                offset=turn.num_tokens,
-                tokens=packed([trajectory.segments[index]]),
-                finish_reason=tokens_pb2.FINISH_REASON_STOP if last else 0,  # type: ignore[arg-type]
-            )
+        message = pb.Append(
+            run_id=RUN_ID,
+            rollout_id=turn.rollout_id,
+            turn_id=_TURN,
+            epoch=turn.epoch,
+            offset=turn.num_tokens,
+            finish_reason=tokens_pb2.FINISH_REASON_STOP if last else 0,  # type: ignore[arg-type]
         )
+        pack(message.tokens, [trajectory.segments[index]])
+        turn.num_tokens = await recorder.record(message)
         if last:
             await recorder.finish(_finish(turn.rollout_id))
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["CREDENTIAL", "RUN_ID", "create_run", "manager", "packed", "read"]
+__all__ = ["CREDENTIAL", "RUN_ID", "create_run", "manager", "pack", "packed", "read"]
 
 RUN_ID = "bench"
 CREDENTIAL = hashlib.sha256(b"bench").hexdigest()
@@ -89,10 +89,15 @@ async def create_run(channel: grpc.aio.Channel, options: Options, durability: in
 
 def packed(segments: Sequence[Segment]) -> tokens_pb2.PackedTokens:
     """Segments as they travel: versions as spans, not per token."""
-    message = tokens_pb2.PackedTokens(
-        token_ids=b"".join([segment.token_ids.tobytes() for segment in segments]),
-        logprobs=b"".join([segment.logprobs.tobytes() for segment in segments]),
-    )
+    message = tokens_pb2.PackedTokens()
+    pack(message, segments)
+    return message
+
+
+def pack(message: tokens_pb2.PackedTokens, segments: Sequence[Segment]) -> None:
+    """Write segments into `message`, as they travel."""
+    message.token_ids = b"".join([segment.token_ids.tobytes() for segment in segments])
+    message.logprobs = b"".join([segment.logprobs.tobytes() for segment in segments])
     start = 0
     for version, run in groupby(segments, key=attrgetter("weight_version")):
         num_tokens = sum([segment.token_ids.size for segment in run])
@@ -105,7 +110,6 @@ def packed(segments: Sequence[Segment]) -> tokens_pb2.PackedTokens:
             server_id="server-0",
         )
         start += num_tokens
-    return message
 
 
 def read(report: Connection, options: Options, target: str) -> None:

@@ -27,7 +27,7 @@ __all__ = ["Recorder"]
 MAX_MESSAGE_BYTES = 1 << 20
 """A message stops growing here; one append that is larger goes alone."""
 MAX_PARTS = 1024
-"""As many parts at most; the store takes some thousands."""
+"""As many parts at most as the store takes."""
 MAX_UNDER_WAY = 2
 """Messages at a time: while the store works on one, the next is packed."""
 MAX_WAITING_BYTES = 64 << 20

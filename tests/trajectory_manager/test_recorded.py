@@ -13,6 +13,7 @@ from tests.trajectory_manager.support import RULES, Run
 from trajectory_manager import samples
 from trajectory_manager.packing import pack_ids, pack_logprobs, unpack_ids
 from trajectory_manager.recorded import RecordedGroups
+from trajectory_manager.room import Room
 
 
 def packed(ids: list[int], version: int = 3) -> tokens_pb2.PackedTokens:
@@ -64,7 +65,7 @@ def request(run: Run, *groups: pb.RecordedGroup) -> pb.RecordGroupsRequest:
 
 def recorder(run: Run) -> RecordedGroups:
     """On the store of the run."""
-    return RecordedGroups(run.store, run.rollouts, 1000)
+    return RecordedGroups(run.store, run.rollouts, Room(1 << 20), 1000)
 
 
 async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:
