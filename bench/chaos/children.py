@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bench.peers.redis_process import free_port
 from services.chassis.redis_binary import find_redis_server
 
 __all__ = [
     "Child",
     "Server",
     "environment",
-    "free_port",
     "manager",
     "python",
     "redis_server",
@@ -233,14 +233,6 @@ def slow_fsync_library(folder: Path) -> Path:
     command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True)
     return library
-
-
-def free_port() -> int:
-    """A port nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _listens(host: str, port: int) -> bool:

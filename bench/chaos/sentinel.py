@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from bench.chaos import children
 from bench.chaos.children import Server
+from bench.peers.redis_process import free_port
 from services.chassis.redis_binary import find_redis_server
 
 __all__ = ["SAFE", "SERVICE", "Sentinels"]
@@ -104,7 +105,7 @@ class Sentinels:
 
 
 def _sentinel(folder: Path, master: Server, host: str) -> Server:
-    port = children.free_port()
+    port = free_port()
     # A Sentinel rewrites its configuration, so each has a file of its own.
     config = folder / f"sentinel-{port}.conf"
     config.write_text(

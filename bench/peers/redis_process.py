@@ -14,7 +14,7 @@ import redis
 
 from services.chassis.redis_binary import find_redis_server
 
-__all__ = ["DURABLE", "FAST", "REPLICATED", "redis_server"]
+__all__ = ["DURABLE", "FAST", "REPLICATED", "free_port", "redis_server"]
 
 FAST: Mapping[str, str] = {"appendonly": "no", "save": ""}
 DURABLE: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "save": ""}
@@ -43,7 +43,7 @@ def redis_server(settings: Mapping[str, str]) -> Iterator[str]:
 @contextmanager
 def _process(settings: Mapping[str, str]) -> Iterator[int]:
     with tempfile.TemporaryDirectory(prefix="seamflow-bench-redis-") as folder:
-        port = _free_port()
+        port = free_port()
         base = {"port": str(port), "bind": "127.0.0.1", "dir": folder}
         command = [find_redis_server()]
         for name, value in {**base, **settings}.items():
@@ -72,7 +72,8 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Pat
     raise RuntimeError(f"Redis did not start on port {port}:\n{log.read_text(errors='replace')}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
 
-from services.chassis.config import ServerConfig
+from services.chassis.run_rules import RunRules
 
 __all__ = ["LauncherConfig", "NodePlan"]
 
@@ -29,8 +28,8 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherConfig(ServerConfig):
-    """One run on this machine. "{run}" in a path is the run's own folder."""
+class LauncherConfig(RunRules):
+    """One run on this machine, with its rules. "{run}" in a path is the run's own folder."""
 
     name: str
     """Names the run and its folder; a name that was used needs --resume."""
@@ -54,20 +53,6 @@ class LauncherConfig(ServerConfig):
     """Rollouts the agent runner has under way at once."""
     rollout_timeout: float = 600.0
     """Seconds a rollout may take before its sample is replaced."""
-    group_size: int = 8
-    """Samples of each task that are compared with each other."""
-    groups_per_step: int = 16
-    """Groups in a training step."""
-    max_staleness: int = 2
-    """Greatest allowed distance between a step's base version and a sample's oldest version."""
-    staleness_policy: Literal["drop", "mask", "withhold"] = "drop"
-    """What happens to samples beyond it."""
-    zero_variance_reward: str = ""
-    """Discard groups whose samples all got the same reward of this name; empty keeps all."""
-    lease_seconds: float = 20.0
-    """Time after which a silent agent's or trainer's work is given to another."""
-    durability: Literal["fast", "durable"] = "fast"
-    """durable: every acknowledged write is on disk."""
     redis_url: str | None = field(default=None, metadata={"secret": True})
     """An existing Redis; also read from REDIS_URL. None: a private one."""
     runs_folder: str = "runs"
@@ -87,6 +72,11 @@ class LauncherConfig(ServerConfig):
         for name in ("trainer_ranks", "concurrency", "group_size", "groups_per_step"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
+        if self.durability == "replicated" and self.redis_url is None:
+            raise ValueError(
+                "durability is 'replicated', and the private Redis has no replica: give redis_url, "
+                "or use 'durable'"
+            )
         trainers = [node for node in self.node_plans() if "train" in node.tags]
         if len(trainers) != 1:
             raise ValueError(

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
-from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service_pb
 
 from services.chassis.errors import DependencyUnavailable
+from services.chassis.run_rules import rules
 from services.launcher import pictures, store
 from services.launcher.audit import audit, read_token_log
 from services.launcher.config import LauncherConfig
@@ -112,18 +112,9 @@ class Run:
         marker.touch()
 
     async def _create_run(self, services: Services) -> None:
-        policy = f"STALENESS_POLICY_{self.config.staleness_policy.upper()}"
-        durability = f"DURABILITY_{self.config.durability.upper()}"
-        rules = trajectory_pb2.RunConfig(
-            group_size=self.config.group_size,
-            groups_per_step=self.config.groups_per_step,
-            max_staleness=self.config.max_staleness,
-            staleness_policy=trajectory_pb2.StalenessPolicy.Value(policy),
-            lease_seconds=self.config.lease_seconds,
-            zero_variance_reward=self.config.zero_variance_reward,
-            durability=trajectory_pb2.Durability.Value(durability),
+        request = trajectory_service_pb.CreateRunRequest(
+            run_id=self.layout.run_id, config=rules(self.config)
         )
-        request = trajectory_service_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules)
         await retrying(lambda: services.trajectories.CreateRun(request))
 
     async def _evaluate(self, services: Services, label: str) -> Evaluation | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToDict
 from seamflow.trajectory.v1.trajectory_pb2 import RunConfig
 
-from deploy.create_run import CreateRunConfig, rules
+from deploy.create_run import CreateRunConfig
 from services.chassis.config import load
+from services.chassis.run_rules import rules
 
 EVERYTHING = """
 [run]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.chassis.run_rules import rules
 from services.launcher.plan import plan
 from tests.launcher.support import make_config, make_layout
 
@@ -33,6 +35,14 @@ def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
     command = plan(config, make_layout(config, tmp_path))["trainer"].command
     assert "torch.distributed.run" in command
     assert "--nproc-per-node=2" in command
+
+
+def test_replicated_needs_a_redis_with_a_replica() -> None:
+    """The private one has none; what the launcher is told to use may have."""
+    with pytest.raises(ValueError, match="give redis_url"):
+        make_config(durability="replicated")
+    config = make_config(durability="replicated", redis_url="redis://127.0.0.1:1")
+    assert rules(config).durability == trajectory_pb2.DURABILITY_REPLICATED
 
 
 def test_ports_differ(tmp_path: Path) -> None:
