@@ -31,7 +31,7 @@ class GatewayConfig(ServerConfig):
     max_version_lag: int = 1
     """A server may be this many versions behind the newest committed one and still get turns."""
     dispatch: str = "least_load"
-    """How a server is chosen: a built-in, or "package.module:Name"."""
+    """How a server is chosen: least_load, prefix_affinity, or "package.module:Name"."""
     poll_seconds: float = 0.2
     """How often each server is asked for its version and load."""
     default_heartbeat_seconds: float = 10.0

@@ -22,7 +22,7 @@ from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch import Candidate, load_dispatch
+from rollout.gateway.dispatch import Ask, Candidate, load_dispatch
 from services.chassis import clients, metrics
 from services.chassis.log import get_logger
 
@@ -77,9 +77,9 @@ class Servers:
         self._min_version = 0
 
     @asynccontextmanager
-    async def turn(self, pinned_version: int | None) -> AsyncIterator[Server]:
+    async def turn(self, ask: Ask, pinned_version: int | None) -> AsyncIterator[Server]:
         """Wait for a server that may serve the version, and count a turn there."""
-        server = await self._wait_for_one(pinned_version)
+        server = await self._wait_for_one(ask, pinned_version)
         server.num_turns += 1
         try:
             yield server
@@ -167,12 +167,12 @@ class Servers:
             _SERVERS.set(sum(self._may_serve(s, None) for s in self._servers.values()))
             await asyncio.sleep(self._config.poll_seconds)
 
-    async def _wait_for_one(self, pinned_version: int | None) -> Server:
+    async def _wait_for_one(self, ask: Ask, pinned_version: int | None) -> Server:
         async with self._changed:
             while not (ready := self._ready(pinned_version)):
                 await self._changed.wait()
         candidates = {server.candidate().server_id: server for server in ready}
-        chosen = self._choose([server.candidate() for server in ready])
+        chosen = self._choose(ask, [server.candidate() for server in ready])
         return candidates[chosen.server_id]
 
     def _ready(self, pinned_version: int | None) -> list[Server]:

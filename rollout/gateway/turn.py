@@ -21,6 +21,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway import tokens
+from rollout.gateway.dispatch import Ask
 from rollout.gateway.peers import answered, forwarded
 from rollout.gateway.prompt import Prompt
 from rollout.gateway.servers import Server, Servers
@@ -126,8 +127,9 @@ class Turn:
 
     async def _continue(self) -> AsyncIterator[pb.GenerateResponse]:
         """Sample on one server until the turn or the stream is over."""
-        async with self._servers.turn(self._pinned) as server:
-            call = server.stub.GenerateTokens(self._server_request())
+        wanted = self._server_request()
+        async with self._servers.turn(self._ask(wanted), self._pinned) as server:
+            call = server.stub.GenerateTokens(wanted)
             num_before = len(self._sampled)
             try:
                 async for response in call:
@@ -225,6 +227,15 @@ class Turn:
             request_id=f"{self._request.turn_id}/{self._attempt_id}/{len(self._sampled)}",
             token_ids=[*self._prompt_ids, *self._sampled],
             sampling=sampling,
+        )
+
+    def _ask(self, wanted: server_pb.GenerateTokensRequest) -> Ask:
+        # A leased rollout is named task/slot/attempt.
+        task_id, _, _ = self._request.rollout_id.rpartition("/")[0].rpartition("/")
+        return Ask(
+            group=task_id or self._request.rollout_id,
+            num_tokens=len(wanted.token_ids),
+            max_new_tokens=wanted.sampling.max_new_tokens,
         )
 
     def _finished(self) -> pb.GenerateResponse:

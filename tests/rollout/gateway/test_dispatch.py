@@ -1,0 +1,113 @@
+"""Policies on their own: who gets a turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.gateway.dispatch import (
+    BUILT_IN,
+    Ask,
+    Candidate,
+    least_load,
+    load_dispatch,
+    prefix_affinity,
+)
+from services.chassis.errors import ConfigError
+
+LOADS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=8)
+
+
+def ask(group: str = "task") -> Ask:
+    """A turn of a group."""
+    return Ask(group=group, num_tokens=100, max_new_tokens=64)
+
+
+def candidate(server_id: str, num_turns: int = 0, max_running: int = 32) -> Candidate:
+    """A server with some load."""
+    return Candidate(
+        server_id=server_id, num_turns=num_turns, max_running=max_running, tokens_per_second=0.0
+    )
+
+
+def spread(groups: list[str], servers: list[str]) -> dict[str, str]:
+    """The server of each group, one after the other, with the loads that this makes."""
+    loads = Counter[str]()
+    chosen = {}
+    for group in groups:
+        candidates = [candidate(name, loads[name]) for name in servers]
+        chosen[group] = prefix_affinity(ask(group), candidates).server_id
+        loads[chosen[group]] += 1
+    return chosen
+
+
+def test_least_load_counts_shares_of_slots() -> None:
+    """Ten turns of 64 are less than six of 32."""
+    busy, idle = candidate("a", 6, 32), candidate("b", 10, 64)
+    assert least_load(ask(), [busy, idle]) is idle
+
+
+def test_a_group_stays_where_its_prefix_is() -> None:
+    """Whatever order the servers are listed in."""
+    servers = [candidate(name, num_turns=4) for name in "abcd"]
+    first = prefix_affinity(ask(), servers)
+    assert prefix_affinity(ask(), servers[::-1]) is first
+    assert len({prefix_affinity(ask(str(i)), servers).server_id for i in range(64)}) == 4
+
+
+def test_a_group_leaves_a_server_that_is_too_busy() -> None:
+    """Its next server takes what is beyond 1.25 shares, and the same one each time."""
+    names = list("abcd")
+    home = prefix_affinity(ask(), [candidate(name) for name in names]).server_id
+    crowded = [candidate(name, 13 if name == home else 9) for name in names]
+    second = prefix_affinity(ask(), crowded)
+    assert second.server_id != home
+    assert prefix_affinity(ask(), crowded[::-1]) is second
+
+
+def test_without_the_bound_a_busy_server_would_get_more() -> None:
+    """Control: a group whose server has room is sent there though others are idle."""
+    names = list("abcd")
+    home = prefix_affinity(ask(), [candidate(name) for name in names]).server_id
+    some = [candidate(name, 11 if name == home else 9) for name in names]
+    assert prefix_affinity(ask(), some).server_id == home
+
+
+def test_a_server_that_leaves_moves_no_other_group() -> None:
+    """As long as no server is at its bound."""
+    groups = [f"task-{number}" for number in range(12)]
+    before = {g: prefix_affinity(ask(g), [candidate(n) for n in "abcd"]).server_id for g in groups}
+    after = {g: prefix_affinity(ask(g), [candidate(n) for n in "abc"]).server_id for g in groups}
+    assert {g for g in groups if before[g] != after[g]} == {g for g in groups if before[g] == "d"}
+
+
+@given(LOADS)
+def test_some_server_always_has_room(loads: list[tuple[int, int]]) -> None:
+    """Also one that reports no slots; nobody gets more than 1.25 shares, rounded up."""
+    servers = [candidate(str(i), turns, slots) for i, (turns, slots) in enumerate(loads)]
+    chosen = prefix_affinity(ask(), servers)
+    total_slots = sum(max(server.max_running, 1) for server in servers)
+    share = (1 + sum(server.num_turns for server in servers)) / total_slots
+    assert chosen.num_turns + 1 <= 1.25 * share * max(chosen.max_running, 1) + 1
+
+
+def test_many_groups_spread() -> None:
+    """256 turns on four servers: each has between half and 1.25 of its share."""
+    counts = Counter(spread([str(i) for i in range(256)], list("abcd")).values())
+    assert all(32 <= number <= 80 for number in counts.values())
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_built_in_policies_have_names(name: str) -> None:
+    """And each of them takes the only server there is."""
+    only = candidate("only", 1000, 1)
+    assert load_dispatch(name)(ask(), [only]) is only
+
+
+def test_an_unknown_policy_is_told_with_the_known_ones() -> None:
+    """A wrong name in a config file ends the start."""
+    with pytest.raises(ConfigError, match=r"least_load.*prefix_affinity"):
+        load_dispatch("fastest")
