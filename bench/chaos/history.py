@@ -71,7 +71,7 @@ def read_history(*paths: Path) -> History:
     """The events of all logs together."""
     history = History()
     for path in paths:
-        for event in _lines(path):
+        for event in _events(path.read_bytes()):
             _add(history, event)
     return history
 
@@ -84,17 +84,18 @@ def new_acks(path: Path, read: int) -> tuple[list[Ack], int]:
         file.seek(read)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]
-    events = map(json.loads, whole.splitlines())
+    events = _events(whole)
     acks = [Ack(sent=e["sent"], received=e["received"]) for e in events if e.get("sent")]
     return acks, read + len(whole)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines():
+def _events(lines: bytes) -> Iterator[dict[str, Any]]:
+    for line in lines.splitlines():
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            # Torn by the death of a control's writer, which then never acted on it.
+            # Torn: by the death of a control's writer, which then never acted on it, or because
+            # reading began in the middle of a line that was being written.
             continue
 
 
