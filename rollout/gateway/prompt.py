@@ -102,7 +102,7 @@ def digest(credential: str) -> str:
 
 def with_defaults(sampling: tokens_pb2.SamplingParams) -> None:
     """Fill in what the caller left out, in place: the contract's defaults."""
-    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 256}
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_new_tokens": 256}
     for name, value in defaults.items():
         if not sampling.HasField(name):  # type: ignore[arg-type]
             setattr(sampling, name, value)
@@ -129,6 +129,7 @@ def _check_sampling(sampling: tokens_pb2.SamplingParams, vocabulary_size: int) -
     _require(warm, sampling, "temperature", "must be at least 0", "sampling.")
     _require(0 < sampling.top_p <= 1, sampling, "top_p", "must be in (0, 1]", "sampling.")
     _require(sampling.top_k >= 0, sampling, "top_k", "must be at least 0; 0 is off", "sampling.")
+    _require(0 <= sampling.min_p <= 1, sampling, "min_p", "must be in [0, 1]", "sampling.")
     _require(
         sampling.max_new_tokens >= 1, sampling, "max_new_tokens", "must be at least 1", "sampling."
     )

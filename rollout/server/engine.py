@@ -97,6 +97,8 @@ class Sampling:
     """Keep the smallest set of tokens with at least this probability, in (0, 1]."""
     top_k: int = 0
     """Keep this many tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the likeliest one's probability, in [0, 1]."""
     max_new_tokens: int = 256
     """Most tokens to sample, stop token included."""
     stop_token_ids: tuple[int, ...] = ()
@@ -130,7 +132,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     """New tokens, in order; empty only in a last chunk."""
     logprobs: tuple[float, ...]
-    """One per token: natural log, after temperature, before top-p and top-k."""
+    """One per token: natural log, after temperature, before top-p, top-k and min-p."""
     weight_version: int
     """The version all of `token_ids` were sampled under."""
     finish: FinishReason | None = None
@@ -236,6 +238,7 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     _check_range("max_new_tokens", sampling.max_new_tokens, 1, 2**31 - 1)
     if not 0.0 < sampling.top_p <= 1.0:
         raise RequestError("top_p", sampling.top_p, "must be over 0 and at most 1")
+    _check_range("min_p", sampling.min_p, 0.0, 1.0)
     for index, token_id in enumerate(sampling.stop_token_ids):
         _check_range(f"stop_token_ids[{index}]", token_id, 0, info.vocab_size - 1)
 

@@ -167,6 +167,7 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
             temperature=given.temperature if given.HasField("temperature") else 1.0,
             top_p=given.top_p if given.HasField("top_p") else defaults.top_p,
             top_k=given.top_k,
+            min_p=given.min_p,
             max_new_tokens=(
                 given.max_new_tokens
                 if given.HasField("max_new_tokens")

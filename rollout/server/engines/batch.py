@@ -47,6 +47,19 @@ class Sequence:
     fresh: bool = True
     """Nothing was handed out yet: the first token goes out alone, for whoever waits to see it."""
 
+    def has_cached(self, other: Sequence) -> bool:
+        """Whether a row with this sequence holds keys and values of all but `other`'s last token.
+
+        Of its own tokens a row lacks those of the last one, which no step has fed yet.
+        """
+        length = len(other.token_ids) - 1
+        if (
+            not 0 < length < len(self.token_ids)
+            or self.token_ids[length - 1] != other.token_ids[-2]
+        ):
+            return False
+        return self.token_ids[:length] == other.token_ids[:length]
+
     @classmethod
     def of(
         cls, request: EngineRequest, eos_token_ids: tuple[int, ...], max_context: int
@@ -73,9 +86,9 @@ class Batch:
         self._slots = slots
         self._rows: list[Sequence] = []
         self._ints = torch.zeros(4, slots, dtype=torch.int64)
-        self._floats = torch.ones(2, slots)
+        self._floats = torch.ones(3, slots)
         self._token, self._position, self._seed, self._top_k = self._ints
-        self._temperature, self._top_p = self._floats
+        self._temperature, self._top_p, self._min_p = self._floats
         self._all_rows = torch.arange(slots)
         self._mask_R11T = torch.empty(slots, 1, 1, 0)
         self._refresh()
@@ -94,17 +107,42 @@ class Batch:
         return self._slots - len(self._rows)
 
     def admit(self, sequences: list[Sequence], padded_tokens: int) -> None:
-        """Prefill `sequences` into free rows, by at most `padded_tokens` a pass, shortest first."""
-        sequences = sorted(sequences, key=lambda sequence: len(sequence.token_ids))
+        """Give `sequences` free rows: copy what another row has, prefill the rest, shortest first.
+
+        A pass prefills at most `padded_tokens`. The samples of one prompt are prefilled once.
+        """
+        new, copied = self._split(sorted(sequences, key=lambda sequence: len(sequence.token_ids)))
+        admitted = [*new, *(sequence for sequence, _ in copied)]
         first = len(self._rows)
-        self._rows += sequences
-        for group in _groups(sequences, padded_tokens):
+        self._rows += admitted
+        row = first
+        for group in _groups(new, padded_tokens):
             tokens_RP = _pad([sequence.token_ids[:-1] for sequence in group])
             if tokens_RP.shape[1]:
-                self._model.prefill(tokens_RP, first)
-            first += len(group)
-        self._describe(sequences, len(self._rows) - len(sequences))
+                self._model.prefill(tokens_RP, row)
+            row += len(group)
+        if copied:
+            target_M = torch.arange(row, row + len(copied))
+            longest = max(len(sequence.token_ids) for sequence, _ in copied)
+            self._model.move(torch.tensor([donor for _, donor in copied]), target_M, longest - 1)
+        self._describe(admitted, first)
         self._refresh()
+
+    def _split(
+        self, sequences: list[Sequence]
+    ) -> tuple[list[Sequence], list[tuple[Sequence, int]]]:
+        """Those to prefill, and those whose prefix a row holds already, with that row.
+
+        Those to prefill get the next rows, in this order, and may be copied from too.
+        """
+        rows, copied = list(self._rows), list[tuple[Sequence, int]]()
+        for sequence in sequences:
+            donor = next((i for i, row in enumerate(rows) if row.has_cached(sequence)), None)
+            if donor is None:
+                rows.append(sequence)
+            else:
+                copied.append((sequence, donor))
+        return rows[len(self._rows) :], copied
 
     def _describe(self, sequences: list[Sequence], first: int) -> None:
         """Write the columns of new rows first .. first+len(sequences)-1."""
@@ -120,7 +158,11 @@ class Batch:
             ]
         )
         self._floats[:, rows] = torch.tensor(
-            [[s.temperature for s in samplings], [s.top_p for s in samplings]]
+            [
+                [s.temperature for s in samplings],
+                [s.top_p for s in samplings],
+                [s.min_p for s in samplings],
+            ]
         )
         self._widen(max(positions) + 1)
         hidden_RT = self._columns()[None] >= self._position[rows, None]
@@ -145,7 +187,7 @@ class Batch:
         self._all_greedy = all(s.temperature == 0 for s in samplings)
         self._any_greedy = any(s.temperature == 0 for s in samplings)
         self._scaled = any(s.temperature not in (0.0, 1.0) for s in samplings)
-        self._filtered = any(s.top_p < 1.0 or s.top_k > 0 for s in samplings)
+        self._filtered = any(s.top_p < 1.0 or s.top_k > 0 or s.min_p > 0.0 for s in samplings)
 
     def step(self) -> tuple[list[int], list[float]]:
         """Sample one token for every row; return ids and log-probs in row order."""
@@ -166,6 +208,7 @@ class Batch:
             temperature_R=self._temperature[:rows],
             top_p_R=self._top_p[:rows],
             top_k_R=self._top_k[:rows],
+            min_p_R=self._min_p[:rows],
             seed_R=self._seed[:rows],
             position_R=self._position[:rows],
             all_greedy=self._all_greedy,

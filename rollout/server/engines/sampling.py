@@ -28,6 +28,8 @@ class SamplingRows:
     """float32 in (0, 1]."""
     top_k_R: Tensor
     """int64; at least the vocabulary size means all."""
+    min_p_R: Tensor
+    """float32 in [0, 1]; 0 keeps all."""
     seed_R: Tensor
     """int64."""
     position_R: Tensor
@@ -39,11 +41,11 @@ class SamplingRows:
     scaled: bool
     """Some row has a temperature that is neither 0 nor 1."""
     filtered: bool
-    """Some row has top-p or top-k."""
+    """Some row has top-p, top-k or min-p."""
 
 
 def sample(logits_RV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Return the sampled ids (int64 [R]) and their log-probs (float32 [R], before top-p/top-k)."""
+    """Return the sampled ids (int64 [R]) and their log-probs (float32 [R], before any filter)."""
     logits_RV = logits_RV.float()
     if rows.scaled:
         # Greedy rows keep temperature 1: their log-prob is that of the plain distribution.
@@ -72,6 +74,7 @@ def _draw_filtered(logprobs_RV: Tensor, uniform_R: Tensor, rows: SamplingRows) -
     before_RV = probs_RV.cumsum(-1) - probs_RV
     rank_V = torch.arange(probs_RV.shape[1])
     keep_RV = (before_RV < rows.top_p_R[:, None]) & (rank_V < rows.top_k_R[:, None])
+    keep_RV &= probs_RV >= rows.min_p_R[:, None] * probs_RV[:, :1]
     place_R = _invert(probs_RV * keep_RV, uniform_R)
     return order_RV.gather(1, place_R[:, None])[:, 0]
 

@@ -116,6 +116,8 @@ async def test_eos_ends_the_output_unless_ignored(engine: Engine) -> None:
         ((3,), {"temperature": float("nan")}, "temperature is nan"),
         ((3,), {"top_p": 0.0}, "top_p is 0.0"),
         ((3,), {"top_k": -1}, "top_k is -1"),
+        ((3,), {"min_p": 1.5}, "min_p is 1.5"),
+        ((3,), {"min_p": float("nan")}, "min_p is nan"),
         ((3,), {"max_new_tokens": 0}, "max_new_tokens is 0"),
         ((3,), {"stop_token_ids": (VOCAB,)}, rf"stop_token_ids\[0\] is {VOCAB}"),
     ],

@@ -272,6 +272,7 @@ class SamplingParams(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
+    MIN_P_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """Softmax temperature; 0 is greedy. Default 1."""
     top_p: builtins.float
@@ -284,6 +285,10 @@ class SamplingParams(google.protobuf.message.Message):
     """With a seed each token depends on (seed, position, logits) only. Default: unseeded."""
     ignore_eos: builtins.bool
     """Go on after end-of-sequence. Default false."""
+    min_p: builtins.float
+    """Keep tokens at least this likely, as a share of the likeliest one's probability, in [0, 1].
+    Default 0 (off).
+    """
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ids that end the turn besides the model's own end-of-sequence ids."""
@@ -298,13 +303,16 @@ class SamplingParams(google.protobuf.message.Message):
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         seed: builtins.int | None = ...,
         ignore_eos: builtins.bool | None = ...,
+        min_p: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_max_new_tokens", b"_max_new_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_max_new_tokens", b"_max_new_tokens", "_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_p", b"min_p", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ignore_eos", b"_ignore_eos"]) -> typing.Literal["ignore_eos"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_new_tokens", b"_max_new_tokens"]) -> typing.Literal["max_new_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seed", b"_seed"]) -> typing.Literal["seed"] | None: ...
     @typing.overload

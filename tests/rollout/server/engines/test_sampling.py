@@ -11,19 +11,24 @@ ROWS = 4000
 
 
 def rows(
-    temperature: float = 1.0, top_p: float = 1.0, top_k: int = 8, seed: int = 3
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 8,
+    min_p: float = 0.0,
+    seed: int = 3,
 ) -> SamplingRows:
     """One seed, `ROWS` positions."""
     return SamplingRows(
         temperature_R=torch.full((ROWS,), temperature),
         top_p_R=torch.full((ROWS,), top_p),
         top_k_R=torch.full((ROWS,), top_k),
+        min_p_R=torch.full((ROWS,), min_p),
         seed_R=torch.full((ROWS,), seed),
         position_R=torch.arange(ROWS),
         all_greedy=temperature == 0,
         any_greedy=temperature == 0,
         scaled=temperature not in (0.0, 1.0),
-        filtered=top_p < 1 or top_k < 8,
+        filtered=top_p < 1 or top_k < 8 or min_p > 0,
     )
 
 
@@ -53,6 +58,15 @@ def test_top_p_keeps_the_smallest_sufficient_set() -> None:
     likeliest = LOGITS.softmax(-1)[0].item()
     assert set(sample(LOGITS.expand(ROWS, 8), rows(top_p=likeliest - 0.01))[0].tolist()) == {0}
     assert set(sample(LOGITS.expand(ROWS, 8), rows(top_p=likeliest + 0.01))[0].tolist()) == {0, 1}
+
+
+def test_min_p_keeps_what_is_likely_beside_the_likeliest() -> None:
+    """Logits one apart differ by a factor of e: a share of 0.3 keeps one more, 0.1 three more."""
+    assert set(sample(LOGITS.expand(ROWS, 8), rows(min_p=0.3))[0].tolist()) == {0, 1}
+    ids, logprobs = sample(LOGITS.expand(ROWS, 8), rows(min_p=0.1))
+    assert set(ids.tolist()) == {0, 1, 2, 3}
+    assert torch.allclose(logprobs, LOGITS.log_softmax(-1)[ids], atol=1e-5)
+    assert set(sample(LOGITS.expand(ROWS, 8), rows(min_p=1.0))[0].tolist()) == {0}
 
 
 def test_greedy_takes_the_likeliest_with_the_plain_logprob() -> None:

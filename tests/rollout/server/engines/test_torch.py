@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rollout.server.engine import EngineFailed, EngineRequest, PauseMode, WeightsError
 from rollout.server.engines.batch import Batch
+from rollout.server.engines.model import SlotModel
 from rollout.server.engines.torch import TorchEngine
 from tests.rollout.server.support import (
     ARCHITECTURES,
@@ -51,6 +52,7 @@ def _mixed_requests() -> list[EngineRequest]:
         {"temperature": 0.7},
         {"temperature": 1.3, "top_p": 0.8},
         {"top_k": 5},
+        {"min_p": 0.2},
         {"temperature": 0.5, "top_k": 9, "top_p": 0.9, "seed": None},
     ]
     return [
@@ -72,6 +74,59 @@ async def test_logprobs_equal_transformers(engine: TorchEngine, folders: tuple[P
             folders[0], asked.token_ids, output.token_ids, asked.sampling.temperature
         )
         assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each prefill from now on; `clear()` it to count from later."""
+    rows: list[int] = []
+    prefill = SlotModel.prefill
+
+    def counting(self: SlotModel, tokens: torch.Tensor, first: int) -> None:
+        rows.append(tokens.shape[0])
+        prefill(self, tokens, first)
+
+    monkeypatch.setattr(SlotModel, "prefill", counting)
+    return rows
+
+
+async def test_samples_of_one_prompt_prefill_it_once(
+    engine: TorchEngine, folders: tuple[Path, Path], prefilled: list[int]
+) -> None:
+    """Those that begin together and those that find it running copy it; all are right."""
+    prompt = tuple(3 + i % 50 for i in range(40))
+    # More than there are rows, and of different lengths: some begin while others run.
+    wanted = [request(prompt, seed=i, max_new_tokens=20 + 7 * i) for i in range(9)]
+    await engine.pause(PauseMode.RETRACT)
+    calls = [asyncio.create_task(collect(engine.generate(w))) for w in wanted]
+    while engine.load().queued < len(wanted):
+        await asyncio.sleep(0)
+    await engine.resume()
+    outputs = await asyncio.gather(*calls)
+    assert prefilled == [1]
+    assert len({tuple(output.token_ids[:20]) for output in outputs}) > 1
+    for asked, output in zip(wanted, outputs, strict=True):
+        expected = recompute(folders[0], prompt, output.token_ids, asked.sampling.temperature)
+        assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=0)
+
+
+async def test_a_prefix_of_a_running_sequence_is_copied(
+    engine: TorchEngine, folders: tuple[Path, Path], prefilled: list[int]
+) -> None:
+    """Also one that goes into what it sampled; another continuation of it is prefilled."""
+    first, output = request(tuple(range(3, 20)), max_new_tokens=100), Output()
+    chunks = engine.generate(first)
+    while len(output.token_ids) < 8:
+        output.add(await anext(chunks))
+    prefilled.clear()
+    inside = (*first.token_ids, *output.token_ids[:5], 7)
+    outside = (*first.token_ids[:-1], 60, 61)
+    for prefix, number in ((inside, 0), (outside, 1)):
+        sampled = await collect(engine.generate(request(prefix, max_new_tokens=3)))
+        expected = recompute(folders[0], prefix, sampled.token_ids)
+        assert torch.allclose(torch.tensor(sampled.logprobs), expected, atol=1e-4, rtol=0)
+        assert sum(prefilled) == number
+    await chunks.aclose()
 
 
 async def test_greedy_tokens_are_the_likeliest(
