@@ -83,7 +83,7 @@ def run_keys(run_id: str) -> tuple[str, ...]:
     return tuple(f"sf:{{{run_id}}}:{part}" for part in RUN_PARTS)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def rollout_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
     """Header of a rollout, and prefix of its segments; the key of a turn's ends in its turn_id."""
     header, segments = ROLLOUT_PARTS

@@ -50,7 +50,7 @@ def name(field: str, value: str) -> str:
     return value
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 14)
 def turn_name(run_id: str, rollout_id: str, turn_id: str) -> tuple[str, str, str]:
     """The three names of a turn; remembered, because each of its appends brings them again."""
     return run_name(run_id), name("rollout_id", rollout_id), name("turn_id", turn_id)

@@ -42,7 +42,12 @@ class Replies(asyncio.BufferedProtocol):
         """Put the next `number` replies into `replies` as they come; done with the last.
 
         Errors stand for themselves, except ConnectionErrors of the server, which end the batch.
+
+        Raises:
+            redis.exceptions.ConnectionError: the connection is not usable.
         """
+        if not self.usable:
+            raise exceptions.ConnectionError("the server closed the connection")
         self._replies, self._wanted = replies, number
         self._arrived = asyncio.get_running_loop().create_future()
         return self._arrived
@@ -56,12 +61,18 @@ class Replies(asyncio.BufferedProtocol):
         try:
             self._reader.feed(self._buffer[:num_bytes])  # type: ignore[arg-type]
             while (reply := self._reader.gets()) is not _NONE_YET:
-                if isinstance(reply, exceptions.ConnectionError):
-                    raise reply
-                self._replies.append(reply)
+                self._take(reply)
         except exceptions.RedisError as error:
             self._end(error)
-        if len(self._replies) >= self._wanted:
+
+    def _take(self, reply: Any) -> None:
+        if isinstance(reply, exceptions.ConnectionError):
+            raise reply
+        if self._arrived is None:
+            # Whatever follows, nobody could tell to what it is the reply.
+            raise exceptions.ConnectionError("a reply that nobody waits for")
+        self._replies.append(reply)
+        if len(self._replies) == self._wanted:
             self._end(None)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -71,11 +82,11 @@ class Replies(asyncio.BufferedProtocol):
             self.lost.set_result(None)
 
     def _end(self, error: Exception | None) -> None:
-        # Whatever comes beside a batch, nobody can tell what it is.
-        self.usable = error is None and self._arrived is not None
-        if self._arrived is not None and not self._arrived.done():
-            if error is None:
-                self._arrived.set_result(None)
-            else:
-                self._arrived.set_exception(error)
-        self._arrived = None
+        self.usable = self.usable and error is None
+        arrived, self._arrived = self._arrived, None
+        if arrived is None or arrived.done():
+            return
+        if error is None:
+            arrived.set_result(None)
+        else:
+            arrived.set_exception(error)

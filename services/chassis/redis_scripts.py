@@ -11,7 +11,6 @@ import hashlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,8 +110,8 @@ class Scripts:
         calls = [_joined([parts[index] for index in group], common) for group in groups]
         replies: list[Any] = [None] * len(parts)
         for group, answer in zip(groups, await self.call_many(name, calls), strict=True):
-            each = repeat(answer) if isinstance(answer, ServiceError) else answer
-            for index, reply in zip(group, each, strict=False):
+            each = [answer] * len(group) if isinstance(answer, ServiceError) else answer
+            for index, reply in zip(group, each, strict=True):
                 replies[index] = reply
         return replies
 

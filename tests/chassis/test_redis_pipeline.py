@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import hiredis
 import pytest
 from redis import exceptions
 
@@ -69,6 +70,16 @@ async def test_a_cancelled_batch_leaves_no_reply_behind(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await pipeline.execute([("ECHO", "a"), ("ECHO", "b")]) == [b"a", b"b"]
+
+
+async def test_a_reply_that_nobody_waits_for_costs_the_connection(pipeline: Pipeline) -> None:
+    """It is not taken for the reply to what is asked next."""
+    assert await pipeline.execute([("ECHO", "a")]) == [b"a"]
+    pipeline._connection._writer.transport.write(hiredis.pack_command(("ECHO", "stray")))
+    while pipeline._replies.usable:
+        await asyncio.sleep(0.001)
+    assert await pipeline.execute([("ECHO", "b"), ("ECHO", "c")]) == [b"b", b"c"]
+    assert pipeline._replies.usable
 
 
 async def test_a_closed_pipeline_stays_closed(pipeline: Pipeline) -> None:
