@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -73,8 +74,12 @@ def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Pat
 
 
 def free_port() -> int:
-    """A port nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on now.
+
+    Below the ports that the kernel gives to connections: one of those could take it meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
