@@ -33,7 +33,7 @@ class Appends:
     """Appends of all callers, as far as there is room for what waits for the store."""
 
     def __init__(self, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
-        """`room` bounds all messages under way, `max_turn_tokens` a turn."""
+        """`room` bounds the tokens of all messages under way, `max_turn_tokens` a turn."""
         self._rollouts = rollouts
         self._room = room
         self._max_turn_tokens = max_turn_tokens
@@ -64,16 +64,17 @@ class Appends:
         """Appends, then ends: together, so that they share steps, unless a rollout is in both."""
         appends: list[Append | _Result] = [self._converted(message) for message in request.appends]
         _refuse_successors(request.appends, appends)
-        growing = {append[:2] for append in appends if isinstance(append, Append)}
+        sound = [append for append in appends if isinstance(append, Append)]
+        growing = {append[:2] for append in sound}
         ending = {(finish.run_id, finish.rollout_id) for finish in request.finishes}
-        if growing & ending or not ending:
-            return await self._appended(appends), await self._finished(request.finishes)
-        return await asyncio.gather(self._appended(appends), self._finished(request.finishes))
+        with self._room.taken(sum(append.tokens.num_bytes for append in sound)):
+            if growing & ending or not ending:
+                return await self._appended(appends), await self._finished(request.finishes)
+            return await asyncio.gather(self._appended(appends), self._finished(request.finishes))
 
     async def _appended(self, results: Sequence[Append | _Result]) -> list[_Result]:
         sound = [result for result in results if isinstance(result, Append)]
-        with self._room.taken(sum(append.tokens.num_bytes for append in sound)):
-            answers = iter(await self._rollouts.append(sound))
+        answers = iter(await self._rollouts.append(sound))
         return [next(answers) if isinstance(result, Append) else result for result in results]
 
     def _converted(self, message: pb.Append) -> Append | ServiceError:

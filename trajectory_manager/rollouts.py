@@ -173,9 +173,9 @@ class Rollouts:
     async def _close(
         self, run_id: str, closings: Sequence[Closing]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        leased = [c.rollout_id for c in closings if SlotName.parse(c.rollout_id) is not None]
+        leased = {c.rollout_id for c in closings if SlotName.parse(c.rollout_id) is not None}
         if leased:
-            await self._store.runs.announce(run_id, leased)
+            await self._store.runs.announce(run_id, sorted(leased))
         closed = await self._store.tokens.close(run_id, closings)
         # Not the caller's to close: their marks would stay. (A mark that another call relies on is
         # not missed for long: the lease of its rollout runs out.)

@@ -9,7 +9,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
-from tests.trajectory_manager.support import Run
+from tests.trajectory_manager.support import CREDENTIAL, Run
 from trajectory_manager.appends import Appends
 from trajectory_manager.packing import pack_ids, pack_logprobs, unpack_ids
 from trajectory_manager.records import RolloutState
@@ -173,6 +173,30 @@ async def test_what_waits_for_a_slow_store_is_bounded(run: Run) -> None:
     slow.may_answer.set()
     assert (await first).results[0].num_tokens == 20
     assert (await bounded.append(requests[1])).results[0].num_tokens == 20
+
+
+async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
+    """It was not done at all; with room it is."""
+    (epoch, _) = await opened(run, "a", "b")
+    room = Room(8)
+    servicer = Appends(run.rollouts, room, 1000)
+    finish = pb.FinishRolloutRequest(
+        run_id=run.run_id,
+        rollout_id="b",
+        credential_digest=CREDENTIAL,
+        rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
+    )
+    appended = message(run, "a", epoch, 0, [1])
+    request = pb.AppendSegmentsRequest(appends=[appended], finishes=[finish])
+    with room.taken(8), pytest.raises(ServiceError):
+        await servicer.append(request)
+    states = [(await run.store.tokens.read(run.run_id, ["b"]))[0]]
+    await servicer.append(request)
+    states += await run.store.tokens.read(run.run_id, ["b"])
+    assert [found and found[0].state for found in states] == [
+        RolloutState.RUNNING,
+        RolloutState.FINISHED,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_a_group_leaves_a_server_that_is_too_busy() -> None:
     assert prefix_affinity(ask(), crowded[::-1]) is second
 
 
-def test_without_the_bound_a_busy_server_would_get_more() -> None:
-    """Control: a group whose server has room is sent there though others are idle."""
+def test_a_group_stays_while_its_server_is_within_the_bound() -> None:
+    """Control of the test above: more turns than the others have are no reason to leave."""
     names = list("abcd")
     home = prefix_affinity(ask(), [candidate(name) for name in names]).server_id
     some = [candidate(name, 11 if name == home else 9) for name in names]
