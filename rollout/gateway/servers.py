@@ -7,8 +7,9 @@ itself is allowed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+import math
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,11 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from rollout.gateway import streams
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch import Ask, Candidate, load_dispatch
+from rollout.gateway.lengths import RunningMeans
+from rollout.gateway.waiting import WaitingTurns
 from services.chassis import clients, metrics
 from services.chassis.log import get_logger
 
@@ -52,6 +56,8 @@ class Server:
     """Its last report; None: it does not answer, or gave a turn up since."""
     num_turns: int = 0
     """Turns this gateway has there."""
+    num_foreign: int = 0
+    """Turns of others there, by its last report."""
     polling: asyncio.Task[None] | None = field(default=None)
     """Keeps `info` fresh."""
 
@@ -60,10 +66,22 @@ class Server:
         assert self.info is not None
         return Candidate(
             server_id=self.info.server_id,
-            num_turns=max(self.num_turns, self.info.num_running + self.info.num_queued),
+            num_turns=self.num_turns + self.num_foreign,
             max_running=self.info.max_running,
             tokens_per_second=self.info.tokens_per_second,
         )
+
+    def has_room(self, overcommit: float) -> bool:
+        """Whether one more turn keeps within `overcommit` times its slots; unknown slots: yes."""
+        assert self.info is not None
+        slots = self.info.max_running
+        return not slots or self.num_turns + self.num_foreign < math.ceil(slots * overcommit)
+
+    def report(self, info: pb.GetServerInfoResponse, num_turns_before: int) -> None:
+        """Take its answer; what it has beyond ours, before and after the question, is foreign."""
+        ours = max(num_turns_before, self.num_turns)
+        self.num_foreign = max(info.num_running + info.num_queued - ours, 0)
+        self.info = info
 
 
 class Servers:
@@ -71,20 +89,19 @@ class Servers:
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
-        self._choose = load_dispatch(config.dispatch)
         self._servers: dict[str, Server] = {}
-        self._changed = asyncio.Condition()
         self._min_version = 0
+        policy = load_dispatch(config.dispatch)
+        self._waiting = WaitingTurns(policy, self._with_room, config.max_waiting_turns)
+        self.lengths = RunningMeans()
+        """What turns have told of the length of others."""
 
-    @asynccontextmanager
-    async def turn(self, ask: Ask, pinned_version: int | None) -> AsyncIterator[Server]:
-        """Wait for a server that may serve the version, and count a turn there."""
-        server = await self._wait_for_one(ask, pinned_version)
-        server.num_turns += 1
-        try:
-            yield server
-        finally:
-            server.num_turns -= 1
+    def stream(
+        self, ask: Ask, pinned_version: int | None, request: streams.Request
+    ) -> AbstractAsyncContextManager[streams.Stream]:
+        """Wait for a server that may serve the version, and open a stream there."""
+        after = self._config.hedge_after_seconds
+        return streams.opened(self._waiting, ask, pinned_version, request, after)
 
     def suspect(self, server: Server) -> None:
         """A turn was given up there: no further turns until the server reports again."""
@@ -156,27 +173,24 @@ class Servers:
 
     async def _poll(self, server: Server) -> None:
         while True:
+            before = server.num_turns
             try:
-                server.info = await server.stub.GetServerInfo(
+                info = await server.stub.GetServerInfo(
                     pb.GetServerInfoRequest(), timeout=_POLL_TIMEOUT
                 )
+                server.report(info, before)
             except grpc.aio.AioRpcError:
                 server.info = None
-            async with self._changed:
-                self._changed.notify_all()
+            self._waiting.assign()
             _SERVERS.set(sum(self._may_serve(s, None) for s in self._servers.values()))
             await asyncio.sleep(self._config.poll_seconds)
 
-    async def _wait_for_one(self, ask: Ask, pinned_version: int | None) -> Server:
-        async with self._changed:
-            while not (ready := self._ready(pinned_version)):
-                await self._changed.wait()
-        candidates = {server.candidate().server_id: server for server in ready}
-        chosen = self._choose(ask, [server.candidate() for server in ready])
-        return candidates[chosen.server_id]
-
-    def _ready(self, pinned_version: int | None) -> list[Server]:
-        return [s for s in self._servers.values() if self._may_serve(s, pinned_version)]
+    def _with_room(self, pinned_version: int | None) -> list[Server]:
+        return [
+            server
+            for server in self._servers.values()
+            if self._may_serve(server, pinned_version) and server.has_room(self._config.overcommit)
+        ]
 
     def _may_serve(self, server: Server, pinned_version: int | None) -> bool:
         if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:

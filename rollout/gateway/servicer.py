@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -16,12 +16,13 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
+from rollout.gateway.outbox import Outbox
 from rollout.gateway.peers import answered
 from rollout.gateway.prompt import Prompt, digest, with_defaults
 from rollout.gateway.recorder import Recorder
 from rollout.gateway.servers import Servers
 from rollout.gateway.template import ChatTemplate
-from rollout.gateway.turn import Turn, with_heartbeats
+from rollout.gateway.turn import Turn
 from services.chassis.errors import invalid_argument
 from services.chassis.tracing import traceparent
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["GatewayServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_HEARTBEAT_SECONDS = 86_400.0
 
 
 class GatewayServicer(RolloutServiceServicer):
@@ -71,18 +74,23 @@ class GatewayServicer(RolloutServiceServicer):
         await answered(lambda: self._store.StartRollout(start))
         return pb.StartRolloutResponse(credential=credential)
 
-    async def Generate(  # noqa: N802
+    def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One turn, recorded before it is forwarded."""
         with_defaults(request.sampling)
-        prompt = Prompt(request, self._template)
-        turn = Turn(request, prompt, uuid.uuid4().hex, self._store, self._servers, self.record)
-        interval = request.heartbeat_interval.ToTimedelta().total_seconds()
-        events = with_heartbeats(turn.events(), interval or self._heartbeat_seconds)
-        async with aclosing(events):
-            async for event in events:
-                yield event
+        outbox = Outbox(_heartbeat_seconds(request) or self._heartbeat_seconds)
+        turn = Turn(
+            request,
+            Prompt(request, self._template),
+            uuid.uuid4().hex,
+            self._store,
+            self._servers,
+            self.record,
+            outbox.put,
+            _deadline(context),
+        )
+        return outbox.events(turn.run())
 
     async def FinishRollout(  # noqa: N802
         self, request: pb.FinishRolloutRequest, context: Context
@@ -119,6 +127,22 @@ class GatewayServicer(RolloutServiceServicer):
         """The same for a repeated request, so that StartRollout is idempotent."""
         name = "\0".join((request.run_id, request.rollout_id, request.lease_token))
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+
+
+def _deadline(context: Context) -> float | None:
+    """The caller's deadline, on the event loop's clock."""
+    left = context.time_remaining()
+    return None if left is None else asyncio.get_running_loop().time() + left
+
+
+def _heartbeat_seconds(request: pb.GenerateRequest) -> float:
+    """What the caller names; 0: nothing."""
+    given = request.heartbeat_interval
+    seconds = given.seconds + given.nanos / 1e9
+    if not 0.0 <= seconds <= _MAX_HEARTBEAT_SECONDS:
+        cure = f"must be 0 to {_MAX_HEARTBEAT_SECONDS:g} seconds; 0 is the gateway's own interval"
+        raise invalid_argument("heartbeat_interval", seconds, cure)
+    return seconds
 
 
 def _check_start(request: pb.StartRolloutRequest) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from seamflow.common.v1 import tokens_pb2
 
-__all__ = ["after", "environment", "joined", "num_environment", "packed"]
+__all__ = ["after", "environment", "extend", "joined", "num_environment", "packed"]
 
 
 def environment(token_ids: Sequence[int]) -> tokens_pb2.Tokens:
@@ -38,16 +38,22 @@ def after(tokens: tokens_pb2.Tokens, start: int) -> tokens_pb2.Tokens:
     return rest
 
 
+def extend(tokens: tokens_pb2.Tokens, more: tokens_pb2.Tokens) -> None:
+    """Add `more` at the end of `tokens`, in place."""
+    start = len(tokens.token_ids)
+    tokens.token_ids.extend(more.token_ids)
+    tokens.logprobs.extend(more.logprobs)
+    for span in more.spans:
+        moved = tokens.spans.add()
+        moved.CopyFrom(span)
+        moved.start += start
+
+
 def joined(first: tokens_pb2.Tokens, second: tokens_pb2.Tokens) -> tokens_pb2.Tokens:
     """Both in order, with the second's spans counted from the start of the first."""
     whole = tokens_pb2.Tokens()
     whole.CopyFrom(first)
-    whole.token_ids.extend(second.token_ids)
-    whole.logprobs.extend(second.logprobs)
-    for span in second.spans:
-        moved = whole.spans.add()
-        moved.CopyFrom(span)
-        moved.start += len(first.token_ids)
+    extend(whole, second)
     return whole
 
 

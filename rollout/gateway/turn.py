@@ -7,13 +7,13 @@ server), the turn continues from its recorded prefix on whichever server may ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
-from seamflow.errors import InvalidRequestError, decode
+from seamflow.errors import DeadlineError, InvalidRequestError, decode
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
@@ -22,20 +22,23 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway import tokens
 from rollout.gateway.dispatch import Ask
+from rollout.gateway.lengths import remaining
 from rollout.gateway.peers import answered, forwarded
 from rollout.gateway.prompt import Prompt
 from rollout.gateway.servers import Server, Servers
 from services.chassis import metrics
-from services.chassis.errors import Reason, failed_precondition
+from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["Record", "Turn", "with_heartbeats"]
+__all__ = ["Record", "Send", "Turn"]
 
 Record = Callable[[store_pb.Append], Awaitable[object]]
 """Stores tokens, and with them perhaps the turn's end; returns when they are acknowledged."""
+Send = Callable[[pb.GenerateResponse], None]
+"""Hands an event over to whoever brings it to the agent."""
 
 _log = get_logger()
 
@@ -62,15 +65,21 @@ class Turn:
         store: TrajectoryServiceAsyncStub,
         servers: Servers,
         record: Record,
+        send: Send,
+        deadline: float | None,
     ) -> None:
+        """`deadline` is the agent's, in seconds of the event loop's clock."""
         self._request = request
         self._prompt = prompt
         self._attempt_id = attempt_id
         self._store = store
         self._servers = servers
         self._record = record
+        self._send = send
+        self._deadline = deadline
         self._epoch = 0
         self._pinned: int | None = None
+        self._num_streams = 0  # opened so far
         self._prompt_ids: list[int] = []  # shared prefix and this turn's environment tokens
         self._sampled: list[int] = []
         self._num_stored = 0  # tokens of this turn in the store, environment ones included
@@ -80,19 +89,18 @@ class Turn:
         self._drift: trajectory_pb2.Drift | None = None
         self._is_closed = False  # in the store
 
-    async def events(self) -> AsyncIterator[pb.GenerateResponse]:
-        """What the agent gets: recorded tokens, then new ones, then the end."""
+    async def run(self) -> None:
+        """Send what the agent gets: recorded tokens, then new ones, then the end."""
         offset = self._request.resume_from_offset
         unseen = tokens.after(await self._begin(), offset)
         if unseen.token_ids:
-            yield _chunk(unseen, offset)
+            self._send(_chunk(unseen, offset))
         self._finish = self._finish or self._finish_by_tokens()
         while self._finish not in _ENDED:
-            async for event in self._continue():
-                yield event
+            await self._continue()
         if not self._is_closed:
             await self._end()
-        yield self._finished()
+        self._send(self._finished())
 
     async def _begin(self) -> tokens_pb2.Tokens:
         """Open the turn in the store; returns the sampled tokens it already has."""
@@ -125,45 +133,47 @@ class Turn:
         )
         raise failed_precondition(Reason.OFFSET_GAP, f"{message}; the rollout has failed")
 
-    async def _continue(self) -> AsyncIterator[pb.GenerateResponse]:
+    async def _continue(self) -> None:
         """Sample on one server until the turn or the stream is over."""
-        wanted = self._server_request()
-        async with self._servers.turn(self._ask(wanted), self._pinned) as server:
-            call = server.stub.GenerateTokens(wanted)
-            num_before = len(self._sampled)
+        ask, num_before = self._ask(), len(self._sampled)
+        async with self._servers.stream(ask, self._pinned, self._server_request) as stream:
             try:
-                async for response in call:
+                async for response in stream:
                     self._finish = response.finish_reason
                     if response.tokens.token_ids:
-                        yield await self._record_then_forward(response.tokens)
+                        await self._record_then_forward(response.tokens)
             except grpc.aio.AioRpcError as error:
-                await self._given_up(server, error)
-            finally:
-                call.cancel()
+                await self._given_up(stream.server, error)
+            except (asyncio.CancelledError, grpc.aio.UsageError):
+                _raise_if_cancelled()  # else the server has left and its channel is closed
             if self._finish in _ENDED:
+                self._servers.lengths.ended(ask.group, len(self._sampled))
                 return
             _RESUMED.inc()
             if len(self._sampled) == num_before:
-                self._servers.suspect(server)
+                self._servers.suspect(stream.server)
 
     async def _given_up(self, server: Server, error: grpc.aio.AioRpcError) -> None:
         """A broken stream is no end; a request that the server refuses is the agent's to mend."""
         refusal = decode(error)
         if isinstance(refusal, InvalidRequestError):
             raise forwarded(refusal)
+        if isinstance(refusal, DeadlineError) and self._deadline is not None:
+            raise deadline_exceeded("the agent's deadline passed during its turn")
         self._servers.suspect(server)
         await Backoff().wait(refusal.retry_after)
 
-    async def _record_then_forward(self, new: tokens_pb2.Tokens) -> pb.GenerateResponse:
+    async def _record_then_forward(self, new: tokens_pb2.Tokens) -> None:
         offset = len(self._sampled)
         self._sampled.extend(new.token_ids)
         await self._append(new)
         _FORWARDED.inc(len(new.token_ids))
-        return _chunk(new, offset)
+        self._send(_chunk(new, offset))
 
     async def _append(self, new: tokens_pb2.Tokens) -> None:
         """Record tokens; the last ones close the turn, unless its end has more to tell."""
-        new = tokens.joined(self._unrecorded, new)
+        if self._unrecorded.token_ids:
+            new = tokens.joined(self._unrecorded, new)
         append = store_pb.Append(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,
@@ -218,24 +228,33 @@ class Turn:
             return tokens_pb2.FINISH_REASON_LENGTH
         return tokens_pb2.FINISH_REASON_UNSPECIFIED
 
-    def _server_request(self) -> server_pb.GenerateTokensRequest:
+    def _server_request(self) -> tuple[server_pb.GenerateTokensRequest, float | None]:
         sampling = tokens_pb2.SamplingParams()
         sampling.CopyFrom(self._request.sampling)
         sampling.max_new_tokens -= len(self._sampled)
-        return server_pb.GenerateTokensRequest(
+        self._num_streams += 1
+        wanted = server_pb.GenerateTokensRequest(
             run_id=self._request.run_id,
-            request_id=f"{self._request.turn_id}/{self._attempt_id}/{len(self._sampled)}",
+            request_id=f"{self._request.turn_id}/{self._attempt_id}/{self._num_streams}",
             token_ids=[*self._prompt_ids, *self._sampled],
             sampling=sampling,
         )
+        if self._deadline is None:
+            return wanted, None
+        return wanted, max(self._deadline - asyncio.get_running_loop().time(), 0.0)
 
-    def _ask(self, wanted: server_pb.GenerateTokensRequest) -> Ask:
+    def _ask(self) -> Ask:
         # A leased rollout is named task/slot/attempt.
         task_id, _, _ = self._request.rollout_id.rpartition("/")[0].rpartition("/")
+        group, num_sampled = task_id or self._request.rollout_id, len(self._sampled)
+        most = self._request.sampling.max_new_tokens - num_sampled
+        expected = self._servers.lengths.expected(group)
         return Ask(
-            group=task_id or self._request.rollout_id,
-            num_tokens=len(wanted.token_ids),
-            max_new_tokens=wanted.sampling.max_new_tokens,
+            group=group,
+            num_tokens=len(self._prompt_ids) + num_sampled,
+            max_new_tokens=most,
+            expected_tokens=remaining(expected, num_sampled, most),
+            continues=bool(num_sampled or self._num_streams),
         )
 
     def _finished(self) -> pb.GenerateResponse:
@@ -252,27 +271,14 @@ class Turn:
         return pb.GenerateResponse(finish=finish)
 
 
+def _raise_if_cancelled() -> None:
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def _chunk(new: tokens_pb2.Tokens, offset: int) -> pb.GenerateResponse:
-    return pb.GenerateResponse(chunk=pb.TokenChunk(offset=offset, tokens=new))
-
-
-async def with_heartbeats(
-    events: AsyncIterator[pb.GenerateResponse], interval: float
-) -> AsyncGenerator[pb.GenerateResponse]:
-    """The same events, and a heartbeat whenever `interval` seconds bring none."""
-    pending = asyncio.ensure_future(anext(events, None))
-    try:
-        while True:
-            done, _ = await asyncio.wait({pending}, timeout=interval)
-            if not done:
-                yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
-                continue
-            event = pending.result()
-            if event is None:
-                return
-            yield event
-            pending = asyncio.ensure_future(anext(events, None))
-    finally:
-        # The caller is gone or the turn is over: either way no server must work on.
-        pending.cancel()
-        await asyncio.wait({pending})
+    event = pb.GenerateResponse()
+    event.chunk.offset = offset
+    event.chunk.tokens.CopyFrom(new)
+    return event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,26 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
-from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
+    RolloutServerServiceServicer,
+    add_RolloutServerServiceServicer_to_server,
+)
+from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rollout.gateway.cli import build
+from rollout.gateway.config import GatewayConfig
+from services.chassis.config import ServerConfig
+from services.chassis.server import Service, started
+from trajectory_manager.cli import service as manager_service
+from trajectory_manager.config import TrajectoryManagerConfig
+from trajectory_manager.memory_store import memory_store
+
 END = "<|end|>"
+PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
 APPENDING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -41,7 +56,7 @@ def make_byte_model(folder: Path, chat_template: str = APPENDING) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)  # type: ignore[no-untyped-call]
     fast.chat_template = chat_template
     fast.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
@@ -51,40 +66,97 @@ def make_byte_model(folder: Path, chat_template: str = APPENDING) -> Path:
 class ScriptedServer(RolloutServerServiceServicer):
     """A rollout server that answers what it is told to, in one element after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_id: str = "scripted") -> None:
+        self.server_id = server_id
         self.answers: list[list[list[int]]] = []
         """Per call: the ids of each element; the last element ends the turn with STOP."""
         self.prompts: list[list[int]] = []
+        self.seconds_left: list[float | None] = []
+        """Of each call, as its caller has told."""
+        self.asked = asyncio.Event()
+        """A call has come."""
+        self.may_answer = asyncio.Event()
+        """Until it is set, calls wait for their first element."""
+        self.may_answer.set()
+        self.cancelled = asyncio.Event()
+        """A call was given up by its caller."""
+        self.num_reports = 0
+
+    async def known(self) -> None:
+        """Wait until a gateway has taken in a report, and so asks for the next."""
+        while self.num_reports < 2:
+            await asyncio.sleep(0.005)
 
     async def GenerateTokens(
         self, request: server_pb.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[server_pb.GenerateTokensResponse]:
         """The next answer."""
         self.prompts.append(list(request.token_ids))
+        self.seconds_left.append(context.time_remaining())
+        self.asked.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
         elements = self.answers.pop(0)
         for index, ids in enumerate(elements, 1):
-            last = index == len(elements)
-            yield server_pb.GenerateTokensResponse(
-                tokens=sampled(ids),
-                finish_reason=tokens_pb2.FINISH_REASON_STOP if last else None,
-            )
+            response = server_pb.GenerateTokensResponse(tokens=sampled(ids, self.server_id))
+            if index == len(elements):
+                response.finish_reason = tokens_pb2.FINISH_REASON_STOP
+            yield response
 
     async def GetServerInfo(
         self, request: server_pb.GetServerInfoRequest, context: Any
     ) -> server_pb.GetServerInfoResponse:
         """Serving."""
+        self.num_reports += 1
         return server_pb.GetServerInfoResponse(
-            server_id="scripted", state=server_pb.SERVER_STATE_SERVING, max_running=8
+            server_id=self.server_id, state=server_pb.SERVER_STATE_SERVING, max_running=8
         )
 
 
-def sampled(ids: Sequence[int]) -> tokens_pb2.Tokens:
+@asynccontextmanager
+async def scripted(server: ScriptedServer) -> AsyncIterator[str]:
+    """Serve it; its address."""
+    service = Service(servicers=[(add_RolloutServerServiceServicer_to_server, server)])
+    async with started(service, PLAIN, "scripted") as port:
+        yield f"127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def gateway(model: Path, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A gateway of run "run" and a trajectory manager; the stubs of both."""
+    config = TrajectoryManagerConfig(admin_port=-1, drain_seconds=0.2)
+    async with started(manager_service(config, memory_store()), config) as manager:
+        given = {"poll_seconds": 0.02, **settings}
+        ours = GatewayConfig(
+            run_id="run",
+            model=model,
+            trajectory_manager=f"127.0.0.1:{manager}",
+            admin_port=-1,
+            drain_seconds=0.2,
+            **given,
+        )
+        async with (
+            build(ours) as service,
+            started(service, ours, "gateway") as port,
+            # Without probes an agent that does not read holds 64 KiB back, not megabytes.
+            grpc.aio.insecure_channel(
+                f"127.0.0.1:{port}", options=[("grpc.http2.bdp_probe", 0)]
+            ) as agent,
+            grpc.aio.insecure_channel(f"127.0.0.1:{manager}") as inside,
+        ):
+            yield RolloutServiceStub(agent), TrajectoryServiceStub(inside)
+
+
+def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Tokens:
     """`ids` as one span of policy tokens."""
     span = tokens_pb2.Span(
         num_tokens=len(ids),
         origin=tokens_pb2.ORIGIN_POLICY,
         version_source=tokens_pb2.VERSION_SOURCE_ENGINE,
-        server_id="scripted",
+        server_id=server_id,
     )
     return tokens_pb2.Tokens(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[span] if ids else [])
 
@@ -142,3 +214,9 @@ class FakeStore:
 def failed(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
     """What a stub raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="no")
+
+
+async def until_idle() -> None:
+    """Let every task run until all of them wait."""
+    for _ in range(20):
+        await asyncio.sleep(0)

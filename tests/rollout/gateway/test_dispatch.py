@@ -12,18 +12,34 @@ from rollout.gateway.dispatch import (
     BUILT_IN,
     Ask,
     Candidate,
-    least_load,
+    LeastLoad,
+    LongestFirst,
+    PrefixAffinity,
     load_dispatch,
-    prefix_affinity,
 )
 from services.chassis.errors import ConfigError
 
+least_load = LeastLoad().choose
+prefix_affinity = PrefixAffinity().choose
 LOADS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=8)
 
 
-def ask(group: str = "task") -> Ask:
+def ask(
+    group: str = "task",
+    expected_tokens: float = 32.0,
+    arrived: float = 0.0,
+    *,
+    continues: bool = False,
+) -> Ask:
     """A turn of a group."""
-    return Ask(group=group, num_tokens=100, max_new_tokens=64)
+    return Ask(
+        group=group,
+        num_tokens=100,
+        max_new_tokens=1 << 20,
+        expected_tokens=expected_tokens,
+        arrived=arrived,
+        continues=continues,
+    )
 
 
 def candidate(server_id: str, num_turns: int = 0, max_running: int = 32) -> Candidate:
@@ -104,7 +120,51 @@ def test_many_groups_spread() -> None:
 def test_built_in_policies_have_names(name: str) -> None:
     """And each of them takes the only server there is."""
     only = candidate("only", 1000, 1)
-    assert load_dispatch(name)(ask(), [only]) is only
+    assert load_dispatch(name).choose(ask(), [only]) is only
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_continued_turns_come_first(name: str) -> None:
+    """Whatever a policy thinks of new ones: somebody has waited for them already."""
+    policy = load_dispatch(name)
+    old = policy.order(ask(expected_tokens=1, arrived=100.0, continues=True))
+    assert old < policy.order(ask(expected_tokens=1e9, arrived=0.0))
+
+
+def test_the_longest_of_those_that_come_together_is_first() -> None:
+    """So that none of them is left alone at the end."""
+    order = LongestFirst().order
+    lengths = [10, 4000, 1, 300, 299]
+    asks = [ask(expected_tokens=length, arrived=5.0) for length in lengths]
+    assert [a.expected_tokens for a in sorted(asks, key=order)] == sorted(lengths, reverse=True)
+
+
+class Greedy(LeastLoad):
+    """Longest first without a bound: the negative control."""
+
+    def order(self, ask: Ask) -> float:
+        """However long the others have waited."""
+        return -ask.expected_tokens
+
+
+@given(st.floats(1, 1e7), st.floats(1, 1e7), st.floats(0, 1e6))
+def test_no_turn_is_overtaken_by_one_that_came_30_seconds_later(
+    short: float, long: float, arrived: float
+) -> None:
+    """Short turns wait for those that came about when they did, and for nobody after that."""
+    first, later = ask("a", short, arrived), ask("b", long, arrived + 30.0)
+    assert LongestFirst().order(first) <= LongestFirst().order(later)
+
+
+def test_without_the_bound_short_turns_starve() -> None:
+    """Negative control of the test above."""
+    first, later = ask("a", 1, 0.0), ask("b", 1000, 1e6)
+    assert Greedy().order(first) > Greedy().order(later)
+
+
+def test_anyones_own_policy_is_made_by_its_name() -> None:
+    """A class, or anything else that gives a policy when called."""
+    assert isinstance(load_dispatch(f"{__name__}:Greedy"), Greedy)
 
 
 def test_an_unknown_policy_is_told_with_the_known_ones() -> None:

@@ -15,7 +15,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from rollout.gateway import recorder as module
 from rollout.gateway.recorder import Recorder
 from services.chassis.errors import Reason, ServiceError
-from tests.rollout.gateway.support import FakeStore, failed, refusal
+from tests.rollout.gateway.support import FakeStore, failed, refusal, until_idle
 
 
 @asynccontextmanager
@@ -38,12 +38,6 @@ def append(turn_id: str, num_tokens: int = 1, offset: int = 0) -> pb.Append:
 def sent(store: FakeStore) -> list[list[str]]:
     """The turns of each message."""
     return [[append.turn_id for append in message] for message in store.messages]
-
-
-async def until_idle() -> None:
-    """Let every task run until all of them wait."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,23 @@ import pytest
 import structlog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
-from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
-    add_RolloutServerServiceServicer_to_server,
-)
-from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway import tokens
 from rollout.gateway import turn as turn_module
-from rollout.gateway.cli import build
-from rollout.gateway.config import GatewayConfig
 from rollout.gateway.prompt import digest
 from rollout.gateway.template import ChatTemplate
-from services.chassis.config import ServerConfig
-from services.chassis.server import Service, started
 from tests.rollout.gateway.support import (
     END,
     FORGETFUL,
     ScriptedServer,
+    gateway,
     make_byte_model,
     sampled,
+    scripted,
 )
 from tests.trajectory_manager.client import RULES
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.memory_store import memory_store
 
 RUN = "run"
 STOP = tokens_pb2.FINISH_REASON_STOP
@@ -101,34 +90,12 @@ class World:
 async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     """Everything over real gRPC, in this process."""
     model = make_byte_model(tmp_path, *([request.param] if request.param else []))
-    scripted = ScriptedServer()
-    pairs = [(add_RolloutServerServiceServicer_to_server, scripted)]
-    plain = ServerConfig(admin_port=-1, drain_seconds=0.2)
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        managing = TrajectoryManagerConfig(admin_port=-1, drain_seconds=0.2)
-        manager = await enter(started(service(managing, memory_store()), managing))
-        server = await enter(started(Service(servicers=pairs), plain, "scripted"))
-        config = GatewayConfig(
-            run_id=RUN,
-            model=model,
-            trajectory_manager=f"127.0.0.1:{manager}",
-            servers=(f"127.0.0.1:{server}",),
-            poll_seconds=0.02,
-            admin_port=-1,
-            drain_seconds=0.2,
-        )
-        gateway = await enter(started(await enter(build(config)), config, "gateway"))
-        channels = [
-            await enter(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-            for port in (gateway, manager)
-        ]
-        found = World(
-            RolloutServiceStub(channels[0]),
-            TrajectoryServiceStub(channels[1]),
-            scripted,
-            ChatTemplate(model),
-        )
+    server = ScriptedServer()
+    async with (
+        scripted(server) as address,
+        gateway(model, servers=(address,)) as (agent, store),
+    ):
+        found = World(agent, store, server, ChatTemplate(model))
         await found.start()
         yield found
 

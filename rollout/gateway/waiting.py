@@ -1,0 +1,143 @@
+"""The turns that wait for a rollout server, in the order of the dispatch policy.
+
+A server gets a turn only while it has room; the others wait here, where their order still can be
+chosen and where an agent that goes away costs nothing. Nobody is woken for nothing: when
+something changes, `assign` gives servers with room to turns, one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from rollout.gateway.dispatch import Ask, DispatchPolicy
+from services.chassis import metrics
+from services.chassis.errors import Reason, exhausted
+
+if TYPE_CHECKING:
+    from rollout.gateway.servers import Server
+
+__all__ = ["WaitingTurns"]
+
+_RETRY_SECONDS = 1.0
+_WAITING = metrics.gauge("rollout_gateway", "waiting_turns", "Turns without a rollout server.")
+_SECONDS = metrics.histogram(
+    "rollout_gateway", "wait_seconds", "Time that a turn waited for a rollout server."
+)
+
+WithRoom = Callable[[int | None], "Sequence[Server]"]
+"""The servers that may take one more turn, of any allowed version or of the pinned one."""
+
+_Key = tuple[float, int]  # the policy's order, arrival
+_Entry = tuple[_Key, Ask, "asyncio.Future[Server]"]
+
+
+class WaitingTurns:
+    """Gives turns to servers. Counts them there, until `left` takes them off again."""
+
+    def __init__(
+        self,
+        policy: DispatchPolicy,
+        with_room: WithRoom,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._with_room = with_room
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._num_arrived = 0
+        # By pinned version, each sorted: thousands are moved in microseconds.
+        self._queues: dict[int | None, list[_Entry]] = {}
+
+    def __len__(self) -> int:
+        """Turns that wait."""
+        return sum(map(len, self._queues.values()))
+
+    async def server(self, ask: Ask, pinned: int | None) -> Server:
+        """Wait for a server that may serve the version; the turn is counted there.
+
+        Raises:
+            ServiceError: RESOURCE_EXHAUSTED, as many turns wait already as may.
+        """
+        self._check_room(ask)
+        ask = replace(ask, arrived=self._clock())
+        self._num_arrived += 1
+        key = (self._policy.order(ask), self._num_arrived)
+        server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        insort(self._queues.setdefault(pinned, []), (key, ask, server), key=itemgetter(0))
+        self.assign()
+        try:
+            return await server
+        except asyncio.CancelledError:
+            self._cancelled(pinned, key, server)
+            raise
+        finally:
+            _SECONDS.observe(self._clock() - ask.arrived)
+
+    def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
+        """A second server for a turn that `server` has, if one has room and nobody waits for it."""
+        servers = [s for s in self._with_room(pinned) if s is not server]
+        return self._taken(ask, servers) if servers and not self._queues else None
+
+    def left(self, server: Server) -> None:
+        """A turn is no longer on `server`."""
+        server.num_turns -= 1
+        self.assign()
+
+    def assign(self) -> None:
+        """Give turns to servers, as long as there are both."""
+        while self._assign_one():
+            pass
+        _WAITING.set(len(self))
+
+    def _assign_one(self) -> bool:
+        """The first turn in order that some server has room for."""
+        ready = {pin: servers for pin in self._queues if (servers := self._with_room(pin))}
+        if not ready:
+            return False
+        pinned = min(ready, key=lambda pin: self._queues[pin][0][0])
+        key, ask, server = self._queues[pinned][0]
+        self._remove(pinned, key)
+        if server.cancelled():
+            return True
+        try:
+            server.set_result(self._taken(ask, ready[pinned]))
+        except Exception as error:  # a policy of somebody's own: this turn's failure alone
+            server.set_exception(error)
+        return True
+
+    def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server:
+        candidates = [server.candidate() for server in servers]
+        chosen = servers[candidates.index(self._policy.choose(ask, candidates))]
+        chosen.num_turns += 1
+        return chosen
+
+    def _check_room(self, ask: Ask) -> None:
+        if len(self) >= self._max_waiting and not ask.continues:
+            raise exhausted(
+                Reason.TOO_MANY_REQUESTS,
+                f"{len(self)} turns wait for a rollout server, as many as max_waiting_turns of "
+                "[rollout_gateway] allows: come back, add rollout servers, or raise it",
+                _RETRY_SECONDS,
+            )
+
+    def _cancelled(self, pinned: int | None, key: _Key, server: asyncio.Future[Server]) -> None:
+        if server.cancelled():
+            self._remove(pinned, key)
+            _WAITING.set(len(self))
+        elif server.exception() is None:  # assigned in the moment it was cancelled
+            self.left(server.result())
+
+    def _remove(self, pinned: int | None, key: _Key) -> None:
+        queue = self._queues.get(pinned, [])
+        index = bisect_left(queue, key, key=itemgetter(0))
+        if index < len(queue) and queue[index][0] == key:
+            del queue[index]
+        if not queue:
+            self._queues.pop(pinned, None)

@@ -1,0 +1,351 @@
+"""What agents may do to a gateway: cancel, run out of time, stop reading, come in crowds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import ExhaustedError, decode
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.scheduler.v1 import scheduler_service_pb2
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import (
+    SchedulerServiceServicer,
+    add_SchedulerServiceServicer_to_server,
+)
+from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+
+from rollout.gateway import servicer as servicer_module
+from rollout.gateway import tokens
+from rollout.gateway.outbox import Outbox
+from rollout.gateway.streams import Stream
+from rollout.server.cli import build
+from services.chassis.server import Service, started
+from tests.rollout.gateway.support import (
+    PLAIN,
+    ScriptedServer,
+    gateway,
+    make_byte_model,
+    scripted,
+)
+from tests.rollout.server.client import Client, fake_config
+from tests.trajectory_manager.client import RULES
+
+PROMPT = [3, 4, 5]
+
+
+@dataclass(slots=True)
+class Agent:
+    """One rollout whose turns may run beside each other."""
+
+    stub: Any
+    store: Any
+    credential: str
+
+    def request(self, turn_id: str, **fields: Any) -> pb.GenerateRequest:
+        """What asks for a turn."""
+        sampling = {"max_new_tokens": 64, "ignore_eos": True, **fields}
+        request = pb.GenerateRequest(
+            run_id="run",
+            rollout_id="r",
+            credential=self.credential,
+            turn_id=turn_id,
+            token_ids=PROMPT,
+            sampling=tokens_pb2.SamplingParams(**sampling),
+        )
+        request.heartbeat_interval.FromMilliseconds(20)
+        return request
+
+    def generate(self, turn_id: str, timeout: float | None = None, **fields: Any) -> Any:
+        """The stream of one turn, unread."""
+        return self.stub.Generate(self.request(turn_id, **fields), timeout=timeout)
+
+    async def recorded(self, turn_id: str) -> list[int]:
+        """The sampled ids of a turn, as they are stored."""
+        request = store_pb.GetTrajectoryRequest(run_id="run", rollout_id="r")
+        turns = (await self.store.GetTrajectory(request)).trajectory.turns
+        (turn,) = [turn for turn in turns if turn.turn_id == turn_id]
+        return list(turn.tokens.token_ids)[tokens.num_environment(turn.tokens) :]
+
+
+@asynccontextmanager
+async def agent(folder: Path, *servers: str, **settings: Any) -> AsyncIterator[Agent]:
+    """An agent in front of a gateway and a store."""
+    model = make_byte_model(folder)
+    async with gateway(model, servers=servers, **settings) as (stub, store):
+        await store.CreateRun(store_pb.CreateRunRequest(run_id="run", config=RULES))
+        request = pb.StartRolloutRequest(
+            run_id="run", rollout_id="r", purpose=tokens_pb2.PURPOSE_EVAL
+        )
+        yield Agent(stub, store, (await stub.StartRollout(request)).credential)
+
+
+@asynccontextmanager
+async def engine(**settings: Any) -> AsyncIterator[tuple[str, Client]]:
+    """A rollout server with the fake engine: its address, and a client that sees its load."""
+    config = fake_config(drain_seconds=0.2, admin_port=-1, **settings)
+    async with (
+        build(config) as service,
+        started(service, config, "rollout_server") as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield f"127.0.0.1:{port}", Client(RolloutServerServiceStub(channel))
+
+
+async def ids_of(call: Any) -> list[int]:
+    """All sampled ids of a turn that were not read yet."""
+    token_ids: list[int] = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        token_ids += event.chunk.tokens.token_ids
+    return token_ids
+
+
+async def first_chunk(call: Any) -> pb.GenerateResponse:
+    """The next event that is no heartbeat."""
+    while True:
+        event: pb.GenerateResponse = await call.read()
+        if not event.HasField("heartbeat"):
+            return event
+
+
+async def test_a_cancelled_turn_ends_its_engines_work(tmp_path: Path) -> None:
+    """And nobody else's: the turn beside it goes on to its end."""
+    async with (
+        engine(fake_step_seconds=0.002) as (address, client),
+        agent(tmp_path, address) as one,
+    ):
+        stays = asyncio.create_task(ids_of(one.generate("stays", max_new_tokens=200)))
+        gone = one.generate("gone", max_new_tokens=4000)
+        await first_chunk(gone)
+        await client.until(lambda info: info.num_running == 2)
+        gone.cancel()
+        await client.until(lambda info: info.num_running == 1)
+        assert len(await stays) == 200
+        await client.until(lambda info: info.num_running == 0)
+
+
+async def test_a_waiting_turn_that_is_cancelled_never_starts(tmp_path: Path) -> None:
+    """It leaves the gateway's queue, and whoever waits behind it gets the server."""
+    server = ScriptedServer()
+    server.may_answer.clear()
+    server.answers = [[[7]], [[8]]]
+    settings = {"overcommit": 0.1}  # one place of the eight
+    async with scripted(server) as address, agent(tmp_path, address, **settings) as one:
+        runs = asyncio.create_task(ids_of(one.generate("runs")))
+        await server.asked.wait()
+        gone, behind = one.generate("gone"), one.generate("behind")
+        assert (await gone.read()).HasField("heartbeat")
+        assert (await behind.read()).HasField("heartbeat")
+        gone.cancel()
+        server.may_answer.set()
+        assert (await runs, await ids_of(behind)) == ([7], [8])
+        assert len(server.prompts) == 2
+
+
+async def test_the_agents_deadline_is_the_engines(tmp_path: Path) -> None:
+    """It is passed on, so that it holds without the gateway too; the server is not suspected."""
+    server = ScriptedServer()
+    server.may_answer.clear()
+    server.answers = [[[7]]]
+    # One report for the whole test: a suspected server would get no further turn.
+    async with scripted(server) as address, agent(tmp_path, address, poll_seconds=60.0) as one:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ids_of(one.generate("late", timeout=0.3))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await server.cancelled.wait()
+        (left,) = server.seconds_left
+        assert left is not None and 0 < left <= 0.3
+        server.may_answer.set()
+        assert await ids_of(one.generate("next", timeout=30.0)) == [7]
+
+
+async def test_without_a_deadline_the_engine_has_none_of_the_agents(tmp_path: Path) -> None:
+    """Control of the test above: only the channel's own bound, a day."""
+    server = ScriptedServer()
+    server.answers = [[[7]]]
+    async with scripted(server) as address, agent(tmp_path, address) as one:
+        await ids_of(one.generate("turn"))
+        (left,) = server.seconds_left
+        assert left is not None and left > 3600
+
+
+async def test_an_agent_that_does_not_read_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turn leaves the only place of the server, and waits for its agent as one chunk."""
+    outboxes: list[Outbox] = []
+
+    class Seen(Outbox):
+        def __init__(self, heartbeat_seconds: float) -> None:
+            super().__init__(heartbeat_seconds)
+            outboxes.append(self)
+
+    monkeypatch.setattr(servicer_module, "Outbox", Seen)
+    length = 60_000
+    server = {"max_running": 1, "max_context": 1 << 20, "stream_interval": 256}
+    async with (
+        engine(**server) as (address, client),
+        agent(tmp_path, address, overcommit=1.0) as one,
+    ):
+        slow = one.generate("slow", max_new_tokens=length)
+        received = list((await first_chunk(slow)).chunk.tokens.token_ids)
+        for number in range(5):
+            assert len(await ids_of(one.generate(f"quick-{number}"))) == 64
+        await client.until(lambda info: info.num_running + info.num_queued == 0)
+        # Negative control: it was the agent that did not read, beyond what the network holds.
+        unread = list(outboxes[0]._unread)
+        assert [event.WhichOneof("event") for event in unread] in (["chunk", "finish"], ["chunk"])
+        received += await ids_of(slow)
+        assert len(received) == length
+        assert received == await one.recorded("slow")
+
+
+async def test_a_full_queue_tells_when_to_come_back(tmp_path: Path) -> None:
+    """RESOURCE_EXHAUSTED with a RetryInfo; whoever waits already goes on waiting."""
+    server = ScriptedServer()
+    async with agent(tmp_path, max_waiting_turns=1) as one:
+        waits = one.generate("waits")
+        assert (await waits.read()).HasField("heartbeat")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ids_of(one.generate("too-many"))
+        refusal = decode(caught.value)
+        assert isinstance(refusal, ExhaustedError)
+        assert (refusal.reason, refusal.retry_after) == ("TOO_MANY_REQUESTS", 1.0)
+        assert "max_waiting_turns" in str(refusal)
+        assert (await waits.read()).HasField("heartbeat")
+        waits.cancel()
+    assert server.prompts == []
+
+
+@pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (1 << 62, 0), (0, -1)])
+async def test_a_heartbeat_interval_of_no_length_is_refused(
+    tmp_path: Path, seconds: int, nanos: int
+) -> None:
+    """Before the turn begins, by its name."""
+    async with agent(tmp_path) as one:
+        request = one.request("turn")
+        request.heartbeat_interval.seconds, request.heartbeat_interval.nanos = seconds, nanos
+        with pytest.raises(grpc.aio.AioRpcError, match="heartbeat_interval") as caught:
+            await ids_of(one.stub.Generate(request))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two servers, the first of which gets the first turn, and an agent that hedges."""
+
+    first: ScriptedServer
+    second: ScriptedServer
+    agent: Agent
+
+
+@pytest.fixture(params=[0.05], ids=["hedging"])
+async def pair(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """Both servers hold their answers back."""
+    first, second = ScriptedServer("a"), ScriptedServer("b")
+    for server, token_id in ((first, 7), (second, 8)):
+        server.may_answer.clear()
+        server.answers = [[[token_id]]]
+    async with (
+        scripted(first) as a,
+        scripted(second) as b,
+        agent(tmp_path, a, b, hedge_after_seconds=request.param) as one,
+    ):
+        await first.known()
+        await second.known()
+        yield Pair(first, second, one)
+
+
+@pytest.mark.parametrize("quicker", ["first", "second"])
+async def test_the_first_to_bring_tokens_has_the_turn(pair: Pair, quicker: str) -> None:
+    """The other one is cancelled, and nothing of it is recorded."""
+    winner, loser = (pair.first, pair.second) if quicker == "first" else (pair.second, pair.first)
+    turn = asyncio.create_task(ids_of(pair.agent.generate("turn")))
+    await pair.first.asked.wait()
+    await pair.second.asked.wait()
+    winner.may_answer.set()
+    expected = [7 if quicker == "first" else 8]
+    assert await turn == expected
+    await loser.cancelled.wait()
+    assert await pair.agent.recorded("turn") == expected
+
+
+@pytest.mark.parametrize("pair", [None], indirect=True, ids=["off"])
+async def test_by_default_a_turn_is_on_one_server(pair: Pair) -> None:
+    """Negative control: however long it takes, nobody else is asked."""
+    call = pair.agent.generate("turn")
+    await pair.first.asked.wait()
+    for _ in range(8):
+        assert (await call.read()).HasField("heartbeat")
+    assert pair.second.prompts == []
+    pair.first.may_answer.set()
+    assert list((await first_chunk(call)).chunk.tokens.token_ids) == [7]
+
+
+async def test_a_cancelled_turn_leaves_both_servers(pair: Pair) -> None:
+    """Neither of them works on."""
+    call = pair.agent.generate("turn")
+    await pair.first.asked.wait()
+    await pair.second.asked.wait()
+    call.cancel()
+    await pair.first.cancelled.wait()
+    await pair.second.cancelled.wait()
+
+
+async def test_a_loser_that_is_not_closed_works_on(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: the engine stops because the stream is closed."""
+    kept: list[Stream] = []
+    monkeypatch.setattr(Stream, "close", lambda stream: kept.append(stream))
+    turn = asyncio.create_task(ids_of(pair.agent.generate("turn")))
+    await pair.first.asked.wait()
+    await pair.second.asked.wait()
+    pair.second.may_answer.set()
+    assert await turn == [8]
+    assert not pair.first.cancelled.is_set()
+    monkeypatch.undo()
+    for stream in kept:
+        stream.close()
+    await pair.first.cancelled.wait()
+
+
+class TinyScheduler(SchedulerServiceServicer):
+    """Lists one node with the given rollout servers."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = list(addresses)
+
+    async def ListNodes(
+        self, request: scheduler_service_pb2.ListNodesRequest, context: Any
+    ) -> scheduler_service_pb2.ListNodesResponse:
+        """The node."""
+        workers = [scheduler_service_pb2.Worker(tag="rollout", address=a) for a in self.addresses]
+        return scheduler_service_pb2.ListNodesResponse(
+            nodes=[scheduler_service_pb2.Node(workers=workers)]
+        )
+
+
+async def test_a_turn_goes_on_when_its_server_leaves_the_run(tmp_path: Path) -> None:
+    """The scheduler lists the server no more while a turn waits for its tokens."""
+    first, second = ScriptedServer("a"), ScriptedServer("b")
+    first.may_answer.clear()
+    second.answers = [[[8]]]
+    async with scripted(first) as a, scripted(second) as b:
+        scheduler = TinyScheduler(a)
+        service = Service(servicers=[(add_SchedulerServiceServicer_to_server, scheduler)])
+        async with (
+            started(service, PLAIN, "scheduler") as port,
+            agent(tmp_path, scheduler=f"127.0.0.1:{port}") as one,
+        ):
+            turn = asyncio.create_task(ids_of(one.generate("turn")))
+            await first.asked.wait()
+            scheduler.addresses = [b]
+            assert await turn == [8]

@@ -1,0 +1,252 @@
+"""Waiting turns on their own: who is next, how many may wait, and who leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+
+from rollout.gateway.dispatch import (
+    Ask,
+    Candidate,
+    DispatchPolicy,
+    LeastLoad,
+    LongestFirst,
+    PrefixAffinity,
+)
+from rollout.gateway.servers import Server
+from rollout.gateway.waiting import WaitingTurns
+from services.chassis.errors import Reason, ServiceError
+from tests.rollout.gateway.support import until_idle
+
+
+def ask(expected_tokens: float = 32.0, *, continues: bool = False) -> Ask:
+    """A turn of that length."""
+    return Ask(
+        group=str(expected_tokens),
+        num_tokens=10,
+        max_new_tokens=10_000,
+        expected_tokens=expected_tokens,
+        continues=continues,
+    )
+
+
+def server(server_id: str = "a", max_running: int = 1, weight_version: int = 0) -> Server:
+    """A server that serves."""
+    info = pb.GetServerInfoResponse(
+        server_id=server_id, max_running=max_running, weight_version=weight_version
+    )
+    nothing: Any = None
+    return Server(server_id, nothing, nothing, info)
+
+
+class Queue:
+    """Waiting turns before some servers, and how often these were looked at."""
+
+    def __init__(
+        self, *servers: Server, policy: DispatchPolicy | None = None, max_waiting: int = 100
+    ) -> None:
+        self.servers = servers
+        self.num_looks = 0
+        self.now = 0.0
+        self.turns = WaitingTurns(
+            policy or LeastLoad(), self._with_room, max_waiting, clock=lambda: self.now
+        )
+
+    def _with_room(self, pinned: int | None) -> list[Server]:
+        self.num_looks += 1
+        return [
+            s
+            for s in self.servers
+            if s.has_room(1.0)
+            and s.info is not None
+            and (pinned is None or s.info.weight_version == pinned)
+        ]
+
+    async def wait(self, given: Ask, pinned: int | None = None) -> asyncio.Task[Server]:
+        """A turn that has begun to wait."""
+        task = asyncio.create_task(self.turns.server(given, pinned))
+        await until_idle()
+        return task
+
+    async def order(self, waiting: dict[str, asyncio.Task[Server]]) -> list[str]:
+        """Free one place after the other; the names in the order they get it."""
+        names: list[str] = []
+        while len(names) < len(waiting):
+            self.turns.left(self.servers[0])
+            await until_idle()
+            names += [n for n, task in waiting.items() if task.done() and n not in names]
+        return names
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (LeastLoad(), ["rest", "short", "long", "middle"]),
+        (PrefixAffinity(), ["rest", "short", "long", "middle"]),
+        (LongestFirst(), ["rest", "long", "middle", "short"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_turns_wait_in_the_order_of_the_policy(
+    policy: DispatchPolicy, expected: list[str]
+) -> None:
+    """The rest of a turn comes first; else by arrival, or the longest of those that came now."""
+    queue = Queue(server(), policy=policy)
+    await queue.turns.server(ask(), None)
+    waiting = {
+        "short": await queue.wait(ask(10)),
+        "long": await queue.wait(ask(5000)),
+        "middle": await queue.wait(ask(600)),
+        "rest": await queue.wait(ask(1, continues=True)),
+    }
+    assert await queue.order(waiting) == expected
+
+
+async def test_short_turns_do_not_starve() -> None:
+    """However many longer ones come, those that come 30 seconds later wait behind."""
+    queue = Queue(server(), policy=LongestFirst())
+    await queue.turns.server(ask(), None)
+    waiting = {"short": await queue.wait(ask(1))}
+    for second in range(1, 100):
+        queue.now = float(second)
+        waiting[f"long {second}"] = await queue.wait(ask(1e6))
+    place = (await queue.order(waiting)).index("short")
+    assert place == 29
+
+
+async def test_a_server_gets_as_many_turns_as_it_has_room_for() -> None:
+    """The others wait here, and each that leaves makes room for one."""
+    queue = Queue(server("a", 2), server("b", 1))
+    tasks = [await queue.wait(ask()) for _ in range(5)]
+    assert [task.done() for task in tasks] == [True, True, True, False, False]
+    assert sorted(task.result().address for task in tasks[:3]) == ["a", "a", "b"]
+    queue.turns.left(queue.servers[1])
+    assert (await tasks[3]).address == "b"
+    assert len(queue.turns) == 1
+    tasks[4].cancel()
+
+
+async def test_as_many_turns_wait_as_may() -> None:
+    """One more is told to come back, and by which name the bound goes."""
+    queue = Queue(max_waiting=2)
+    tasks = [await queue.wait(ask()) for _ in range(2)]
+    with pytest.raises(ServiceError, match="max_waiting_turns") as caught:
+        await queue.turns.server(ask(), None)
+    refused = caught.value
+    assert (refused.code, refused.reason) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Reason.TOO_MANY_REQUESTS,
+    )
+    assert refused.retry_after
+    rest = await queue.wait(ask(continues=True))
+    assert len(queue.turns) == 3
+    for task in [*tasks, rest]:
+        task.cancel()
+
+
+async def test_whoever_is_cancelled_leaves() -> None:
+    """Its place in the queue is free for another, and it never gets a server."""
+    queue = Queue(server(), max_waiting=2)
+    await queue.turns.server(ask(), None)
+    gone, stays = await queue.wait(ask()), await queue.wait(ask())
+    gone.cancel()
+    await until_idle()
+    assert len(queue.turns) == 1
+    later = await queue.wait(ask())
+    queue.turns.left(queue.servers[0])
+    assert await stays
+    assert not later.done()
+    later.cancel()
+
+
+async def test_a_server_given_to_whoever_is_cancelled_goes_to_the_next() -> None:
+    """Both happen between two steps of the waiting task."""
+    queue = Queue(server())
+    await queue.turns.server(ask(), None)
+    gone, stays = await queue.wait(ask()), await queue.wait(ask())
+    queue.turns.left(queue.servers[0])
+    gone.cancel()
+    with suppress(asyncio.CancelledError):
+        await gone
+    assert await stays
+    assert queue.servers[0].num_turns == 1
+
+
+async def test_a_cancelled_turn_that_is_still_queued_gets_no_server() -> None:
+    """The other order of the same two: first cancelled, then there is room."""
+    queue = Queue(server())
+    await queue.turns.server(ask(), None)
+    gone, stays = await queue.wait(ask()), await queue.wait(ask())
+    gone.cancel()
+    queue.turns.left(queue.servers[0])
+    assert await stays
+    assert queue.servers[0].num_turns == 1
+
+
+async def test_a_pinned_turn_holds_up_nobody() -> None:
+    """It waits for its version; others pass it by, and the reverse."""
+    queue = Queue(server("new", 1, weight_version=7))
+    pinned = await queue.wait(ask(), pinned=6)
+    assert (await queue.turns.server(ask(), None)).address == "new"
+    other = await queue.wait(ask(), pinned=7)
+    behind = await queue.wait(ask())
+    queue.turns.left(queue.servers[0])
+    await until_idle()
+    assert (pinned.done(), other.done(), behind.done()) == (False, True, False)
+    pinned.cancel()
+    behind.cancel()
+
+
+async def test_a_free_place_wakes_one_turn() -> None:
+    """Of a thousand that wait, and nobody else is looked at."""
+    queue = Queue(server(), max_waiting=1000)
+    await queue.turns.server(ask(), None)
+    tasks = [asyncio.create_task(queue.turns.server(ask(), None)) for _ in range(1000)]
+    await until_idle()
+    queue.num_looks = 0
+    queue.turns.left(queue.servers[0])
+    await until_idle()
+    assert sum(task.done() for task in tasks) == 1
+    assert queue.num_looks == 2  # one turn is placed, the next one finds no room
+    for task in tasks:
+        task.cancel()
+
+
+class Broken(LeastLoad):
+    """Somebody's own policy, with a mistake."""
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+        """Fail for one group."""
+        if ask.group == "1":
+            raise KeyError(ask.group)
+        return super().choose(ask, candidates)
+
+
+async def test_a_policy_that_fails_fails_that_turn_alone() -> None:
+    """The others get their servers."""
+    queue = Queue(server("a", 2), policy=Broken())
+    with pytest.raises(KeyError):
+        await queue.turns.server(ask(1), None)
+    assert await queue.turns.server(ask(2), None)
+    assert queue.servers[0].num_turns == 1
+
+
+def test_turns_of_other_gateways_take_room() -> None:
+    """A report counts ours too: only what is beyond them is somebody else's."""
+    ours = server("a", 4)
+    ours.num_turns = 3
+    report = pb.GetServerInfoResponse(server_id="a", max_running=4, num_running=3, num_queued=2)
+    ours.report(report, num_turns_before=4)
+    assert (ours.num_foreign, ours.candidate().num_turns) == (1, 4)
+    assert (ours.has_room(1.0), ours.has_room(1.25)) == (False, True)
+
+
+def test_a_server_that_names_no_slots_has_room() -> None:
+    """Nobody knows its limit but itself."""
+    assert server("a", 0).has_room(1.0)
