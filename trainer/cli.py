@@ -64,7 +64,12 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             device,
             samples,
             Nodes(nodes_channel, config.run_id, config.gang_id, config.gang_nodes),
-            Publisher(weights_channel, config.run_id, config.model),
+            Publisher(
+                weights_channel,
+                config.run_id,
+                config.model,
+                phase_seconds=config.publish_phase_seconds,
+            ),
         )
         yield Service(
             servicers=[

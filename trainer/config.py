@@ -81,6 +81,9 @@ class TrainerConfig(ServerConfig):
     """Newest checkpoints that are kept."""
     publish_every: int = 1
     """Steps between published weight versions; the last step always publishes."""
+    publish_phase_seconds: float = 600.0
+    """Deadline of each phase of a publish: begin, write, commit. One that misses begin or write is
+    put off to the next step; a missed commit ends the process, which asks at its next start."""
     resume: bool = False
     """Go on from the newest checkpoint, if there is one. Without it an existing one is an error."""
     metrics_file: Path | None = None
@@ -117,6 +120,7 @@ _POSITIVE = (
     "checkpoint_every",
     "keep_checkpoints",
     "publish_every",
+    "publish_phase_seconds",
 )
 _NOT_NEGATIVE = ("clip_low", "clip_high", "warmup_steps", "weight_decay", "seed")
 _MATHEMATICS = (

@@ -22,7 +22,7 @@ from trainer.commands import Gather, Load, Save, Train
 from trainer.config import TrainerConfig
 from trainer.device import Device, GangThread
 from trainer.peers import Nodes, Samples
-from trainer.publish import Publisher
+from trainer.publish import Publisher, PublishPutOff
 from trainer.record import MetricsFile, StepRecord
 
 __all__ = ["Progress", "Trainer", "find_checkpoint"]
@@ -81,9 +81,7 @@ class Trainer:
                 weights = await self._gather(record) if due else {}
             if self.progress.checkpoint_step == step:
                 await self._samples.commit(step)
-            self._postponed = bool(weights) and not await self._may_publish(step)
-            if weights and not self._postponed:
-                await self._publish(weights, record)
+            self._postponed = bool(weights) and not await self._published(weights, record)
             self._close(record)
         self.progress.finished = True
         await self._nodes.release()
@@ -203,6 +201,19 @@ class Trainer:
         if step == self._config.num_steps:
             return True
         return await self._samples.may_publish(self.progress.weight_version + 1)
+
+    async def _published(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> bool:
+        """Publish unless that must wait for a later step; the last step always publishes."""
+        while await self._may_publish(record.step):
+            try:
+                await self._publish(weights, record)
+            except PublishPutOff as error:
+                get_logger().warning("publish_put_off", step=record.step, error=str(error))
+                if record.step < self._config.num_steps:
+                    return False
+            else:
+                return True
+        return False
 
     async def _publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
         with record.phase("publish"):

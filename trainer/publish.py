@@ -1,6 +1,12 @@
 """Publish weights in two phases: write a Hugging Face folder durably, then commit its checksums.
 
 BEGUN (version and folder allocated) -> DURABLE (files, manifest.json, .complete) -> COMMITTED
+
+Each step has a deadline, and none waits for rollout servers:
+
+    PublishTimeout               the phase, its deadline and the cure
+    ├── PublishPutOff            nothing is visible: publish later, under another version
+    └── CommitUnknown            it may be visible or not: ask what is newest before going on
 """
 
 from __future__ import annotations
@@ -8,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import grpc.aio
@@ -20,7 +26,7 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from trainer import durable
 from trainer.peers import persistently
 
-__all__ = ["Publisher", "write_folder"]
+__all__ = ["CommitUnknown", "PublishPutOff", "PublishTimeout", "Publisher", "write_folder"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -29,14 +35,43 @@ _FILE_BYTES = 4 << 30
 _COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 
 
+class PublishTimeout(Exception):  # noqa: N818 -- names the event
+    """A phase of a publish took longer than it may."""
+
+    def __init__(self, phase: str, seconds: float, cure: str) -> None:
+        super().__init__(phase, seconds, cure)
+        self.phase, self.seconds, self.cure = phase, seconds, cure
+
+    def __str__(self) -> str:
+        return f"publish: {self.phase} was not done after {self.seconds:g} s; {self.cure}"
+
+
+class PublishPutOff(PublishTimeout):
+    """Nothing became visible, and nothing will of this attempt."""
+
+
+class CommitUnknown(PublishTimeout):
+    """The commit may have been made or not; only the weights service knows."""
+
+
 class Publisher:
     """The WeightService of one run, and the folder its first model came from."""
 
-    def __init__(self, channel: grpc.aio.Channel, run_id: str, model_folder: Path) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        run_id: str,
+        model_folder: Path,
+        *,
+        phase_seconds: float = 600.0,
+    ) -> None:
+        """`phase_seconds` is the deadline of each phase of a publish."""
         # The generated constructor is typed for blocking channels.
         self._stub: weight_grpc.WeightServiceAsyncStub = weight_grpc.WeightServiceStub(channel)  # type: ignore[assignment]
         self._run_id = run_id
         self._model_folder = model_folder
+        self._phase_seconds = phase_seconds
+        self._writing: asyncio.Future[list[weight_pb2.WeightFile]] | None = None
 
     async def newest(self) -> weight_pb2.Manifest | None:
         """The newest committed version; None if nothing was published yet."""
@@ -53,6 +88,7 @@ class Publisher:
         """Publish the weights that optimizer step `step` made from version `parent`; their version.
 
         Another epoch is another publish: after a crash the same step may give other weights.
+        Raises `PublishTimeout`.
         """
         begin = weight_pb2.BeginPublishRequest(
             run_id=self._run_id,
@@ -61,15 +97,54 @@ class Publisher:
             epoch=epoch,
             idempotency_key=f"step-{step}-epoch-{epoch}",
         )
-        begun = await persistently("BeginPublish", lambda: self._stub.BeginPublish(begin))
-        files = await asyncio.to_thread(
-            write_folder, Path(begun.folder), self._model_folder, tensors
-        )
+        begun = await self._begin(begin)
+        files = await self._write(Path(begun.folder), tensors)
         commit = weight_pb2.CommitPublishRequest(
             run_id=self._run_id, weight_version=begun.weight_version, epoch=epoch, files=files
         )
-        await persistently("CommitPublish", lambda: self._stub.CommitPublish(commit))
+        await self._commit(commit)
         return int(begun.weight_version)
+
+    async def _begin(
+        self, request: weight_pb2.BeginPublishRequest
+    ) -> weight_pb2.BeginPublishResponse:
+        try:
+            async with asyncio.timeout(self._phase_seconds):
+                return await persistently("BeginPublish", lambda: self._stub.BeginPublish(request))
+        except TimeoutError as error:
+            cure = "see whether the weights service and its Redis answer"
+            raise PublishPutOff("BeginPublish", self._phase_seconds, cure) from error
+
+    async def _write(
+        self, folder: Path, tensors: Mapping[str, torch.Tensor]
+    ) -> list[weight_pb2.WeightFile]:
+        # A thread cannot be stopped: one that was given up on ends before another may begin.
+        earlier = {self._writing} if self._writing else set()
+        writing = self._writing = asyncio.ensure_future(self._write_after(earlier, folder, tensors))
+        done, _ = await asyncio.wait({writing}, timeout=self._phase_seconds)
+        if not done:
+            cure = "see what slows the disk of the weights service's folder"
+            raise PublishPutOff(f"writing {folder}", self._phase_seconds, cure)
+        self._writing = None
+        return writing.result()
+
+    async def _write_after(
+        self,
+        earlier: Set[asyncio.Future[list[weight_pb2.WeightFile]]],
+        folder: Path,
+        tensors: Mapping[str, torch.Tensor],
+    ) -> list[weight_pb2.WeightFile]:
+        if earlier:
+            await asyncio.wait(earlier)
+        return await asyncio.to_thread(write_folder, folder, self._model_folder, tensors)
+
+    async def _commit(self, request: weight_pb2.CommitPublishRequest) -> None:
+        try:
+            async with asyncio.timeout(self._phase_seconds):
+                await persistently("CommitPublish", lambda: self._stub.CommitPublish(request))
+        except TimeoutError as error:
+            cure = "start again: the trainer asks what was committed, and goes on from there"
+            raise CommitUnknown("CommitPublish", self._phase_seconds, cure) from error
 
 
 def write_folder(

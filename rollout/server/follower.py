@@ -10,7 +10,7 @@ from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
-from rollout.server.engine import WeightsError
+from rollout.server.engine import EngineFailed, WeightsError
 from rollout.server.server import RolloutServer
 from services.chassis import metrics
 from services.chassis.log import get_logger
@@ -41,17 +41,18 @@ class WeightFollower:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        await self._begin()
+        await self.begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._apply())
 
-    async def _begin(self) -> None:
+    async def begin(self) -> None:
+        """Have the server load the newest weights and serve, however often that takes."""
         backoff = Backoff()
         while True:
             try:
                 return await self._server.begin()
-            except (WeightsError, SeamflowError) as error:
+            except (WeightsError, SeamflowError, EngineFailed) as error:
                 self._report(error)
             await backoff.wait()
 
@@ -80,11 +81,13 @@ class WeightFollower:
             try:
                 await self._server.follow(self._newest)
                 backoff.reset()
-            except (WeightsError, SeamflowError) as error:
+            except (WeightsError, SeamflowError, EngineFailed) as error:
                 self._report(error)
                 await backoff.wait()
                 self._heard.set()
 
     def _report(self, error: Exception) -> None:
+        if isinstance(error, EngineFailed) and "restart" not in self._server.engine.info.features:
+            raise error
         _FAILURES.inc()
         self._log.warning("weights_not_loaded", weight_version=self._newest, error=str(error))

@@ -1,27 +1,34 @@
-"""Committed weights, fetched from the weights service and kept on disk.
+"""Committed weights, brought here by transports and kept on disk.
 
-A version becomes a folder `weight_v000012` in one rename, after the size and checksum of every file
-matched its manifest: a folder that exists is complete.
+A version becomes a folder `weight_v000012` in one rename, after every file matched its manifest: a
+folder that exists is complete. What is on its way lies in `weight_v000012.partial`, also across
+restarts of this server, and is gone on with.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
 import re
 import shutil
-from collections.abc import AsyncIterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamflow.errors import SeamflowError
+from google.protobuf import json_format
+from seamflow.errors import NotFoundError, SeamflowError
 from seamflow.retry import retrying
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from rollout.server.engine import WeightsError
+from rollout.server.transport import (
+    MANIFEST,
+    Incoming,
+    LocalVersion,
+    PhaseTimeout,
+    WeightTransport,
+)
+from services.chassis import metrics
 from services.chassis.log import get_logger
 
 if TYPE_CHECKING:
@@ -30,9 +37,17 @@ if TYPE_CHECKING:
 __all__ = ["FetchedWeights", "WeightCache"]
 
 _KEPT = 2
-_MANIFEST = "manifest.json"
-# Names come from the wire: nothing that could leave the folder or hide in it.
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PARTIAL = ".partial"
+# Names come from the wire: nothing that could leave the folder, hide in it, or be ours.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_OURS = re.compile(r"manifest\.json|.*\.part")
+
+_FETCHES = metrics.counter(
+    "rollout_server",
+    "weight_fetches_total",
+    "Versions that a transport brought, or failed to bring.",
+    ("transport", "outcome"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,66 +61,66 @@ class FetchedWeights:
 
 
 class WeightCache:
-    """Fetches versions of one model and keeps the last few."""
+    """Fetches versions of one model and keeps the last few.
+
+    Args:
+        stub: the weights service, for manifests.
+        transports: what brings the files, by name, in the order they are tried.
+        folder: where versions are kept; this server's alone.
+        run_id: whose versions.
+        model: of which model.
+        fetch_seconds: deadline of one transport for one version.
+    """
 
     def __init__(
-        self, stub: WeightServiceAsyncStub, folder: Path, *, run_id: str, model: str
+        self,
+        stub: WeightServiceAsyncStub,
+        transports: Mapping[str, WeightTransport],
+        folder: Path,
+        *,
+        run_id: str,
+        model: str,
+        fetch_seconds: float,
     ) -> None:
+        self.run_id, self.model = run_id, model
         self._stub = stub
+        self._transports = transports
         self._folder = folder
-        self._run_id = run_id
-        self._model = model
+        self._fetch_seconds = fetch_seconds
         self._fetching = asyncio.Lock()
+        self._incoming: dict[int, Incoming] = {}
+        self._changed = asyncio.Event()
 
     async def fetch(self, weight_version: int | None = None) -> FetchedWeights | None:
         """Return a committed version, by default the newest; None if none is committed yet.
 
         Waits for an unreachable weights service, so bound it by a deadline. Raises `WeightsError`
-        for files that do not match their manifest, `SeamflowError` for what the service refuses.
+        for files that no transport could bring, `SeamflowError` for what the service refuses.
         """
         request = pb.GetManifestRequest(
-            run_id=self._run_id, model=self._model, weight_version=weight_version
+            run_id=self.run_id, model=self.model, weight_version=weight_version
         )
-        response = await retrying(lambda: self._stub.GetManifest(request), on_retry=self._report)
+        response = await retrying(lambda: self._stub.GetManifest(request), on_retry=_report)
         if not response.HasField("manifest"):
             return None
         manifest = response.manifest
-        folder = self._folder / f"weight_v{manifest.weight_version:06d}"
+        folder = self._path(manifest.weight_version)
         async with self._fetching:
-            if _described(folder) != _digests(manifest):
-                await retrying(lambda: self._download(manifest, folder), on_retry=self._report)
+            held = LocalVersion.read(folder)
+            if held is None or not _same(held.manifest, manifest):
+                await self._bring(manifest, folder)
         return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
 
-    def _report(self, error: SeamflowError) -> None:
-        get_logger().warning("weights_service_unavailable", error=str(error))
+    def local(self, weight_version: int) -> LocalVersion | Incoming | None:
+        """The version if it is here, or as far as it is on its way."""
+        whole = LocalVersion.read(self._path(weight_version))
+        return whole or self._incoming.get(weight_version)
 
-    async def _download(self, manifest: pb.Manifest, folder: Path) -> None:
-        partial = folder.with_suffix(f".{os.getpid()}.partial")
-        try:
-            _remove(partial)
-            partial.mkdir(parents=True)
-            await self._receive(manifest, partial)
-            (partial / _MANIFEST).write_text(json.dumps(_digests(manifest)))
-            _remove(folder)
-            partial.rename(folder)
-        except OSError as error:
-            raise WeightsError(f"{folder}: {error.strerror}; free its disk") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-    async def _receive(self, manifest: pb.Manifest, folder: Path) -> None:
-        for file in manifest.files:
-            if not _FILE_NAME.fullmatch(file.name) or file.name == _MANIFEST:
-                raise WeightsError(
-                    f"version {manifest.weight_version}: bad file name {file.name!r}"
-                )
-            request = pb.FetchShardsRequest(
-                run_id=self._run_id,
-                model=self._model,
-                weight_version=manifest.weight_version,
-                names=[file.name],
-            )
-            await _write(folder / file.name, file, self._stub.FetchShards(request))
+    async def arrival(self, weight_version: int) -> LocalVersion | Incoming:
+        """Wait until the version is here or on its way."""
+        while (found := self.local(weight_version)) is None:
+            await self._changed.wait()
+        return found
 
     def prune(self, loaded: int) -> None:
         """Remove all but the newest two versions and `loaded`, which a restore would need."""
@@ -113,37 +128,95 @@ class WeightCache:
         for folder in folders[:-_KEPT]:
             if folder.name != f"weight_v{loaded:06d}":
                 _remove(folder)
+        for partial in self._folder.glob(f"weight_v*{_PARTIAL}"):
+            # Replaced while it was on its way: nobody goes on with it.
+            if partial.name < f"weight_v{loaded:06d}":
+                _remove(partial)
+
+    async def _bring(self, manifest: pb.Manifest, folder: Path) -> None:
+        version = manifest.weight_version
+        try:
+            incoming = self._begin(manifest, folder.with_suffix(_PARTIAL))
+            self._announce(version, incoming)
+            await self._transport(incoming)
+            _remove(folder)
+            incoming.folder.rename(folder)
+        except OSError as error:
+            raise WeightsError(f"{folder}: {error.strerror}; free its disk") from error
+        finally:
+            self._incoming.pop(version, None)
+
+    def _begin(self, manifest: pb.Manifest, partial: Path) -> Incoming:
+        for file in manifest.files:
+            if not _FILE_NAME.fullmatch(file.name) or _OURS.fullmatch(file.name):
+                version = manifest.weight_version
+                raise WeightsError(f"version {version}: bad file name {file.name!r}")
+        begun = LocalVersion.read(partial)
+        if begun is None or not _same(begun.manifest, manifest):
+            _remove(partial)
+            partial.mkdir(parents=True)
+            (partial / MANIFEST).write_text(json_format.MessageToJson(manifest))
+        return Incoming(manifest, partial, self._newest())
+
+    def _newest(self) -> LocalVersion | None:
+        folders = sorted(path for path in self._folder.glob("weight_v*") if not path.suffix)
+        return LocalVersion.read(folders[-1]) if folders else None
+
+    async def _transport(self, incoming: Incoming) -> None:
+        """Try one transport after the other; each goes on from what is verified."""
+        failure: Exception | None = None
+        for name, transport in self._transports.items():
+            try:
+                async with asyncio.timeout(self._fetch_seconds) as deadline:
+                    await transport.fetch(incoming)
+                _FETCHES.labels(name, "ok").inc()
+                return
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                failure = _too_slow(name, self._fetch_seconds, incoming)
+                failure.__cause__ = error
+            except NotFoundError:
+                raise  # the version itself is gone: no other transport would find it
+            except (WeightsError, SeamflowError) as error:
+                failure = error
+            _FETCHES.labels(name, "failed").inc()
+            get_logger().warning(
+                "weight_transport_failed",
+                transport=name,
+                weight_version=incoming.manifest.weight_version,
+                error=str(failure),
+            )
+        assert failure is not None, "there is at least one transport"
+        raise failure
+
+    def _announce(self, version: int, incoming: Incoming) -> None:
+        self._incoming[version] = incoming
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _path(self, weight_version: int) -> Path:
+        return self._folder / f"weight_v{weight_version:06d}"
 
 
-async def _write(
-    path: Path, file: pb.WeightFile, chunks: AsyncIterable[pb.FetchShardsResponse]
-) -> None:
-    """Write one file chunk by chunk. Raises `WeightsError` if it is not what the manifest says."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as opened:
-        async for chunk in chunks:
-            if chunk.name != file.name or chunk.offset != size:
-                place = f"{chunk.name} at {chunk.offset}"
-                raise WeightsError(f"{file.name}: expected its byte {size}, received {place}")
-            digest.update(chunk.data)
-            opened.write(chunk.data)
-            size += len(chunk.data)
-    if size != file.num_bytes:
-        raise WeightsError(
-            f"{file.name}: received {size} bytes, the manifest says {file.num_bytes}"
-        )
-    if digest.hexdigest() != file.sha256:
-        raise WeightsError(f"{file.name}: its SHA-256 is not the manifest's")
+def _too_slow(transport: str, seconds: float, incoming: Incoming) -> PhaseTimeout:
+    missing = ", ".join(file.name for file in incoming.missing)
+    what = f"version {incoming.manifest.weight_version} was not here after {seconds:g} s: {missing}"
+    cure = "raise weight_fetch_seconds, or see what slows the sender"
+    return PhaseTimeout(what, transport=transport, cure=cure)
 
 
-def _digests(manifest: pb.Manifest) -> dict[str, str]:
-    return {file.name: file.sha256 for file in manifest.files}
+def _report(error: SeamflowError) -> None:
+    get_logger().warning("weights_service_unavailable", error=str(error))
 
 
-def _described(folder: Path) -> object:
-    """Return the digests a folder was fetched with; a version of an earlier run may have others."""
-    path = folder / _MANIFEST
-    return json.loads(path.read_text()) if path.is_file() else None
+def _same(one: pb.Manifest, other: pb.Manifest) -> bool:
+    """Whether both mean the same bytes; a version of an earlier run may have others."""
+    return _digests(one) == _digests(other)
+
+
+def _digests(manifest: pb.Manifest) -> set[tuple[str, str]]:
+    return {(file.name, file.sha256) for file in manifest.files}
 
 
 def _remove(folder: Path) -> None:

@@ -16,7 +16,7 @@ from services.weights.feed import VersionFeed
 from services.weights.folders import WeightFolders
 from services.weights.memory_store import MemoryStore
 from services.weights.redis_store import RedisStore
-from services.weights.servicer import WeightServicer
+from services.weights.servicer import Relay, Rolling, WeightServicer
 from services.weights.store import Store
 
 __all__ = ["build", "main"]
@@ -38,6 +38,12 @@ async def build(config: WeightsConfig) -> AsyncIterator[Service]:
             folders=WeightFolders(config.folder),
             feed=feed,
             keep_versions=config.keep_versions,
+            relay=Relay(
+                trees=config.relay_trees,
+                fanout=config.relay_fanout,
+                seconds=config.relay_seconds,
+            ),
+            rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
             clock=time.time,
         )
         yield Service(

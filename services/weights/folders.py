@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import io
 import os
 import shutil
-import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,11 +25,11 @@ from services.chassis.errors import (
     failed_precondition,
     unavailable,
 )
+from services.chassis.shard_sender import OpenShard, open_regular
 from services.weights.store import Scope
 
-__all__ = ["CHUNK_BYTES", "WeightFolders"]
+__all__ = ["WeightFolders"]
 
-CHUNK_BYTES = 1024 * 1024
 _PREFIX = "weight_v"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_SECONDS = 30.0
@@ -72,18 +70,25 @@ class WeightFolders:
         with _disk_errors(f"sync {folder}"):
             await asyncio.to_thread(_sync_folder, folder)
 
-    async def read(
-        self, scope: Scope, version: int, files: Sequence[WeightFile]
-    ) -> AsyncIterator[tuple[str, int, bytes]]:
-        """Yield (name, offset, data) in order; an empty file gives one empty chunk.
+    @contextmanager
+    def reading(self, scope: Scope, version: int) -> Iterator[Path]:
+        """The folder of `version`, which is not deleted while it is being read here."""
+        self._readers[scope, version] += 1
+        try:
+            yield self.path(scope, version)
+        finally:
+            self._readers[scope, version] -= 1
+            self._readers += Counter()  # drops the zeros
 
-        The version is not deleted while it is being read here.
-        """
-        folder = self.path(scope, version)
-        with self._reading(scope, version):
-            for file in files:
-                async for offset, data in _chunks(folder, file):
-                    yield file.name, offset, data
+    async def open(self, folder: Path, file: WeightFile) -> OpenShard:
+        """Open a committed file."""
+        where = f"file {file.name!r} in {folder}"
+        with _disk_errors(f"read {where}"):
+            try:
+                opened = await asyncio.to_thread(open_regular, folder / file.name)
+            except FileNotFoundError as error:
+                raise _lost(f"{where} is gone") from error
+        return OpenShard(described=file, file=opened)
 
     async def prune(self, scope: Scope, oldest: int) -> None:
         """Delete every version below `oldest` that is not being read; holes go with them."""
@@ -100,15 +105,6 @@ class WeightFolders:
         with _disk_errors(f"list {self._of(scope)}"):
             return await asyncio.to_thread(_versions, self._of(scope))
 
-    @contextmanager
-    def _reading(self, scope: Scope, version: int) -> Iterator[None]:
-        self._readers[scope, version] += 1
-        try:
-            yield
-        finally:
-            self._readers[scope, version] -= 1
-            self._readers += Counter()  # drops the zeros
-
 
 def _versions(folder: Path) -> list[int]:
     if not folder.is_dir():
@@ -121,7 +117,7 @@ def _verify(folder: Path, wanted: WeightFile) -> None:
     where = f"file {wanted.name!r} in {folder}"
     with _disk_errors(f"check {where}"):
         try:
-            file = _open(folder / wanted.name)
+            file = open_regular(folder / wanted.name)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
                 message = f"{where} is missing or not a regular file"
@@ -137,37 +133,6 @@ def _verify(folder: Path, wanted: WeightFile) -> None:
                 raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
             # The trainer may have synced already; then this costs nothing.
             os.fsync(file.fileno())
-
-
-async def _chunks(folder: Path, wanted: WeightFile) -> AsyncIterator[tuple[int, bytes]]:
-    where = f"file {wanted.name!r} in {folder}"
-    with _disk_errors(f"read {where}"):
-        try:
-            file = await asyncio.to_thread(_open, folder / wanted.name)
-        except FileNotFoundError as error:
-            raise _lost(f"{where} is gone") from error
-    with file:
-        offset = 0
-        while offset < wanted.num_bytes or offset == 0:
-            with _disk_errors(f"read {where}"):
-                size = min(CHUNK_BYTES, wanted.num_bytes - offset)
-                data = await asyncio.to_thread(file.read, size)
-            if len(data) < size:
-                raise _lost(f"{where} ends at byte {offset + len(data)} of {wanted.num_bytes}")
-            yield offset, data
-            if not data:
-                return
-            offset += len(data)
-
-
-def _open(path: Path) -> io.BufferedReader:
-    """A regular file for reading; symbolic links, FIFOs and devices are refused."""
-    # O_NONBLOCK: opening a FIFO must fail below, not wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.weights.store import Scope
 
-__all__ = ["allocations", "counters", "manifests", "publishes"]
+__all__ = ["allocations", "counters", "manifests", "members", "publishes"]
 
 
 def counters(scope: Scope) -> str:
@@ -25,6 +25,11 @@ def allocations(scope: Scope) -> str:
 def manifests(scope: Scope) -> str:
     """Hash: version -> serialized Manifest."""
     return _key(scope, "manifests")
+
+
+def members(scope: Scope, group: str) -> str:
+    """Sorted set: who is enrolled in `group` -> until when, in milliseconds of Redis's clock."""
+    return _key(scope, f"members:{group}")
 
 
 def _key(scope: Scope, part: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from seamflow.weights.v1.weight_service_pb2 import Manifest
@@ -21,6 +24,7 @@ class _Versions:
     keys: dict[str, int] = field(default_factory=dict)
     allocations: dict[int, Allocation] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
+    groups: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def fence(self, scope: Scope, epoch: int) -> None:
         if epoch < self.epoch:
@@ -31,7 +35,9 @@ class _Versions:
 class MemoryStore:
     """Keeps everything in dicts; atomic because no method awaits."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells seconds, for what is remembered a while only."""
+        self._clock = clock
         self._scopes: dict[Scope, _Versions] = {}
 
     def _of(self, scope: Scope) -> _Versions:
@@ -80,6 +86,28 @@ class MemoryStore:
             versions.manifests.pop(version, None)
         versions.keys = {key: kept for key, kept in versions.keys.items() if kept >= oldest}
         return oldest
+
+    async def enrol(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+        """See `Store.enrol`."""
+        members = self._live(scope, group)
+        if member not in members and limit and len(members) >= limit:
+            return False
+        members[member] = self._clock() + ttl
+        return True
+
+    async def members(self, scope: Scope, group: str) -> list[str]:
+        """See `Store.members`."""
+        return sorted(self._live(scope, group))
+
+    async def leave(self, scope: Scope, group: str, member: str) -> None:
+        """See `Store.leave`."""
+        self._live(scope, group).pop(member, None)
+
+    def _live(self, scope: Scope, group: str) -> dict[str, float]:
+        members = self._scopes.setdefault(scope, _Versions()).groups[group]
+        for member in [gone for gone, until in members.items() if until <= self._clock()]:
+            del members[member]
+        return members
 
     async def reachable(self) -> bool:
         """Always."""

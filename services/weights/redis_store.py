@@ -79,6 +79,23 @@ class RedisStore:
         )
         return oldest
 
+    async def enrol(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+        """See `Store.enrol`."""
+        enrolled = await self._scripts.call(
+            "enrol", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000), limit]
+        )
+        return bool(enrolled)
+
+    async def members(self, scope: Scope, group: str) -> list[str]:
+        """See `Store.members`."""
+        found = await self._scripts.call("members", keys=[keys.members(scope, group)], args=[])
+        return sorted(member.decode() for member in found)
+
+    async def leave(self, scope: Scope, group: str, member: str) -> None:
+        """See `Store.leave`."""
+        with store_errors("write weights"):
+            await self._redis.zrem(keys.members(scope, group), member)
+
     async def reachable(self) -> bool:
         """See `Store.reachable`."""
         try:

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
@@ -14,14 +18,42 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
+from services.chassis.shard_sender import ShardSender
 from services.weights import requests
 from services.weights.feed import VersionFeed
 from services.weights.folders import WeightFolders
+from services.weights.shard_source import StoredShards
 from services.weights.store import Publish, Scope, Store
+from services.weights.trees import parent
 
-__all__ = ["WeightServicer"]
+__all__ = ["Relay", "Rolling", "WeightServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_RELAYS = "relays"
+_SWAPS = "swaps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """How rollout servers send files to each other."""
+
+    trees: int = 4
+    """Broadcast trees."""
+    fanout: int = 2
+    """Most children of a server in one tree."""
+    seconds: float = 60.0
+    """How long a server is remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rolling:
+    """How rollout servers take turns to change weights."""
+
+    servers: int = 1
+    """Most at once."""
+    seconds: float = 60.0
+    """How long a silent server keeps its place."""
 
 
 class WeightServicer(WeightServiceServicer):
@@ -32,6 +64,8 @@ class WeightServicer(WeightServiceServicer):
         folders: hold the files.
         feed: wakes watchers.
         keep_versions: newest committed versions whose files stay.
+        relay: how rollout servers send files to each other.
+        rolling: how many of them change weights at once.
         clock: seconds since 1970, for commit times that people read.
     """
 
@@ -42,13 +76,18 @@ class WeightServicer(WeightServiceServicer):
         folders: WeightFolders,
         feed: VersionFeed,
         keep_versions: int,
+        relay: Relay,
+        rolling: Rolling,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._folders = folders
         self._feed = feed
         self._keep_versions = keep_versions
+        self._relay = relay
+        self._rolling = rolling
         self._clock = clock
+        self._sender = ShardSender(StoredShards(store, folders))
         self._committed = metrics.counter(
             "weights", "committed_versions_total", "Versions made visible."
         )
@@ -99,16 +138,53 @@ class WeightServicer(WeightServiceServicer):
             return pb.GetManifestResponse(manifest=await self._get(scope, request.weight_version))
         return pb.GetManifestResponse(manifest=await self._newest(scope))
 
-    async def FetchShards(
+    async def FetchShards(  # type: ignore[override]
         self, request: pb.FetchShardsRequest, context: Context
-    ) -> AsyncIterator[pb.FetchShardsResponse]:
+    ) -> AsyncIterator[bytes]:
         """Stream files; a slow reader slows the disk reads down, nothing piles up."""
+        async with aclosing(self._sender.send(request)) as messages:
+            async for message, sent in messages:
+                self._served.inc(sent)
+                yield message
+
+    async def GetSources(
+        self, request: pb.GetSourcesRequest, context: Context
+    ) -> pb.GetSourcesResponse:
+        """Deal the files out to the trees of the servers that relay now."""
         scope = requests.scope_of(request.run_id, request.model)
+        relay, address = self._relay, request.address
+        if address:
+            requests.required("address", address)
+            await self._store.enrol(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
+        response = pb.GetSourcesResponse(ttl=_duration(relay.seconds))
+        if not request.weight_version:
+            return response
         manifest = await self._get(scope, request.weight_version)
-        files = _chosen(manifest, set(request.names))
-        async for name, offset, data in self._folders.read(scope, manifest.weight_version, files):
-            yield pb.FetchShardsResponse(name=name, offset=offset, data=data)
-            self._served.inc(len(data))
+        servers = await self._store.members(scope, _RELAYS)
+        for tree, file in enumerate(manifest.files):
+            source = parent(servers, address, tree=tree, trees=relay.trees, fanout=relay.fanout)
+            response.files.add(name=file.name, address=source or "")
+        return response
+
+    async def AcquireSwap(
+        self, request: pb.AcquireSwapRequest, context: Context
+    ) -> pb.AcquireSwapResponse:
+        """Grant a place while there is one; a server that dies loses it after a while."""
+        scope = requests.scope_of(request.run_id, request.model)
+        server, rolling = requests.required("server_id", request.server_id), self._rolling
+        granted = await self._store.enrol(
+            scope, _SWAPS, server, ttl=rolling.seconds, limit=rolling.servers
+        )
+        return pb.AcquireSwapResponse(granted=granted, ttl=_duration(rolling.seconds))
+
+    async def ReleaseSwap(
+        self, request: pb.ReleaseSwapRequest, context: Context
+    ) -> pb.ReleaseSwapResponse:
+        """Make place for the next server."""
+        scope = requests.scope_of(request.run_id, request.model)
+        server = requests.required("server_id", request.server_id)
+        await self._store.leave(scope, _SWAPS, server)
+        return pb.ReleaseSwapResponse()
 
     async def WatchVersions(
         self, request: pb.WatchVersionsRequest, context: Context
@@ -172,8 +248,7 @@ class WeightServicer(WeightServiceServicer):
         return manifest
 
 
-def _chosen(manifest: pb.Manifest, names: set[str]) -> list[pb.WeightFile]:
-    """The files of the manifest that are asked for, in its order; no names: all."""
-    if unknown := names - {file.name for file in manifest.files}:
-        raise not_found("file", min(unknown))
-    return [file for file in manifest.files if not names or file.name in names]
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromTimedelta(timedelta(seconds=seconds))
+    return duration

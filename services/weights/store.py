@@ -78,6 +78,18 @@ class Store(Protocol):
     async def forget(self, scope: Scope, keep: int) -> int:
         """Drop all below the newest `keep` committed versions; returns the oldest one kept."""
 
+    async def enrol(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+        """Make `member` one of at most `limit` of `group` (0: any number) for `ttl` seconds.
+
+        A member that enrols again stays, with all of its time. Returns whether it is one now.
+        """
+
+    async def members(self, scope: Scope, group: str) -> list[str]:
+        """Who is enrolled now, sorted."""
+
+    async def leave(self, scope: Scope, group: str, member: str) -> None:
+        """Strike a member off; one that is not there is fine."""
+
     async def reachable(self) -> bool:
         """Whether the store answers now."""
 

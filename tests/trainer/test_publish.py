@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from seamflow.channel import connect
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import (
+    WeightServiceServicer,
+    add_WeightServiceServicer_to_server,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from services.chassis.config import ServerConfig
+from services.chassis.server import Service, started
 from trainer import publish
 
 
@@ -48,3 +61,98 @@ def test_large_weights_are_split_over_indexed_files(
 def weights(model: Path) -> dict[str, torch.Tensor]:
     """The tensors of the test model."""
     return load_file(model / "model.safetensors")
+
+
+class SlowWeights(WeightServiceServicer):
+    """A weights service one of whose calls is never answered."""
+
+    def __init__(self, folder: Path, silent: str) -> None:
+        self.folder, self.silent = folder, silent
+        self.committed: list[int] = []
+
+    async def _answer(self, call: str) -> None:
+        if call == self.silent:
+            await asyncio.Event().wait()
+
+    async def BeginPublish(self, request: pb.BeginPublishRequest, context: Any) -> Any:
+        """A version per step."""
+        await self._answer("BeginPublish")
+        folder = self.folder / str(request.step)
+        return pb.BeginPublishResponse(weight_version=request.step, folder=str(folder))
+
+    async def CommitPublish(self, request: pb.CommitPublishRequest, context: Any) -> Any:
+        """Remember it."""
+        await self._answer("CommitPublish")
+        self.committed.append(request.weight_version)
+        return pb.CommitPublishResponse()
+
+
+@asynccontextmanager
+async def publisher(
+    service: SlowWeights, model: Path, phase_seconds: float
+) -> AsyncIterator[publish.Publisher]:
+    """A publisher to this service."""
+    offered = Service(servicers=[(add_WeightServiceServicer_to_server, service)])
+    async with (
+        started(offered, ServerConfig(drain_seconds=0.0)) as port,
+        connect(f"127.0.0.1:{port}") as channel,
+    ):
+        yield publish.Publisher(channel, "run", model, phase_seconds=phase_seconds)
+
+
+@pytest.mark.parametrize(
+    ("silent", "error"),
+    [
+        ("BeginPublish", publish.PublishPutOff),
+        ("writing", publish.PublishPutOff),
+        ("CommitPublish", publish.CommitUnknown),
+        ("nothing", None),
+    ],
+)
+async def test_every_phase_of_a_publish_has_a_deadline(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: str,
+    error: type[publish.PublishTimeout] | None,
+) -> None:
+    """The error names the phase, its deadline and the cure; only the commit leaves a doubt."""
+    service = SlowWeights(tmp_path, silent)
+    written = threading.Event()
+    if silent != "writing":
+        written.set()
+    monkeypatch.setattr(publish, "write_folder", lambda *_: [] if written.wait(30) else None)
+    async with publisher(service, model, 0.5 if error else 30.0) as trainer:
+        publishing = trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        if error is None:
+            assert await publishing == 1
+        else:
+            with pytest.raises(error, match=f"{silent}.* not done after 0.5 s; ") as raised:
+                await publishing
+            assert raised.value.cure
+        written.set()
+    assert service.committed == ([1] if error is None else [])
+
+
+async def test_a_write_that_was_given_up_on_ends_before_the_next(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads never write at the same time, not even into different folders."""
+    service = SlowWeights(tmp_path, "nothing")
+    going_on, writers, most = threading.Event(), 0, 0
+
+    def slow(*_: object) -> list[pb.WeightFile]:
+        nonlocal writers, most
+        writers += 1
+        most = max(most, writers)
+        going_on.wait(30)
+        writers -= 1
+        return []
+
+    monkeypatch.setattr(publish, "write_folder", slow)
+    async with publisher(service, model, 0.5) as trainer:
+        with pytest.raises(publish.PublishPutOff):
+            await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        going_on.set()
+        assert await trainer.publish(weights(model), step=2, parent=0, epoch=1) == 2
+    assert (most, service.committed) == (1, [2])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import xxhash
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.chassis.errors import ServiceError
@@ -165,6 +166,48 @@ async def test_unknown_versions_and_files_are_not_found(tmp_path: Path) -> None:
             assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_file_is_sent_from_any_of_its_bytes(tmp_path: Path) -> None:
+    """A reader that was cut off asks for the rest, each chunk with its checksum."""
+    name = "model-00001-of-00002.safetensors"
+    async with weights_service(tmp_path) as stub:
+        await Trainer(stub=stub).publish(1)
+        request = pb.FetchShardsRequest(run_id="run", weight_version=1, names=[name], offset=70_001)
+        chunks = [chunk async for chunk in stub.FetchShards(request, timeout=10)]
+        assert b"".join(chunk.data for chunk in chunks) == FILES[name][70_001:]
+        assert (chunks[0].offset, chunks[1].offset) == (70_001, 70_001 + 1024 * 1024)
+        for chunk in chunks:
+            assert xxhash.xxh3_64_intdigest(chunk.data) == chunk.checksum
+        for wrong in (
+            pb.FetchShardsRequest(run_id="run", weight_version=1, names=[name], offset=2_000_000),
+            pb.FetchShardsRequest(run_id="run", weight_version=1, offset=1),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in stub.FetchShards(wrong, timeout=10):
+                    pass
+            assert refused.value.code() is INVALID
+
+
+async def test_relaying_servers_are_told_whom_to_ask(tmp_path: Path) -> None:
+    """Each file is fetched from the service by one known server, by the others from another one."""
+    servers = [f"host-{number}:1" for number in range(3)]
+    async with weights_service(tmp_path) as stub:
+        await Trainer(stub=stub).publish(1)
+
+        async def sources(address: str) -> dict[str, str]:
+            request = pb.GetSourcesRequest(run_id="run", weight_version=1, address=address)
+            response = await stub.GetSources(request, timeout=10)
+            return {source.name: source.address for source in response.files}
+
+        assert set((await sources("")).values()) == {""}
+        for server in servers:
+            await stub.GetSources(pb.GetSourcesRequest(run_id="run", address=server), timeout=10)
+        told = {server: await sources(server) for server in servers}
+        for name in FILES:
+            assert sorted(bool(told[server][name]) for server in servers) == [False, True, True]
+            assert all(told[server][name] != server for server in servers)
+        assert set((await sources("")).values()) == {""}
+
+
 async def test_old_versions_are_deleted_and_the_newest_kept(tmp_path: Path) -> None:
     """After a commit only the newest keep_versions are on disk; holes go with the old ones."""
     async with weights_service(tmp_path, keep_versions=2) as stub:
@@ -182,12 +225,10 @@ async def test_old_versions_are_deleted_and_the_newest_kept(tmp_path: Path) -> N
 async def test_a_version_being_read_is_not_deleted(tmp_path: Path) -> None:
     """A slow reader of an old version gets all of it; its files go once it is done."""
     folders, scope = WeightFolders(tmp_path), Scope(run_id="run", model="policy")
-    write(str(await folders.make(scope, 1)))
-    reading = folders.read(scope, 1, describe(FILES))
-    await anext(reading)
-    await folders.prune(scope, 2)
-    assert folders.path(scope, 1).is_dir()
-    assert len([chunk async for chunk in reading]) == 3
+    await folders.make(scope, 1)
+    with folders.reading(scope, 1):
+        await folders.prune(scope, 2)
+        assert folders.path(scope, 1).is_dir()
     await folders.prune(scope, 2)
     assert not folders.path(scope, 1).exists()
 

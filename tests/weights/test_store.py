@@ -178,6 +178,35 @@ async def test_forgetting_nothing_is_fine(store: Store, scope: Scope) -> None:
     assert await store.forget(scope, 4) == 1
 
 
+async def test_a_group_has_at_most_its_limit(store: Store, scope: Scope) -> None:
+    """However many ask at once, no more are let in; who is in stays in, and leaving makes place."""
+
+    async def enrol(member: str) -> bool:
+        return await store.enrol(scope, "swaps", member, ttl=60, limit=3)
+
+    let_in = await asyncio.gather(*(enrol(f"s{number}") for number in range(20)))
+    inside = await store.members(scope, "swaps")
+    assert (sum(let_in), len(inside)) == (3, 3)
+    assert await enrol(inside[0])
+    assert not await enrol("late")
+    await store.leave(scope, "swaps", inside[0])
+    await store.leave(scope, "swaps", "was never in")
+    assert await enrol("late")
+    # Control: without a limit all are let in.
+    everyone = [store.enrol(scope, "relays", f"s{n}", ttl=60, limit=0) for n in range(20)]
+    assert all(await asyncio.gather(*everyone))
+
+
+async def test_a_silent_member_is_struck_off(store: Store, scope: Scope) -> None:
+    """A place is lent for a time: a server that died gives it back by itself."""
+    assert await store.enrol(scope, "swaps", "dead", ttl=0.02, limit=1)
+    assert not await store.enrol(scope, "swaps", "next", ttl=60, limit=1)
+    async with asyncio.timeout(10):
+        while not await store.enrol(scope, "swaps", "next", ttl=60, limit=1):
+            await asyncio.sleep(0.01)
+    assert await store.members(scope, "swaps") == ["next"]
+
+
 async def test_a_lost_script_cache_is_refilled(redis_url: str, scope: Scope) -> None:
     """A Redis that has forgotten its scripts is taught again in the same call."""
     redis = connect(redis_url)
@@ -192,3 +221,4 @@ def test_all_keys_of_a_scope_share_a_slot(scope: Scope) -> None:
     """Every key carries the run as its only hash tag, so scripts work on a cluster."""
     for key in (keys.counters, keys.publishes, keys.allocations, keys.manifests):
         assert key(scope).startswith(f"sf:weights:{{{scope.run_id}}}:policy:")
+    assert keys.members(scope, "g").startswith(f"sf:weights:{{{scope.run_id}}}:policy:")

@@ -82,7 +82,7 @@ class TinyWeightService(WeightServiceServicer):
         for name in request.names:
             await self._note((request.weight_version, name))
             data = (self.folders[request.weight_version] / name).read_bytes()
-            for offset in range(0, len(data), 10_000):
+            for offset in range(request.offset, len(data), 10_000):
                 chunk = data[offset : offset + 10_000]
                 if self.corrupt:
                     chunk = bytes([chunk[0] ^ 1]) + chunk[1:]

@@ -6,12 +6,52 @@ Versions of the policy's weights."""
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _ShardEncoding:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ShardEncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ShardEncoding.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SHARD_ENCODING_UNSPECIFIED: _ShardEncoding.ValueType  # 0
+    """It is the bytes."""
+    SHARD_ENCODING_ZSTD: _ShardEncoding.ValueType  # 1
+    """Compressed as one Zstandard frame."""
+    SHARD_ENCODING_DELTA: _ShardEncoding.ValueType  # 2
+    """The 16-bit words that differ from the same bytes of the base, compressed as one Zstandard
+    frame: their number n as 4 bytes, the n distances from each changed word to the one before it
+    less 1 (the first: to the start) as 4 planes of n bytes, their values as 2 planes of n bytes,
+    and the last byte of an odd chunk. Little endian; plane i holds byte i of each number.
+    """
+
+class ShardEncoding(_ShardEncoding, metaclass=_ShardEncodingEnumTypeWrapper):
+    """How the data of a chunk stands for the bytes of the file."""
+
+SHARD_ENCODING_UNSPECIFIED: ShardEncoding.ValueType  # 0
+"""It is the bytes."""
+SHARD_ENCODING_ZSTD: ShardEncoding.ValueType  # 1
+"""Compressed as one Zstandard frame."""
+SHARD_ENCODING_DELTA: ShardEncoding.ValueType  # 2
+"""The 16-bit words that differ from the same bytes of the base, compressed as one Zstandard
+frame: their number n as 4 bytes, the n distances from each changed word to the one before it
+less 1 (the first: to the start) as 4 planes of n bytes, their values as 2 planes of n bytes,
+and the last byte of an odd chunk. Little endian; plane i holds byte i of each number.
+"""
+global___ShardEncoding = ShardEncoding
 
 @typing.final
 class WeightFile(google.protobuf.message.Message):
@@ -263,15 +303,29 @@ class FetchShardsRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    ACCEPTED_ENCODINGS_FIELD_NUMBER: builtins.int
+    BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    BASE_SHA256_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
     """A committed version."""
+    offset: builtins.int
+    """Begin at this byte of the file; needs exactly one name."""
+    base_weight_version: builtins.int
+    """Version whose file of the same name the caller has; 0: none. Needs exactly one name."""
+    base_sha256: builtins.str
+    """Lower-case hex SHA-256 of that file; a sender that has another one sends no delta."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Only these files; empty: all."""
+
+    @property
+    def accepted_encodings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ShardEncoding.ValueType]:
+        """Encodings the caller can decode; chunks as they are in the file need not be named."""
 
     def __init__(
         self,
@@ -280,8 +334,12 @@ class FetchShardsRequest(google.protobuf.message.Message):
         model: builtins.str = ...,
         weight_version: builtins.int = ...,
         names: collections.abc.Iterable[builtins.str] | None = ...,
+        offset: builtins.int = ...,
+        accepted_encodings: collections.abc.Iterable[global___ShardEncoding.ValueType] | None = ...,
+        base_weight_version: builtins.int = ...,
+        base_sha256: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model", "names", b"names", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted_encodings", b"accepted_encodings", "base_sha256", b"base_sha256", "base_weight_version", b"base_weight_version", "model", b"model", "names", b"names", "offset", b"offset", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
 
 global___FetchShardsRequest = FetchShardsRequest
 
@@ -294,20 +352,34 @@ class FetchShardsResponse(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    CHECKSUM_FIELD_NUMBER: builtins.int
+    ENCODING_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """File the chunk belongs to."""
     offset: builtins.int
     """Position in the file."""
     data: builtins.bytes
     """At most 1 MiB."""
+    checksum: builtins.int
+    """XXH3-64 of `data` as it stands here. Absent: the sender makes none."""
+    encoding: global___ShardEncoding.ValueType
+    """What `data` is."""
+    num_bytes: builtins.int
+    """Bytes of the file that the chunk stands for, where encoded; at most 1 MiB."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         offset: builtins.int = ...,
         data: builtins.bytes = ...,
+        checksum: builtins.int | None = ...,
+        encoding: global___ShardEncoding.ValueType = ...,
+        num_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "name", b"name", "offset", b"offset"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "encoding", b"encoding", "name", b"name", "num_bytes", b"num_bytes", "offset", b"offset"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_checksum", b"_checksum"]) -> typing.Literal["checksum"] | None: ...
 
 global___FetchShardsResponse = FetchShardsResponse
 
@@ -357,3 +429,171 @@ class WatchVersionsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["manifest", b"manifest"]) -> None: ...
 
 global___WatchVersionsResponse = WatchVersionsResponse
+
+@typing.final
+class GetSourcesRequest(google.protobuf.message.Message):
+    """Request of GetSources."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    weight_version: builtins.int
+    """A committed version; 0: only be remembered."""
+    address: builtins.str
+    """Where other servers reach the caller, as "host:port". Empty: it relays nothing."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        weight_version: builtins.int = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "model", b"model", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
+
+global___GetSourcesRequest = GetSourcesRequest
+
+@typing.final
+class GetSourcesResponse(google.protobuf.message.Message):
+    """Response of GetSources."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FileSource]:
+        """One for every file of the version."""
+
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the caller is remembered after asking."""
+
+    def __init__(
+        self,
+        *,
+        files: collections.abc.Iterable[global___FileSource] | None = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files", "ttl", b"ttl"]) -> None: ...
+
+global___GetSourcesResponse = GetSourcesResponse
+
+@typing.final
+class FileSource(google.protobuf.message.Message):
+    """Whom to fetch a file from."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """File of the manifest."""
+    address: builtins.str
+    """Another rollout server. Empty: the weights service itself."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "name", b"name"]) -> None: ...
+
+global___FileSource = FileSource
+
+@typing.final
+class AcquireSwapRequest(google.protobuf.message.Message):
+    """Request of AcquireSwap."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    SERVER_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    server_id: builtins.str
+    """Who asks; asking again extends the place it has."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        server_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "run_id", b"run_id", "server_id", b"server_id"]) -> None: ...
+
+global___AcquireSwapRequest = AcquireSwapRequest
+
+@typing.final
+class AcquireSwapResponse(google.protobuf.message.Message):
+    """Response of AcquireSwap."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRANTED_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    granted: builtins.bool
+    """Whether the caller may change its weights now."""
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the place is the caller's, or how long until asking again is sure to be worth it."""
+
+    def __init__(
+        self,
+        *,
+        granted: builtins.bool = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["granted", b"granted", "ttl", b"ttl"]) -> None: ...
+
+global___AcquireSwapResponse = AcquireSwapResponse
+
+@typing.final
+class ReleaseSwapRequest(google.protobuf.message.Message):
+    """Request of ReleaseSwap."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    SERVER_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    server_id: builtins.str
+    """Whose place it is."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        server_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "run_id", b"run_id", "server_id", b"server_id"]) -> None: ...
+
+global___ReleaseSwapRequest = ReleaseSwapRequest
+
+@typing.final
+class ReleaseSwapResponse(google.protobuf.message.Message):
+    """Response of ReleaseSwap."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReleaseSwapResponse = ReleaseSwapResponse

@@ -35,6 +35,21 @@ class WeightServiceStub(object):
                 request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsRequest.SerializeToString,
                 response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsResponse.FromString,
                 )
+        self.GetSources = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/GetSources',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesResponse.FromString,
+                )
+        self.AcquireSwap = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/AcquireSwap',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AcquireSwapRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AcquireSwapResponse.FromString,
+                )
+        self.ReleaseSwap = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/ReleaseSwap',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ReleaseSwapRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ReleaseSwapResponse.FromString,
+                )
         self.WatchVersions = channel.unary_stream(
                 '/seamflow.weights.v1.WeightService/WatchVersions',
                 request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.WatchVersionsRequest.SerializeToString,
@@ -69,7 +84,30 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchShards(self, request, context):
-        """Streams the files of a version, in manifest order.
+        """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
+        for versions they have or are still receiving; of this service they answer nothing else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSources(self, request, context):
+        """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
+        others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AcquireSwap(self, request, context):
+        """Asks to be one of the few servers of a run that change weights at the same time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseSwap(self, request, context):
+        """Gives the place back. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +142,21 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.FetchShards,
                     request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsRequest.FromString,
                     response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsResponse.SerializeToString,
+            ),
+            'GetSources': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSources,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesResponse.SerializeToString,
+            ),
+            'AcquireSwap': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcquireSwap,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AcquireSwapRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AcquireSwapResponse.SerializeToString,
+            ),
+            'ReleaseSwap': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseSwap,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ReleaseSwapRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ReleaseSwapResponse.SerializeToString,
             ),
             'WatchVersions': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchVersions,
@@ -186,6 +239,57 @@ class WeightService(object):
         return grpc.experimental.unary_stream(request, target, '/seamflow.weights.v1.WeightService/FetchShards',
             seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsRequest.SerializeToString,
             seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetSources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/GetSources',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AcquireSwap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/AcquireSwap',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AcquireSwapRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AcquireSwapResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReleaseSwap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/ReleaseSwap',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ReleaseSwapRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ReleaseSwapResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

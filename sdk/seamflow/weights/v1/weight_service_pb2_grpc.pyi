@@ -45,7 +45,29 @@ class WeightServiceStub:
         seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         seamflow.weights.v1.weight_service_pb2.FetchShardsResponse,
     ]
-    """Streams the files of a version, in manifest order."""
+    """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
+    for versions they have or are still receiving; of this service they answer nothing else.
+    """
+
+    GetSources: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
+        seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
+    ]
+    """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
+    others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+    """
+
+    AcquireSwap: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
+        seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
+    ]
+    """Asks to be one of the few servers of a run that change weights at the same time."""
+
+    ReleaseSwap: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
+        seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse,
+    ]
+    """Gives the place back. Idempotent."""
 
     WatchVersions: grpc.UnaryStreamMultiCallable[
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
@@ -80,7 +102,29 @@ class WeightServiceAsyncStub:
         seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         seamflow.weights.v1.weight_service_pb2.FetchShardsResponse,
     ]
-    """Streams the files of a version, in manifest order."""
+    """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
+    for versions they have or are still receiving; of this service they answer nothing else.
+    """
+
+    GetSources: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
+        seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
+    ]
+    """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
+    others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+    """
+
+    AcquireSwap: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
+        seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
+    ]
+    """Asks to be one of the few servers of a run that change weights at the same time."""
+
+    ReleaseSwap: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
+        seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse,
+    ]
+    """Gives the place back. Idempotent."""
 
     WatchVersions: grpc.aio.UnaryStreamMultiCallable[
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
@@ -123,7 +167,35 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[seamflow.weights.v1.weight_service_pb2.FetchShardsResponse], collections.abc.AsyncIterator[seamflow.weights.v1.weight_service_pb2.FetchShardsResponse]]:
-        """Streams the files of a version, in manifest order."""
+        """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
+        for versions they have or are still receiving; of this service they answer nothing else.
+        """
+
+    @abc.abstractmethod
+    def GetSources(
+        self,
+        request: seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse]]:
+        """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
+        others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+        """
+
+    @abc.abstractmethod
+    def AcquireSwap(
+        self,
+        request: seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse]]:
+        """Asks to be one of the few servers of a run that change weights at the same time."""
+
+    @abc.abstractmethod
+    def ReleaseSwap(
+        self,
+        request: seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse]]:
+        """Gives the place back. Idempotent."""
 
     @abc.abstractmethod
     def WatchVersions(

@@ -1,0 +1,54 @@
+"""The weights service's files as `ShardSender` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamflow.weights.v1.weight_service_pb2 import WeightFile
+
+from services.chassis.errors import not_found
+from services.chassis.shard_sender import OpenShard
+from services.weights import requests
+from services.weights.folders import WeightFolders
+from services.weights.store import Store
+
+__all__ = ["StoredShards"]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredVersion:
+    """One committed version."""
+
+    files: Sequence[WeightFile]
+    """See `ShardVersion.files`."""
+    folder: Path
+    """Where they lie."""
+    folders: WeightFolders
+    """Opens them."""
+
+    async def open(self, file: WeightFile) -> OpenShard:
+        """See `ShardVersion.open`."""
+        return await self.folders.open(self.folder, file)
+
+
+class StoredShards:
+    """Versions that are committed, out of their folders."""
+
+    def __init__(self, store: Store, folders: WeightFolders) -> None:
+        self._store = store
+        self._folders = folders
+
+    @asynccontextmanager
+    async def version(
+        self, run_id: str, model: str, weight_version: int
+    ) -> AsyncIterator[_StoredVersion]:
+        """See `ShardSource.version`."""
+        scope = requests.scope_of(run_id, model)
+        manifest = await self._store.manifest(scope, weight_version)
+        if manifest is None:
+            raise not_found("weight_version", str(weight_version))
+        with self._folders.reading(scope, weight_version) as folder:
+            yield _StoredVersion(manifest.files, folder, self._folders)
