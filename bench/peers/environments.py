@@ -1,7 +1,8 @@
 """An environment of its own for each peer whose requirements do not fit beside ours.
 
 A peer `<name>` with a file `<name>.txt` runs in `.venv-peers/<name>`, made when first needed;
-a peer without one runs in the interpreter of the measurement.
+a peer without one runs in the interpreter of the measurement. What `<name>.bare.txt` names is
+installed without its own requirements, for those that name other builds of what is there.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def _install(python: Path, requirements: Path) -> None:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for requirement in requirements.read_text().splitlines():
         subprocess.run([*pip, "--constraint", str(requirements), requirement], check=True)
+    bare = requirements.with_suffix(".bare.txt")
+    if bare.exists():
+        subprocess.run([*pip, "--no-deps", "--requirement", str(bare)], check=True)
 
 
 def _requirements(name: str) -> Path:

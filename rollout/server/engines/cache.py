@@ -1,16 +1,17 @@
 """A slotted key/value cache that plugs into Hugging Face's own attention.
 
-Each sequence owns one row of every layer's buffers. Rows 0 .. n-1 are always the running ones, so a
-decode step hands attention a view, never a copy.
+Each lane owns one row of every layer's buffers. While the decoding rows are lanes 0 .. n-1, as they
+are whenever nothing ends early, attention reads a view; else it reads a copy of their rows.
 
-Shapes: R rows, H key/value heads, T positions, D head size, P padded prompt length.
+Shapes: L lanes, R rows of a pass, S new tokens of each, H key/value heads, T positions,
+D head size.
 """
 
-# ruff: noqa: N803, N806, N815 -- tensors carry their shapes in their names
+# ruff: noqa: N806, N815 -- tensors carry their shapes in their names
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,14 +26,14 @@ _GROWTH = 256
 class Window:
     """Which part of the cache the current forward pass writes and reads."""
 
-    first: int = 0
-    """First row written."""
-    rows: int = 0
-    """Number of rows written."""
-    positions_R: Tensor | None = None
-    """Decode: the position each row writes. None: a prefill that writes positions 0 .. P-1."""
+    lanes_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Lane of each row."""
+    dense: int = 0
+    """R if the lanes are 0 .. R-1 in order, else 0."""
+    positions_RS: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    """The positions each row writes."""
     width: int = 0
-    """Decode: attention reads positions 0 .. width-1."""
+    """Attention reads positions 0 .. width-1."""
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -44,13 +45,12 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.slots = slots
         self.most = most
         self.capacity = 0
-        self.rows_R = torch.arange(slots)
-        self.keys_RHTD = self.values_RHTD = torch.empty(0)
+        self.keys_LHTD = self.values_LHTD = torch.empty(0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take dtype and shape from the first keys and values, [R, H, *, D]."""
-        self.keys_RHTD = self._buffer(key_states, 0)
-        self.values_RHTD = self._buffer(value_states, 0)
+        self.keys_LHTD = self._buffer(key_states, 0)
+        self.values_LHTD = self._buffer(value_states, 0)
         self.is_initialized = True
 
     def _buffer(self, like: Tensor, positions: int) -> Tensor:
@@ -59,14 +59,14 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def reserve(self, positions: int) -> None:
         """Make room for `positions`, keeping what is stored."""
-        if not self.is_initialized or positions <= self.capacity:
+        if positions <= self.capacity:
             return
         wanted = max(positions, min(2 * self.capacity, self.most))
         wanted = -(-wanted // _GROWTH) * _GROWTH
-        keys, values = self._buffer(self.keys_RHTD, wanted), self._buffer(self.values_RHTD, wanted)
-        keys[:, :, : self.capacity] = self.keys_RHTD
-        values[:, :, : self.capacity] = self.values_RHTD
-        self.keys_RHTD, self.values_RHTD, self.capacity = keys, values, wanted
+        keys, values = self._buffer(self.keys_LHTD, wanted), self._buffer(self.values_LHTD, wanted)
+        keys[:, :, : self.capacity] = self.keys_LHTD
+        values[:, :, : self.capacity] = self.values_LHTD
+        self.keys_LHTD, self.values_LHTD, self.capacity = keys, values, wanted
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -74,39 +74,22 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store new keys and values of the window; return what its queries attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.window.positions_R is None:
-            return self._prefill(key_states, value_states)
-        return self._decode(self.window.positions_R, key_states, value_states)
+        window = self.window
+        self.reserve(window.width)
+        lanes_R1 = window.lanes_R[:, None]
+        self.keys_LHTD[lanes_R1, :, window.positions_RS] = key_states.transpose(1, 2)
+        self.values_LHTD[lanes_R1, :, window.positions_RS] = value_states.transpose(1, 2)
+        rows = slice(window.dense) if window.dense else window.lanes_R
+        keys, values = self.keys_LHTD[rows], self.values_LHTD[rows]
+        return keys[:, :, : window.width], values[:, :, : window.width]
 
-    def _prefill(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        first, last, length = self.window.first, self.window.first + self.window.rows, keys.shape[2]
-        self.reserve(length)
-        self.keys_RHTD[first:last, :, :length] = keys
-        self.values_RHTD[first:last, :, :length] = values
-        return keys, values
-
-    def _decode(self, positions_R: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        rows, width = self.window.rows, self.window.width
-        self.reserve(width)
-        rows_R = self.rows_R[:rows]
-        self.keys_RHTD[rows_R, :, positions_R] = keys[:, :, 0]
-        self.values_RHTD[rows_R, :, positions_R] = values[:, :, 0]
-        return self.keys_RHTD[:rows, :, :width], self.values_RHTD[:rows, :, :width]
-
-    def move(self, source_M: Tensor, target_M: Tensor, positions: int) -> None:
-        """Copy whole rows: target_M[i] becomes source_M[i], in positions 0 .. positions-1."""
-        positions = min(positions, self.capacity)
-        for buffer in (self.keys_RHTD, self.values_RHTD):
-            buffer[target_M, :, :positions] = buffer[source_M, :, :positions]
-
-    # The masks of Hugging Face ask these; a prefill always starts at an empty row, and a decode
-    # step brings its own 4D mask, so neither sees a past.
+    # The masks of Hugging Face ask these; every pass brings its own 4D mask instead.
     def get_seq_length(self) -> int:
         """No past is visible to mask construction."""
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """A prefill attends to itself only."""
+        """Nothing but the queries is."""
         return query_length, 0
 
     def get_max_length(self) -> int:
@@ -118,21 +101,29 @@ class SlotCache(Cache):
     """One `_SlotLayer` per model layer, all looking through the same `window`."""
 
     def __init__(self, layers: int, slots: int, most: int) -> None:
-        """`slots` rows of at most about `most` positions in each of `layers` layers.
+        """`slots` lanes of at most about `most` positions in each of `layers` layers.
 
-        Nothing is allocated until the first prefill.
+        Nothing is allocated until the first pass.
         """
         self.window = Window()
         self._slot_layers = [_SlotLayer(self.window, slots, most) for _ in range(layers)]
         super().__init__(layers=list(self._slot_layers))
 
-    def move(self, source_M: Tensor, target_M: Tensor, positions: int) -> None:
-        """Copy whole rows in every layer."""
-        for layer in self._slot_layers:
-            if layer.is_initialized:
-                layer.move(source_M, target_M, positions)
+    def read(self, lane: int, positions: int) -> list[Tensor]:
+        """Copy the first positions of a lane, each layer's keys and values in turn."""
+        return [
+            buffer[lane, :, :positions].clone()
+            for layer in self._slot_layers
+            for buffer in (layer.keys_LHTD, layer.values_LHTD)
+        ]
+
+    def write(self, lane: int, cached: list[Tensor], positions: int) -> None:
+        """Fill a lane with the first positions of what `read` gave."""
+        for number, layer in enumerate(self._slot_layers):
+            layer.keys_LHTD[lane, :, :positions] = cached[2 * number][:, :positions]
+            layer.values_LHTD[lane, :, :positions] = cached[2 * number + 1][:, :positions]
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all buffers."""
-        return sum(layer.keys_RHTD.nbytes + layer.values_RHTD.nbytes for layer in self._slot_layers)
+        return sum(layer.keys_LHTD.nbytes + layer.values_LHTD.nbytes for layer in self._slot_layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rollout.server.engine import WeightsError
 
-__all__ = ["load_checked", "weight_files"]
+__all__ = ["Storage", "Storages", "load_checked", "storages", "weight_files"]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -32,11 +33,28 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def load_checked(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a name of a model's state dict stands for; tied names stand for the same."""
+
+    number: int
+    """Equal for names that share their memory."""
+    shape: torch.Size
+    """Its shape."""
+
+
+Storages = Mapping[str, Storage]
+
+
+def storages(state: Mapping[str, Tensor]) -> Storages:
+    """Describe a state dict, so that checkpoints can be checked once it is gone."""
+    return {name: Storage(tensor.data_ptr(), tensor.shape) for name, tensor in state.items()}
+
+
+def load_checked(folder: Path, expected: Storages, dtype: torch.dtype) -> dict[str, Tensor]:
     """Read every tensor of `folder` into memory and check names and shapes.
 
-    `expected` is the model's state dict; names that share storage (tied weights) count as one, and
-    any of them may be given. Raises `WeightsError` before the model is touched.
+    Tied names count as one, and any of them may be given. Raises `WeightsError`.
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
@@ -52,23 +70,23 @@ def load_checked(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tens
             raise WeightsError(f"{folder}: {name} has shape {shapes}")
         if not tensor.isfinite().all():
             raise WeightsError(f"{folder}: {name} has infinite or NaN values")
-    return tensors
+    return _with_ties({name: tensor.to(dtype) for name, tensor in tensors.items()}, expected)
 
 
-def _check_names(
-    folder: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> None:
+def _check_names(folder: Path, tensors: Mapping[str, Tensor], expected: Storages) -> None:
     unexpected = sorted(tensors.keys() - expected.keys())
     if unexpected:
         raise WeightsError(f"{folder}: the model has no {_some(unexpected)}")
-    given = {_storage(expected[name]) for name in tensors}
-    missing = sorted(n for n, tensor in expected.items() if _storage(tensor) not in given)
+    given = {expected[name] for name in tensors}
+    missing = sorted(name for name, storage in expected.items() if storage not in given)
     if missing:
         raise WeightsError(f"{folder}: has no {_some(missing)}")
 
 
-def _storage(tensor: Tensor) -> tuple[int, torch.Size]:
-    return tensor.data_ptr(), tensor.shape
+def _with_ties(tensors: Mapping[str, Tensor], expected: Storages) -> dict[str, Tensor]:
+    """Give every name of the model its tensor."""
+    by_storage = {expected[name]: tensor for name, tensor in tensors.items()}
+    return {name: by_storage[storage] for name, storage in expected.items()}
 
 
 def _some(names: list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 from rollout.server.engine import (
     Chunk,
@@ -20,7 +20,7 @@ from rollout.server.engine import (
 )
 from rollout.server.engines.batch import Batch, Sequence
 from rollout.server.engines.mailbox import Mailbox
-from rollout.server.engines.model import SlotModel
+from rollout.server.engines.model import LoadedModel
 from rollout.server.rate import TokenRate
 
 __all__ = ["Decoder", "Outbox"]
@@ -36,7 +36,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: SlotModel,
+        model: LoadedModel,
         mailbox: Mailbox,
         deliver: Callable[[Outbox], None],
         *,
@@ -76,26 +76,34 @@ class Decoder:
         return self._paused is not None or not (self._batch or self._waiting)
 
     def _admit(self) -> None:
-        """Move waiting sequences into rows, several at once: a prefill costs as much as a step."""
+        """Move waiting sequences into the batch, as far as lanes and prefill allow."""
         self._steps_since_admit += 1
-        enough = min(len(self._waiting), max(1, self._slots // 8))
-        patient = self._batch and self._steps_since_admit < _PATIENCE_STEPS
-        if not self._waiting or not self._batch.free or (patient and self._batch.free < enough):
+        if not self._waiting or not self._batch.free or self._is_patient():
             return
-        admitted: list[Sequence] = []
-        tokens = 0
-        while self._waiting and len(admitted) < self._batch.free:
-            tokens += len(self._waiting[0].token_ids)
-            if admitted and tokens > self._prefill_tokens:
-                break
-            admitted.append(self._waiting.popleft())
-        self._batch.admit(admitted, self._prefill_tokens)
         self._steps_since_admit = 0
+        later: list[Sequence] = []
+        while self._waiting and self._batch.free and len(later) < self._slots:
+            if self._batch.unfilled >= self._prefill_tokens:
+                break
+            sequence = self._waiting.popleft()
+            if not self._batch.admit(sequence):
+                later.append(sequence)
+        self._waiting.extendleft(reversed(later))
+
+    def _is_patient(self) -> bool:
+        """Whether to wait for more free lanes: a prefill may cost as much as a step."""
+        enough = min(len(self._waiting), max(1, self._slots // 8))
+        return (
+            not self._model.rows.blends
+            and len(self._batch) > 0
+            and self._batch.free < enough
+            and self._steps_since_admit < _PATIENCE_STEPS
+        )
 
     def _step(self) -> None:
-        ids, logprobs = self._batch.step()
-        self._rate.add(len(ids))
-        finished: list[int] = []
+        sampled = self._batch.step(self._prefill_tokens)
+        self._rate.add(len(sampled))
+        finished: list[Sequence] = []
         now = time.monotonic()
         self._steps_since_flush += 1
         # All rows are flushed in the same step, so that the event loop wakes once for all of them.
@@ -103,13 +111,12 @@ class Decoder:
             self._steps_since_flush >= self._stream_interval
             or now - self._flushed_at >= _FLUSH_SECONDS
         )
-        for row, sequence in enumerate(self._batch.sequences):
-            token_id = ids[row]
+        for sequence, token_id, logprob in sampled:
             sequence.token_ids.append(token_id)
-            sequence.logprobs.append(logprobs[row])
+            sequence.logprobs.append(logprob)
             finish = _finish(sequence, token_id)
             if finish is not None:
-                finished.append(row)
+                finished.append(sequence)
             if flush or finish is not None or sequence.fresh:
                 self._flush(sequence, finish)
         if flush:
@@ -148,7 +155,7 @@ class Decoder:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         elif sequence in self._batch.sequences:
-            self._batch.remove([self._batch.sequences.index(sequence)])
+            self._batch.remove([sequence])
 
     def pause(self, mode: PauseMode) -> None:
         """Hand out every token, then hold (RETRACT) or end (ABORT) all sequences."""
@@ -169,12 +176,16 @@ class Decoder:
             raise EngineStateError("resume: memory is released, restore it first")
         self._paused = None
 
-    def update_weights(self, folder: Path, weight_version: int) -> None:
-        """Replace the weights while no row holds anything computed by the old ones."""
+    def check_update(self) -> None:
+        """Raise `EngineStateError` if weights cannot be updated now."""
         self._require_paused("update_weights")
         if self._released:
             raise EngineStateError("update_weights: memory is released, restore it first")
-        self._model.load_weights(folder)
+
+    def update_weights(self, weights: Any, weight_version: int) -> None:
+        """Swap in weights the model has read. No row holds anything computed by the old ones."""
+        self.check_update()
+        self._model.rows.use_weights(weights)
         self.weight_version = weight_version
 
     def release_memory(self) -> int:
@@ -183,12 +194,12 @@ class Decoder:
         if self._released:
             return 0
         self._released = True
-        return self._model.release()
+        return self._model.rows.release()
 
-    def restore_memory(self) -> None:
-        """Take the weights back from the folder they last came from."""
+    def restore_memory(self, weights: Any) -> None:
+        """Take weights back."""
         if self._released:
-            self._model.restore()
+            self._model.rows.use_weights(weights)
             self._released = False
 
     def close(self) -> None:
@@ -203,6 +214,11 @@ class Decoder:
             queued=len(self._waiting),
             tokens_per_second=self._rate.per_second(),
         )
+
+    @property
+    def released(self) -> bool:
+        """Whether the memory is given back."""
+        return self._released
 
     def _require_paused(self, call: str) -> None:
         if self._paused is None:

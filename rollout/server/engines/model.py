@@ -1,168 +1,113 @@
-"""A Hugging Face causal language model with a slotted cache: prefill rows, decode all rows.
+"""Load a Hugging Face causal language model, and run it by lanes.
 
-Shapes: R rows, P padded prompt length, T positions, V vocabulary.
+Any architecture runs through its own transformers modules (`TransformersModel`). The Llama family,
+which most are, has a faster way of its own (`llama.LlamaModel`), taken if it computes the same.
+
+Shapes: R rows of a pass, S new tokens of each, T positions, V vocabulary.
 """
 
 # ruff: noqa: N803, N806 -- tensors carry their shapes in their names
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from rollout.server.engine import WeightsError
 from rollout.server.engines.cache import SlotCache
-from rollout.server.engines.checkpoint import load_checked, weight_files
+from rollout.server.engines.checkpoint import Storages, load_checked, storages
+from rollout.server.engines.folder import check_model_folder, context, eos_token_ids, read_config
+from rollout.server.engines.llama import LlamaModel, is_llama
+from rollout.server.engines.step import Part, RowModel, Step
 
-__all__ = ["SlotModel", "check_model_folder"]
+__all__ = ["LoadedModel", "TransformersModel", "load_model"]
 
-_ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-def check_model_folder(folder: Path) -> None:
-    """Raise `ValueError` naming the first thing a model folder lacks."""
-    if not folder.is_dir():
-        raise ValueError(f"model is {folder}: no such folder")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model is {folder}: it has no config.json")
-    tokenizer_files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-    if not any((folder / name).is_file() for name in tokenizer_files):
-        raise ValueError(
-            f"model is {folder}: it has no tokenizer ({', '.join(tokenizer_files)});"
-            " save it there with tokenizer.save_pretrained()"
-        )
-    try:
-        weight_files(folder)
-    except WeightsError as error:
-        raise ValueError(f"model is {error}; save it with model.save_pretrained()") from error
+_PROMPT = 16
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 
-class SlotModel:
-    """The forward passes of one model over `slots` rows, in float32 on the CPU."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model and what a server tells about it."""
 
-    def __init__(self, folder: Path, slots: int, max_context: int | None) -> None:
-        """Load `folder`. Raises `ValueError` if it is unusable or has less than `max_context`."""
-        check_model_folder(folder)
-        _no_progress_bars()
-        self._folder = folder
-        self._slots = slots
-        self._config = _read_config(folder)
-        self.max_context = _context(self._config, max_context)
-        self.vocab_size = int(self._config.vocab_size)
-        self.eos_token_ids = _eos_token_ids(folder, self._config)
-        self._model = _load_model(folder)
-        self._shapes = {name: p.shape for name, p in self._model.named_parameters()}
-        self._cache = self._new_cache()
-
-    def _new_cache(self) -> SlotCache:
-        return SlotCache(self._config.num_hidden_layers, self._slots, self.max_context)
-
-    def prefill(self, tokens_RP: Tensor, first: int) -> None:
-        """Fill rows first .. first+R-1 with the keys and values of right-padded prompts.
-
-        Padding writes positions no mask lets anyone read before decoding overwrites them.
-        """
-        window = self._cache.window
-        window.first, window.rows, window.positions_R = first, tokens_RP.shape[0], None
-        # Padding may reach past the positions a model has learned.
-        positions_P = torch.arange(tokens_RP.shape[1]).clamp_(max=self.max_context - 1)
-        # The base model has no head: logits come from the decode step that feeds the last token.
-        self._model.base_model(
-            input_ids=tokens_RP,
-            position_ids=positions_P[None].expand_as(tokens_RP),
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-
-    def decode(self, tokens_R: Tensor, positions_R: Tensor, mask_R11T: Tensor) -> Tensor:
-        """Feed one token per row at its position; return the logits [R, V] of what follows.
-
-        `mask_R11T` is additive; its width is how far attention reads.
-        """
-        window = self._cache.window
-        window.rows, window.positions_R, window.width = (
-            tokens_R.shape[0],
-            positions_R,
-            mask_R11T.shape[3],
-        )
-        output = self._model(
-            input_ids=tokens_R[:, None],
-            position_ids=positions_R[:, None],
-            attention_mask=mask_R11T,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
-
-    def move(self, source_M: Tensor, target_M: Tensor, positions: int) -> None:
-        """Copy cached rows: target_M[i] becomes source_M[i]."""
-        self._cache.move(source_M, target_M, positions)
-
-    def load_weights(self, folder: Path) -> None:
-        """Copy `folder`'s weights into the parameters. Raises `WeightsError`, changing nothing."""
-        state = self._model.state_dict()
-        for name, tensor in load_checked(folder, state).items():
-            state[name].copy_(tensor)
-        self._folder = folder
-
-    def release(self) -> int:
-        """Drop cache and weights; return the bytes given back."""
-        freed = self._cache.nbytes
-        self._cache = self._new_cache()
-        for parameter in self._model.parameters():
-            freed += parameter.nbytes
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
-        return freed
-
-    def restore(self) -> None:
-        """Allocate the weights again and load the folder they last came from."""
-        for name, parameter in self._model.named_parameters():
-            parameter.data = torch.zeros(self._shapes[name], dtype=parameter.dtype)
-        self.load_weights(self._folder)
+    rows: RowModel
+    """Its forward passes."""
+    max_context: int
+    """Most tokens of a sequence."""
+    vocab_size: int
+    """V."""
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a sequence."""
+    device: torch.device
+    """Where the columns of a batch must be."""
 
 
-def _read_config(folder: Path) -> Any:
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"model is {folder}: config.json cannot be used: {error}") from error
-    text = config.get_text_config(decoder=True)
-    unsupported = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_TYPES
-    if unsupported:
-        raise ValueError(
-            f"model is {folder}: the torch engine cannot slot the state of its layers of type"
-            f" {', '.join(sorted(unsupported))}; use another engine"
-        )
-    return text
+def load_model(
+    folder: Path,
+    slots: int,
+    max_context: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> LoadedModel:
+    """Load `folder` for `slots` lanes. Raises `ValueError` if it is unusable.
 
-
-def _context(config: Any, max_context: int | None) -> int:
-    """Return the context to serve, checked against the model."""
-    limit = int(getattr(config, "max_position_embeddings", None) or 4096)
-    # Under the window, sliding attention equals full attention; beyond it the slots would be wrong.
-    window = getattr(config, "sliding_window", None)
-    uses_window = "sliding_attention" in (
-        getattr(config, "layer_types", None) or ("sliding_attention",)
+    Args:
+        folder: config.json, tokenizer, *.safetensors.
+        slots: lanes 0 .. slots-1 exist.
+        max_context: most tokens a sequence may have; by default what the model allows.
+        dtype: "float32", "bfloat16" or "auto", bfloat16 on a GPU.
+        device: "cpu", "cuda" or "auto", a GPU if there is one.
+    """
+    check_model_folder(folder)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    config = read_config(folder)
+    most = context(config, max_context)
+    place = _device(device)
+    model = _load(folder, _dtype(dtype, place), place)
+    # Names and ties, before the model may go.
+    names = storages(model.state_dict())
+    rows: RowModel = TransformersModel(model, config, names, slots, most)
+    if is_llama(config):
+        with torch.inference_mode():
+            faster = LlamaModel(model, names, most)
+            judge = TransformersModel(model, config, names, 1, most)
+            if _agree(faster, judge, int(config.vocab_size), most, place):
+                rows = faster
+    return LoadedModel(
+        rows=rows,
+        max_context=most,
+        vocab_size=int(config.vocab_size),
+        eos_token_ids=eos_token_ids(folder, config),
+        device=place,
     )
-    if window and uses_window and getattr(config, "use_sliding_window", True):
-        limit = min(limit, int(window))
-    if max_context is not None and max_context > limit:
-        raise ValueError(f"max_context is {max_context}: this model reads at most {limit} tokens")
-    return max_context or limit
 
 
-def _load_model(folder: Path) -> Any:
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("torch_device is cuda: torch sees no GPU; take cpu or auto")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # Without hardware for it bfloat16 is several times slower than float32.
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=torch.float32,
+            dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
@@ -170,33 +115,143 @@ def _load_model(folder: Path) -> Any:
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(f"model is {folder}: it cannot be loaded: {error}") from error
     assert isinstance(model, nn.Module)
-    return model.eval().requires_grad_(False)  # type: ignore[no-untyped-call]
+    return model.eval().requires_grad_(False).to(device)  # type: ignore[no-untyped-call]
 
 
-def _eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of the generation config, the model or the tokenizer."""
-    found = None
-    if (folder / "generation_config.json").is_file():
-        found = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    if found is None:
-        found = config.eos_token_id
-    if found is None:
-        found = _tokenizer_eos(folder)
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
+def _agree(
+    one: RowModel, other: RowModel, vocab_size: int, max_context: int, device: torch.device
+) -> bool:
+    """Whether two models say the same after some prompts, cached in two parts."""
+    tokens = [token * 7919 % vocab_size for token in range(min(41, max_context))]
+    results = []
+    for rows in (one, other):
+        for start, end in ((0, 17), (17, len(tokens) - 1)):
+            if tokens[start:end]:
+                part = Part(lane=0, start=start, token_ids=tokens[start:end])
+                rows.forward(_step([], [], [part], device))
+        position = len(tokens) - 1
+        results.append(rows.forward(_step([tokens[-1]], [position], [], device)))
+        rows.free([0])
+    first, second = results
+    assert first is not None and second is not None
+    tolerance = _TOLERANCE[second.dtype] * max(1.0, second.abs().max().item())
+    return bool((first - second).abs().max() <= tolerance)
 
 
-def _tokenizer_eos(folder: Path) -> int | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+def _step(tokens: list[int], positions: list[int], parts: list[Part], device: torch.device) -> Step:
+    return Step(
+        lanes=list(range(len(tokens))),
+        tokens_R=torch.tensor(tokens, dtype=torch.int64, device=device),
+        positions_R=torch.tensor(positions, dtype=torch.int64, device=device),
+        longest=max(positions, default=-1) + 1,
+        parts=parts,
+    )
+
+
+class TransformersModel:
+    """A `RowModel` of any architecture: its own modules over a slotted cache."""
+
+    blends = False
+
+    def __init__(
+        self, model: Any, config: Any, names: Storages, slots: int, max_context: int
+    ) -> None:
+        """Run `model`, whose text configuration is `config`."""
+        self._model = model
+        self._names = names
+        self._max_context = max_context
+        self._cache_size = (int(config.num_hidden_layers), slots, max_context)
+        self._cache = SlotCache(*self._cache_size)
+
+    def forward(self, step: Step) -> Tensor | None:
+        """One pass for the parts of each length, and one for the rows; their logits [R, V]."""
+        for group in _groups(step.parts):
+            self._fill(group)
+        if not step.lanes:
+            return None
+        width = -(-step.longest // _PROMPT) * _PROMPT
+        logits_R1V = self._run(
+            self._model, step.lanes, step.tokens_R[:, None], step.positions_R[:, None], width
+        ).logits
+        return logits_R1V[:, 0]  # type: ignore[no-any-return]
+
+    def _fill(self, parts: Sequence[Part]) -> None:
+        """Prefill parts, right-padded to the longest.
+
+        Padding writes positions no mask lets anyone read before real tokens overwrite them.
+        """
+        length = max(len(part.token_ids) for part in parts)
+        device = self._model.device
+        tokens_RS = torch.tensor(
+            [part.token_ids + [0] * (length - len(part.token_ids)) for part in parts],
+            device=device,
         )
-    except (ValueError, OSError) as error:
-        raise ValueError(f"model is {folder}: its tokenizer cannot be used: {error}") from error
-    found: int | None = tokenizer.eos_token_id
-    return found
+        start_R1 = torch.tensor([[part.start] for part in parts], device=device)
+        # Padding may reach past the positions a model has learned.
+        last = self._max_context - 1
+        positions_RS = (start_R1 + torch.arange(length, device=device)).clamp_(max=last)
+        width = min(max(part.start for part in parts) + length, self._max_context)
+        # The base model has no head: logits come from the pass that feeds the last token.
+        lanes = [part.lane for part in parts]
+        self._run(self._model.base_model, lanes, tokens_RS, positions_RS, width)
+
+    def _run(
+        self, module: Any, lanes: list[int], tokens_RS: Tensor, positions_RS: Tensor, width: int
+    ) -> Any:
+        window, device = self._cache.window, self._model.device
+        window.lanes_R = torch.tensor(lanes, device=device)
+        window.dense = len(lanes) if lanes == list(range(len(lanes))) else 0
+        window.positions_RS, window.width = positions_RS, width
+        hidden_RST = torch.arange(width, device=device) > positions_RS[..., None]
+        dtype = self._model.dtype
+        return module(
+            input_ids=tokens_RS,
+            position_ids=positions_RS,
+            attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
+    def read(self, lane: int, positions: int) -> list[Tensor]:
+        """Copy a lane's first positions."""
+        return self._cache.read(lane, positions)
+
+    def write(self, lane: int, cached: list[Tensor], positions: int) -> None:
+        """Fill a lane."""
+        self._cache.write(lane, cached, positions)
+
+    def free(self, lanes: list[int]) -> None:
+        """Nothing to do: whoever takes a lane overwrites it."""
+
+    def read_weights(self, folder: Path) -> dict[str, Tensor]:
+        """Read and check a checkpoint. Raises `WeightsError`."""
+        return load_checked(folder, self._names, self._model.dtype)
+
+    def use_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy into the parameters and buffers, which are allocated again if released."""
+        tensors = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        for name, tensor in tensors.items():
+            if name in weights and tensor.shape != weights[name].shape:
+                tensor.data = torch.empty_like(weights[name], device=tensor.device)
+        for name, tensor in self._model.state_dict().items():
+            tensor.copy_(weights[name])
+
+    def release(self) -> int:
+        """Drop cache and weights."""
+        freed = self._cache.nbytes
+        self._cache = SlotCache(*self._cache_size)
+        for parameter in self._model.parameters():
+            freed += parameter.nbytes
+            parameter.data = parameter.data.new_empty(0)
+        return freed
 
 
-def _no_progress_bars() -> None:
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+def _groups(parts: list[Part]) -> list[list[Part]]:
+    """Group parts so that none is padded to over twice its length."""
+    groups: list[list[Part]] = []
+    for part in sorted(parts, key=lambda part: len(part.token_ids)):
+        if groups and len(part.token_ids) <= 2 * len(groups[-1][0].token_ids) + _PROMPT:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups

@@ -1,4 +1,4 @@
-"""The embedded engine: any Hugging Face causal language model, batched continuously, on the CPU.
+"""The embedded engine: any Hugging Face causal language model, batched continuously.
 
 `TorchEngine` is the event loop's side; `decoder.Decoder` runs in a thread of its own:
 
@@ -28,8 +28,9 @@ from rollout.server.engine import (
 )
 from rollout.server.engines.batch import Sequence
 from rollout.server.engines.decoder import Decoder, Outbox
+from rollout.server.engines.folder import check_model_folder
 from rollout.server.engines.mailbox import Mailbox
-from rollout.server.engines.model import SlotModel, check_model_folder
+from rollout.server.engines.model import LoadedModel, load_model
 
 __all__ = ["TorchEngine", "build"]
 
@@ -48,6 +49,8 @@ class TorchEngine:
         threads: int = 1,
         stream_interval: int = 8,
         prefill_tokens: int = 4096,
+        dtype: str = "auto",
+        device: str = "auto",
     ) -> None:
         """Nothing is loaded before `start`.
 
@@ -57,7 +60,9 @@ class TorchEngine:
             max_context: most tokens a sequence may have; the model's own limit by default.
             threads: threads of each tensor operation, for the whole process.
             stream_interval: hand tokens out every this many steps (or 50 ms).
-            prefill_tokens: most padded tokens of one prefill, between two steps.
+            prefill_tokens: most prompt tokens prefilled between two steps.
+            dtype: "float32", "bfloat16", or "auto": bfloat16 on a GPU, else float32.
+            device: "cpu", "cuda", or "auto": a GPU if there is one.
         """
         check_model_folder(model)
         self._folder = model
@@ -66,6 +71,8 @@ class TorchEngine:
         self._threads = threads
         self._stream_interval = stream_interval
         self._prefill_tokens = prefill_tokens
+        self._dtype, self._device = dtype, device
+        self._prepared: tuple[Path, Any] | None = None
         self._chunks: dict[Sequence, asyncio.Queue[Chunk | EngineFailed]] = {}
         self._decoder: Decoder | None = None
 
@@ -97,13 +104,17 @@ class TorchEngine:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     def _load(self) -> Decoder:
-        model = SlotModel(self._folder, self._max_running, self._max_context)
+        model = load_model(
+            self._folder, self._max_running, self._max_context, self._dtype, self._device
+        )
+        self._model: LoadedModel = model
         self._info = EngineInfo(
             name="torch",
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             max_context=model.max_context,
             max_running=self._max_running,
+            features=frozenset({"seed", "release_memory"}),
         )
         return Decoder(
             model,
@@ -177,18 +188,44 @@ class TorchEngine:
         """Go on after `pause`."""
         await self._call(self._started("resume").resume)
 
+    async def prepare_weights(self, folder: Path) -> None:
+        """Read `folder` in a thread of its own, into the form a step reads."""
+        self._started("prepare_weights")
+        # Before reading: never three versions in memory.
+        self._prepared = None
+        self._prepared = folder, await self._read(folder)
+
     async def update_weights(self, folder: Path, weight_version: int) -> None:
-        """Load `folder` into the existing parameters. Needs a pause."""
+        """Swap in what was prepared of `folder`, or read it now. Needs a pause."""
         decoder = self._started("update_weights")
-        await self._call(lambda: decoder.update_weights(folder, weight_version))
+        await self._call(decoder.check_update)
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == folder:
+            weights = prepared[1]
+        else:
+            weights = await self._read(folder)
+        await self._call(lambda: decoder.update_weights(weights, weight_version))
+        self._folder = folder
+
+    async def _read(self, folder: Path) -> Any:
+        def read() -> Any:
+            torch.set_num_threads(self._threads)
+            return self._model.rows.read_weights(folder)
+
+        return await asyncio.to_thread(read)
 
     async def release_memory(self) -> int:
-        """Drop weights and cache; returns the bytes given back. Needs a pause."""
-        return await self._call(self._started("release_memory").release_memory)
+        """Drop weights, prepared ones too, and cache; return the bytes given back of the model."""
+        released = await self._call(self._started("release_memory").release_memory)
+        self._prepared = None
+        return released
 
     async def restore_memory(self) -> None:
-        """Load the last weights again; the engine stays paused."""
-        await self._call(self._started("restore_memory").restore_memory)
+        """Read the last weights again; the engine stays paused."""
+        decoder = self._started("restore_memory")
+        if decoder.released:
+            weights = await self._read(self._folder)
+            await self._call(lambda: decoder.restore_memory(weights))
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Have the engine's thread run `function`; raise `EngineFailed` if it dies instead."""
@@ -229,4 +266,6 @@ def build(config: RolloutServerConfig) -> TorchEngine:
         threads=config.threads,
         stream_interval=config.stream_interval,
         prefill_tokens=config.prefill_tokens,
+        dtype=config.torch_dtype,
+        device=config.torch_device,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.server.engines.model import SlotModel
+from rollout.server.engines.model import load_model
 from rollout.server.engines.torch import TorchEngine
 from tests.rollout.server.support import save_model
 
@@ -71,11 +71,11 @@ def test_unservable_configuration_is_named(
     config |= edit | {"max_window_layers": 0}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=named):
-        SlotModel(folder, 2, max_context)
+        load_model(folder, 2, max_context)
 
 
 def test_end_of_sequence_ids_come_from_the_generation_config(tmp_path: Path) -> None:
     """generation_config.json wins over config.json, and may list several ids."""
     folder = save_model(tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 9]}))
-    assert SlotModel(folder, 2, None).eos_token_ids == (4, 9)
+    assert load_model(folder, 2).eos_token_ids == (4, 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from rollout.server.engine import EngineFailed, EngineRequest, PauseMode, WeightsError
 from rollout.server.engines.batch import Batch
-from rollout.server.engines.model import SlotModel
+from rollout.server.engines.prefixes import _prefixes
+from rollout.server.engines.step import Step
 from rollout.server.engines.torch import TorchEngine
 from tests.rollout.server.support import (
     ARCHITECTURES,
@@ -66,28 +68,29 @@ def _mixed_requests() -> list[EngineRequest]:
 
 
 async def test_logprobs_equal_transformers(engine: TorchEngine, folders: tuple[Path, Path]) -> None:
-    """Log-probs of a mixed, overfull batch equal one plain forward pass each to 1e-4."""
+    """Log-probs of a mixed, overfull batch equal one plain forward pass each to 1e-5."""
     wanted = _mixed_requests()
     outputs = await asyncio.gather(*(collect(engine.generate(w)) for w in wanted))
     for asked, output in zip(wanted, outputs, strict=True):
         expected = recompute(
             folders[0], asked.token_ids, output.token_ids, asked.sampling.temperature
         )
-        assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=0)
+        assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-5, rtol=0)
 
 
 @pytest.fixture
-def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each prefill from now on; `clear()` it to count from later."""
-    rows: list[int] = []
-    prefill = SlotModel.prefill
+def prefilled(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Length of each part prefilled from now on; `clear()` it to count from later."""
+    lengths: list[int] = []
+    rows = engine._model.rows
+    forward = rows.forward
 
-    def counting(self: SlotModel, tokens: torch.Tensor, first: int) -> None:
-        rows.append(tokens.shape[0])
-        prefill(self, tokens, first)
+    def counting(step: Step) -> torch.Tensor | None:
+        lengths.extend(len(part.token_ids) for part in step.parts)
+        return forward(step)
 
-    monkeypatch.setattr(SlotModel, "prefill", counting)
-    return rows
+    monkeypatch.setattr(rows, "forward", counting)
+    return lengths
 
 
 async def test_samples_of_one_prompt_prefill_it_once(
@@ -103,30 +106,126 @@ async def test_samples_of_one_prompt_prefill_it_once(
         await asyncio.sleep(0)
     await engine.resume()
     outputs = await asyncio.gather(*calls)
-    assert prefilled == [1]
+    assert prefilled == [len(prompt) - 1]
     assert len({tuple(output.token_ids[:20]) for output in outputs}) > 1
     for asked, output in zip(wanted, outputs, strict=True):
         expected = recompute(folders[0], prompt, output.token_ids, asked.sampling.temperature)
-        assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=0)
+        assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-5, rtol=0)
+
+
+async def test_turns_of_one_conversation_prefill_what_is_new(
+    engine: TorchEngine, folders: tuple[Path, Path], prefilled: list[int]
+) -> None:
+    """A turn copies all that earlier turns have cached; another branch, what it has in common."""
+    first = request(tuple(range(3, 43)), max_new_tokens=30)
+    output = await collect(engine.generate(first))
+    # Of the last token sampled nothing is cached: no step has fed it.
+    turn = (*first.token_ids, *output.token_ids, 50, 51, 52)
+    branch = (*first.token_ids[:35], 60, 61)
+    for prefix, new in ((turn, 3), (branch, 1)):
+        prefilled.clear()
+        sampled = await collect(engine.generate(request(prefix, max_new_tokens=9)))
+        expected = recompute(folders[0], prefix, sampled.token_ids)
+        assert torch.allclose(torch.tensor(sampled.logprobs), expected, atol=1e-5, rtol=0)
+        assert prefilled == [new]
 
 
 async def test_a_prefix_of_a_running_sequence_is_copied(
     engine: TorchEngine, folders: tuple[Path, Path], prefilled: list[int]
 ) -> None:
-    """Also one that goes into what it sampled; another continuation of it is prefilled."""
+    """Also one that goes into what it sampled."""
     first, output = request(tuple(range(3, 20)), max_new_tokens=100), Output()
     chunks = engine.generate(first)
     while len(output.token_ids) < 8:
         output.add(await anext(chunks))
     prefilled.clear()
     inside = (*first.token_ids, *output.token_ids[:5], 7)
-    outside = (*first.token_ids[:-1], 60, 61)
-    for prefix, number in ((inside, 0), (outside, 1)):
-        sampled = await collect(engine.generate(request(prefix, max_new_tokens=3)))
-        expected = recompute(folders[0], prefix, sampled.token_ids)
-        assert torch.allclose(torch.tensor(sampled.logprobs), expected, atol=1e-4, rtol=0)
-        assert sum(prefilled) == number
+    sampled = await collect(engine.generate(request(inside, max_new_tokens=3)))
+    expected = recompute(folders[0], inside, sampled.token_ids)
+    assert torch.allclose(torch.tensor(sampled.logprobs), expected, atol=1e-5, rtol=0)
+    assert prefilled == []
     await chunks.aclose()
+
+
+async def test_a_wrong_copy_would_be_noticed(
+    engine: TorchEngine, folders: tuple[Path, Path], prefilled: list[int]
+) -> None:
+    """Negative control: with what is cached of another prompt, log-probs are not transformers'."""
+    await collect(engine.generate(request(tuple(range(3, 43)))))
+    index = engine._decoder._batch._prefixes  # type: ignore[union-attr]
+    donor = next(iter(index._ended))
+    donor.token_ids[:32] = prefix = list(range(13, 45))
+    for key, length in _prefixes(prefix, 32):
+        donor.offers[key] = length
+        index._donors[key] = donor
+    prefilled.clear()
+    asked = (*prefix, 9, 8)
+    sampled = await collect(engine.generate(request(asked)))
+    assert prefilled == [1]
+    expected = recompute(folders[0], asked, sampled.token_ids)
+    assert not torch.allclose(torch.tensor(sampled.logprobs), expected, atol=1e-3, rtol=0)
+
+
+async def test_new_weights_drop_what_was_cached(
+    engine: TorchEngine, folders: tuple[Path, Path], prefilled: list[int]
+) -> None:
+    """A prompt seen under the old weights is prefilled in full under the new ones."""
+    asked = request(tuple(range(3, 43)))
+    await collect(engine.generate(asked))
+    await engine.pause(PauseMode.RETRACT)
+    await engine.prepare_weights(folders[1])
+    await engine.update_weights(folders[1], 1)
+    await engine.resume()
+    prefilled.clear()
+    output = await collect(engine.generate(asked))
+    assert prefilled == [len(asked.token_ids) - 1]
+    expected = recompute(folders[1], asked.token_ids, output.token_ids)
+    assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-5, rtol=0)
+
+
+async def test_a_long_prompt_is_prefilled_in_parts(folders: tuple[Path, Path]) -> None:
+    """No step prefills more than it may, others decode in between, and all log-probs are right."""
+    engine = TorchEngine(folders[0], max_running=6, prefill_tokens=16)
+    await engine.start()
+    steps: list[tuple[int, int]] = []
+    rows = engine._model.rows
+    forward = rows.forward
+
+    def counting(step: Step) -> torch.Tensor | None:
+        steps.append((len(step.lanes), sum(len(part.token_ids) for part in step.parts)))
+        return forward(step)
+
+    rows.forward = counting  # type: ignore[method-assign]
+    wanted = [
+        request((9, 9), max_new_tokens=80),
+        request(tuple(3 + i * i % 60 for i in range(200)), max_new_tokens=20),
+        request(tuple(3 + i * i % 59 for i in range(33)), max_new_tokens=20),
+    ]
+    outputs = await asyncio.gather(*(collect(engine.generate(w)) for w in wanted))
+    await engine.close()
+    assert max(prefilled for _, prefilled in steps) == 16
+    assert sum(1 for decoding, prefilled in steps if decoding and prefilled) >= 10
+    for asked, output in zip(wanted, outputs, strict=True):
+        expected = recompute(folders[0], asked.token_ids, output.token_ids)
+        assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-5, rtol=0)
+
+
+async def test_prepared_weights_are_not_read_again(
+    engine: TorchEngine, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What was prepared is what is swapped in, also when its folder has gone since."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    shutil.copy(folders[1] / "model.safetensors", folder)
+    await engine.prepare_weights(folder)
+    (folder / "model.safetensors").unlink()
+    await engine.pause(PauseMode.RETRACT)
+    await engine.update_weights(folder, 1)
+    await engine.resume()
+    asked = request()
+    output = await collect(engine.generate(asked))
+    expected = recompute(folders[1], asked.token_ids, output.token_ids)
+    assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-5, rtol=0)
 
 
 async def test_greedy_tokens_are_the_likeliest(
@@ -143,7 +242,7 @@ async def test_greedy_tokens_are_the_likeliest(
 
 @pytest.mark.parametrize("times", [1, 4])
 async def test_greedy_interrupted_equals_uninterrupted(engine: TorchEngine, times: int) -> None:
-    """A greedy turn interrupted k times gives the same tokens, log-probs to 1e-4."""
+    """A greedy turn interrupted k times gives the same tokens, log-probs to 1e-5."""
     wanted = request(temperature=0.0, max_new_tokens=150)
     expected = await collect(engine.generate(wanted))
     others = [asyncio.create_task(collect(engine.generate(w))) for w in _mixed_requests()[:3]]
@@ -151,7 +250,7 @@ async def test_greedy_interrupted_equals_uninterrupted(engine: TorchEngine, time
     await asyncio.gather(*others)
     assert pauses == times
     assert output.token_ids == expected.token_ids
-    assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert output.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 async def test_every_span_recomputes_under_the_version_it_claims(
@@ -185,15 +284,15 @@ async def test_the_longest_prompt_is_served(
     prefix = tuple(3 + i % 60 for i in range(engine.info.max_context - 1))
     output = await collect(engine.generate(request(prefix)))
     expected = recompute(folders[0], prefix, output.token_ids)
-    assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-4, rtol=0)
+    assert torch.allclose(torch.tensor(output.logprobs), expected, atol=1e-5, rtol=0)
     assert len(output.token_ids) == 1
 
 
-async def test_released_memory_is_counted(engine: TorchEngine) -> None:
+async def test_released_memory_is_counted(engine: TorchEngine, folders: tuple[Path, Path]) -> None:
     """Release reports at least the bytes of the weights, and a second release nothing."""
     await collect(engine.generate(request()))
     await engine.pause(PauseMode.RETRACT)
-    weights = sum(p.nbytes for p in engine._decoder._model._model.parameters())  # type: ignore[union-attr]
+    weights = sum(tensor.nbytes for tensor in load_file(folders[0] / "model.safetensors").values())
     assert await engine.release_memory() > weights
     assert await engine.release_memory() == 0
     await engine.restore_memory()
@@ -232,7 +331,7 @@ async def test_bad_weights_are_named_and_leave_the_old_ones(
 async def test_a_dead_engine_says_so(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a step raises, open and later calls and `wait_failed` raise EngineFailed saying why."""
 
-    def broken(_batch: Batch) -> None:
+    def broken(_batch: Batch, _prefill_tokens: int) -> None:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(Batch, "step", broken)

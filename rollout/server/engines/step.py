@@ -1,0 +1,89 @@
+"""What one forward pass is asked to do, and what a model must offer to be asked.
+
+A pass takes one token of every decoding row and the next part of every prompt that is being
+prefilled. Rows are told by their lane, a small number a sequence keeps while it is cached.
+
+Shapes: R decoding rows, V vocabulary.
+"""
+
+# ruff: noqa: N815 -- tensors carry their shapes in their names
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+__all__ = ["Part", "RowModel", "Step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The next tokens of a prompt."""
+
+    lane: int
+    """Where they are cached."""
+    start: int
+    """Position of the first; those before it are cached."""
+    token_ids: list[int]
+    """At least one."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One forward pass."""
+
+    lanes: list[int]
+    """Of the decoding rows."""
+    tokens_R: Tensor
+    """int64; the token each of them feeds."""
+    positions_R: Tensor
+    """int64; its position."""
+    longest: int
+    """One more than the largest of `positions_R`; 0 without rows."""
+    parts: list[Part]
+    """Prompts being prefilled."""
+
+
+class RowModel(Protocol):
+    """A language model that remembers keys and values by lane. Weights and caches are opaque."""
+
+    @property
+    def blends(self) -> bool:
+        """Whether parts ride in the pass of the decoding rows, instead of costing one."""
+        ...
+
+    def forward(self, step: Step) -> Tensor | None:
+        """Run a pass; return the logits [R, V] of what follows the rows' tokens."""
+        ...
+
+    def read(self, lane: int, positions: int) -> Any:
+        """Copy the first `positions` of a lane out."""
+        ...
+
+    def write(self, lane: int, cached: Any, positions: int) -> None:
+        """Fill an empty lane with the first `positions` of what `read` gave."""
+        ...
+
+    def free(self, lanes: list[int]) -> None:
+        """Empty lanes."""
+        ...
+
+    def read_weights(self, folder: Path) -> Any:
+        """Read and check weights, changing nothing. Any thread may. Raises `WeightsError`."""
+        ...
+
+    def use_weights(self, weights: Any) -> None:
+        """Swap in what `read_weights` gave. Every lane must be empty."""
+        ...
+
+    def release(self) -> int:
+        """Drop cache and weights, until `use_weights`; return the bytes given back."""
+        ...
