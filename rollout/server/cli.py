@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     add_RolloutServerServiceServicer_to_server,
 )
-from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from rollout.server.boundary import Turns
 from rollout.server.config import RolloutServerConfig
+from rollout.server.engine import PauseMode
 from rollout.server.engines import build_engine
 from rollout.server.follower import WeightFollower
+from rollout.server.keeper import EngineKeeper
 from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
-from rollout.server.weights import WeightCache
-from services.chassis import clients
+from rollout.server.supply import open_supply
 from services.chassis.errors import ConfigError
 from services.chassis.server import Service, run
-
-if TYPE_CHECKING:
-    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 __all__ = ["build", "main"]
 
 Background = Callable[[], Awaitable[None]]
+Servicers = Sequence[tuple[Callable[[Any, Any], None], Any]]
 
 
 def main() -> NoReturn:
@@ -44,31 +41,49 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:
         engine = build_engine(config)
         stack.push_async_callback(engine.close)
-        background: list[Background] = [engine.wait_failed]
+        background: list[Background] = []
+        pause = PauseMode(config.update_pause)
+        servicers: Servicers = ()
+        server_id = config.server_id or f"{socket.gethostname()}-{os.getpid()}"
         if config.weights is None:
-            server = RolloutServer(engine, None)
-            background.append(server.begin)
+            server = RolloutServer(engine, None, update_pause=pause)
+            begin = server.begin
+            background.append(begin)
         else:
-            channel = await stack.enter_async_context(clients.channel(config, config.weights))
-            stub: WeightServiceAsyncStub = WeightServiceStub(channel)  # type: ignore[assignment]
+            turns = Turns()
+            supply = await open_supply(config, config.weights, server_id, turns, stack)
+            server = RolloutServer(
+                engine,
+                supply.cache,
+                update_pause=pause,
+                turns=turns,
+                boundary=supply.boundary,
+                prepare_seconds=config.weight_prepare_seconds,
+                swap_seconds=config.weight_swap_seconds,
+            )
             names = {"run_id": config.run_id, "model": config.model_name}
-            folder = config.cache_folder or Path(stack.enter_context(_temporary()))
-            server = RolloutServer(engine, WeightCache(stub, folder, **names))
-            background.append(WeightFollower(server, stub, **names).run)
+            follower = WeightFollower(server, supply.stub, **names)
+            begin = follower.begin
+            background += [follower.run, *supply.background]
+            servicers = supply.servicers
+        background.append(EngineKeeper(server, begin).run)
         await _start(server)
-        yield _service(config, server, background)
+        yield _service(config, server, server_id, servicers, background)
 
 
 def _service(
-    config: RolloutServerConfig, server: RolloutServer, background: list[Background]
+    config: RolloutServerConfig,
+    server: RolloutServer,
+    server_id: str,
+    servicers: Servicers,
+    background: list[Background],
 ) -> Service:
     async def ready() -> bool:
         return server.state is State.SERVING
 
-    server_id = config.server_id or f"{socket.gethostname()}-{os.getpid()}"
     servicer = RolloutServerServicer(server, server_id=server_id, run_id=config.run_id)
     return Service(
-        servicers=[(add_RolloutServerServiceServicer_to_server, servicer)],
+        servicers=[(add_RolloutServerServiceServicer_to_server, servicer), *servicers],
         background=background,
         ready=ready,
         drain=server.drain,
@@ -80,7 +95,3 @@ async def _start(server: RolloutServer) -> None:
         await server.start()
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="seamflow-weights-")

@@ -29,6 +29,7 @@ __all__ = [
     "PauseMode",
     "RequestError",
     "Sampling",
+    "VersionSource",
     "WeightsError",
     "check_request",
 ]
@@ -85,6 +86,18 @@ class PauseMode(StrEnum):
     """They are held, and prefilled again from their tokens on resume; new requests wait."""
     ABORT = "abort"
     """They end `INTERRUPTED` with what they have; so do new requests until resume."""
+    IN_PLACE = "in_place"
+    """They are held and keep their KV cache, also across new weights: what follows is sampled from
+    a cache that two versions filled. Only engines with the feature "pause_in_place"."""
+
+
+class VersionSource(StrEnum):
+    """How the weight version of a chunk is known."""
+
+    ENGINE = "engine"
+    """The engine said so for these very tokens."""
+    SERVER_BOUNDARY = "server_boundary"
+    """They came before, or after, the pause in which the only one who may changed the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +148,8 @@ class Chunk:
     """One per token: natural log, after temperature, before top-p, top-k and min-p."""
     weight_version: int
     """The version all of `token_ids` were sampled under."""
+    version_source: VersionSource = VersionSource.ENGINE
+    """How `weight_version` is known."""
     finish: FinishReason | None = None
     """Set on the last chunk of a sequence and on no other."""
 
@@ -153,6 +168,8 @@ class EngineInfo:
     """Most tokens in one sequence, prompt and output together."""
     max_running: int
     """Most sequences sampled at the same time; more wait."""
+    features: frozenset[str]
+    """Optional abilities: "seed", "release_memory", "pause_in_place"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +214,14 @@ class Engine(Protocol):
 
     async def resume(self) -> None:
         """Go on after `pause`; held sequences are prefilled again. No effect when not paused."""
+        ...
+
+    async def prepare_weights(self, folder: Path) -> None:
+        """Read and check `folder` into host memory while sampling goes on.
+
+        `update_weights` of this folder is then only a swap. A later prepare replaces an earlier
+        one; a folder that was not prepared can still be loaded. Raises `WeightsError`.
+        """
         ...
 
     async def update_weights(self, folder: Path, weight_version: int) -> None:

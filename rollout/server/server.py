@@ -16,7 +16,8 @@ import asyncio
 import time
 from enum import StrEnum
 
-from rollout.server.engine import Engine, PauseMode
+from rollout.server.boundary import Boundary, Turns
+from rollout.server.engine import Engine, EngineFailed, PauseMode
 from rollout.server.weights import FetchedWeights, WeightCache
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
@@ -29,6 +30,9 @@ _UPDATES = metrics.counter(
 )
 _UPDATE_SECONDS = metrics.histogram(
     "rollout_server", "weight_update_seconds", "Time from pause to resume of a weight update."
+)
+_UNPREPARED = metrics.counter(
+    "rollout_server", "weight_prepares_expired_total", "Versions loaded without being prepared."
 )
 _VERSION = metrics.gauge("rollout_server", "weight_version", "Weight version loaded now.")
 
@@ -48,13 +52,41 @@ class State(StrEnum):
     """Ends; turns are given up."""
 
 
+_WITHOUT_WEIGHTS = (State.RELEASED, State.DRAINING)
+
+
 class RolloutServer:
     """One engine and its weights; every transition holds one lock."""
 
-    def __init__(self, engine: Engine, cache: WeightCache | None) -> None:
-        """`cache` is where newer weights come from; None: version 0 for ever."""
+    def __init__(
+        self,
+        engine: Engine,
+        cache: WeightCache | None,
+        *,
+        update_pause: PauseMode = PauseMode.RETRACT,
+        turns: Turns | None = None,
+        boundary: Boundary | None = None,
+        prepare_seconds: float = 300.0,
+        swap_seconds: float = 300.0,
+    ) -> None:
+        """Serve with `engine`.
+
+        Args:
+            engine: samples.
+            cache: where newer weights come from; None: version 0 for ever.
+            update_pause: what happens to turns while weights change.
+            turns: those that run; whoever serves one enters it here.
+            boundary: what a followed version waits for; by default nothing.
+            prepare_seconds: deadline of reading a version into host memory.
+            swap_seconds: deadline of the change itself; an engine that misses it counts as dead.
+        """
         self.engine = engine
+        self.turns = turns or Turns()
         self._cache = cache
+        self._update_pause = update_pause
+        self._boundary = boundary or Boundary()
+        self._prepare_seconds = prepare_seconds
+        self._swap_seconds = swap_seconds
         self._state = State.LOADING
         self._lock = asyncio.Lock()
         self._log = get_logger()
@@ -65,9 +97,22 @@ class RolloutServer:
         return self._state
 
     async def start(self) -> None:
-        """Start the engine and hold all turns until `begin` has current weights."""
+        """Start the engine and hold all turns until `begin` has current weights.
+
+        Raises `ValueError` for an engine that cannot start, or not pause as updates shall.
+        """
         await self.engine.start()
+        if not self._can_pause(self._update_pause):
+            name = self.engine.info.name
+            raise ValueError(f"update_pause is in_place: the {name} engine cannot, use retract")
         await self.engine.pause(PauseMode.RETRACT)
+
+    async def restart(self) -> None:
+        """Start an engine that has died, and hold all turns until `begin` has current weights."""
+        async with self._lock:
+            self._refuse("restart", *_WITHOUT_WEIGHTS)
+            self._state = State.LOADING
+            await self.start()
 
     async def begin(self) -> None:
         """Load the newest committed weights, if any, then take turns."""
@@ -84,6 +129,11 @@ class RolloutServer:
         """Stop at a token boundary; returns how many turns were held or given up."""
         async with self._lock:
             self._refuse("Pause", State.RELEASED, State.DRAINING)
+            if not self._can_pause(mode):
+                name = self.engine.info.name
+                raise failed_precondition(
+                    Reason.UNSUPPORTED, f"the {name} engine cannot pause in place: use RETRACT"
+                )
             load = self.engine.load()
             await self.engine.pause(mode)
             self._state = State.PAUSED
@@ -106,15 +156,21 @@ class RolloutServer:
             return self.engine.weight_version
 
     async def follow(self, weight_version: int) -> None:
-        """Bring a newly committed version here, and into the engine if it has its memory."""
+        """Bring a newly committed version here, and into the engine if it has its memory.
+
+        fetch -> prepare (in host memory, turns go on) -> boundary -> pause, update, resume
+        """
         fetched = await self._require_cache().fetch(weight_version)
-        async with self._lock:
-            if fetched is None or fetched.weight_version <= self.engine.weight_version:
-                return
-            if self._state not in (State.RELEASED, State.DRAINING):
+        if fetched is None or fetched.weight_version <= self.engine.weight_version:
+            return
+        if self._state in _WITHOUT_WEIGHTS:
+            self._require_cache().prune(loaded=self.engine.weight_version)
+            return
+        await self._prepare(fetched)
+        async with self._boundary.reached(), self._lock:
+            newer = fetched.weight_version > self.engine.weight_version
+            if newer and self._state not in _WITHOUT_WEIGHTS:
                 await self._swap(fetched)
-            else:
-                self._require_cache().prune(loaded=self.engine.weight_version)
 
     async def release(self) -> int:
         """Give all turns up and the device memory back; returns the bytes."""
@@ -146,12 +202,39 @@ class RolloutServer:
             self._state = State.DRAINING
             await self.engine.pause(PauseMode.ABORT)
 
+    async def _prepare(self, fetched: FetchedWeights) -> None:
+        try:
+            async with asyncio.timeout(self._prepare_seconds) as deadline:
+                await self.engine.prepare_weights(fetched.folder)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            # The update only stalls turns for longer then.
+            _UNPREPARED.inc()
+            self._log.warning("weights_not_prepared", seconds=self._prepare_seconds)
+
     async def _swap(self, fetched: FetchedWeights) -> None:
+        """Change weights within the deadline. Raises `EngineFailed` beyond it."""
+        swapping = asyncio.ensure_future(self._change(fetched))
+        try:
+            done, _ = await asyncio.wait({swapping}, timeout=self._swap_seconds)
+        except asyncio.CancelledError:
+            swapping.cancel()
+            await asyncio.wait({swapping})
+            raise
+        if not done:
+            # In no known state any more: the process ends, its turns go on elsewhere.
+            swapping.cancel()
+            cure = "raise weight_swap_seconds if its weights are that large"
+            raise EngineFailed(f"the engine took no weights in {self._swap_seconds:g} s; {cure}")
+        await swapping
+
+    async def _change(self, fetched: FetchedWeights) -> None:
         """Load weights; turns in flight are held meanwhile, and go on even if loading fails."""
         started = time.perf_counter()
         serving = self._state is State.SERVING
         if serving:
-            await self.engine.pause(PauseMode.RETRACT)
+            await self.engine.pause(self._update_pause)
         try:
             await self._load(fetched)
         finally:
@@ -171,6 +254,9 @@ class RolloutServer:
     async def _serve(self) -> None:
         await self.engine.resume()
         self._state = State.SERVING
+
+    def _can_pause(self, mode: PauseMode) -> bool:
+        return mode is not PauseMode.IN_PLACE or "pause_in_place" in self.engine.info.features
 
     def _require_cache(self) -> WeightCache:
         if self._cache is None:

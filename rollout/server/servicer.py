@@ -21,6 +21,7 @@ from rollout.server.engine import (
     PauseMode,
     RequestError,
     Sampling,
+    VersionSource,
     WeightsError,
 )
 from rollout.server.server import RolloutServer, State
@@ -36,7 +37,8 @@ from services.chassis.errors import (
 __all__ = ["RolloutServerServicer"]
 
 API_VERSION = "v1"
-FEATURES = ("pause_retract", "pause_abort", "release_memory", "seed")
+# What every engine can do; the optional abilities are its own to tell.
+_FEATURES = frozenset({"pause_retract", "pause_abort"})
 
 _TOKENS = metrics.counter("rollout_server", "sampled_tokens_total", "Tokens sent to callers.")
 _FINISHES = {
@@ -48,6 +50,11 @@ _FINISHES = {
 _MODES = {
     pb.PAUSE_MODE_RETRACT: PauseMode.RETRACT,
     pb.PAUSE_MODE_ABORT: PauseMode.ABORT,
+    pb.PAUSE_MODE_IN_PLACE: PauseMode.IN_PLACE,
+}
+_SOURCES = {
+    VersionSource.ENGINE: tokens_pb2.VERSION_SOURCE_ENGINE,
+    VersionSource.SERVER_BOUNDARY: tokens_pb2.VERSION_SOURCE_SERVER_BOUNDARY,
 }
 _STATES = {
     # Until its weights are current a server is to its callers what a paused one is.
@@ -76,10 +83,12 @@ class RolloutServerServicer(RolloutServerServiceServicer):
                 "run_id", request.run_id, f"this server serves run {self._run_id}"
             )
         try:
-            async with aclosing(self._server.engine.generate(_engine_request(request))) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    _TOKENS.inc(len(chunk.token_ids))
-                    yield self._response(chunk)
+            turn = self._server.engine.generate(_engine_request(request))
+            with self._server.turns.running():
+                async with aclosing(turn) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        _TOKENS.inc(len(chunk.token_ids))
+                        yield self._response(chunk)
         except RequestError as error:
             raise invalid_argument(error.field, error.value, error.cure) from error
         except EngineFailed as error:
@@ -92,7 +101,7 @@ class RolloutServerServicer(RolloutServerServiceServicer):
                 num_tokens=len(chunk.token_ids),
                 origin=tokens_pb2.ORIGIN_POLICY,
                 weight_version=chunk.weight_version,
-                version_source=tokens_pb2.VERSION_SOURCE_ENGINE,
+                version_source=_SOURCES[chunk.version_source],
                 server_id=self._server_id,
             )
         return pb.GenerateTokensResponse(tokens=tokens, finish_reason=_FINISHES[chunk.finish])
@@ -100,7 +109,7 @@ class RolloutServerServicer(RolloutServerServiceServicer):
     async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
         """Stop at a token boundary."""
         if request.mode not in _MODES:
-            raise invalid_argument("mode", request.mode, "must be RETRACT or ABORT")
+            raise invalid_argument("mode", request.mode, "must be RETRACT, ABORT or IN_PLACE")
         return pb.PauseResponse(num_turns=await self._server.pause(_MODES[request.mode]))
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
@@ -153,7 +162,7 @@ class RolloutServerServicer(RolloutServerServiceServicer):
             tokens_per_second=load.tokens_per_second,
             engine=engine.info.name,
             api_version=API_VERSION,
-            features=FEATURES,
+            features=sorted(_FEATURES | engine.info.features),
         )
 
 

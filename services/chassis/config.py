@@ -108,7 +108,7 @@ def load(
     settings = {
         **_from_file(config_class, table, given.config),
         **_from_environment(config_class, table, os.environ),
-        **_from_flags(config_class, given.values),
+        **_from_flags(config_class, given),
     }
     config = _build(config_class, table, settings)
     _check_transport(config)
@@ -181,9 +181,14 @@ def _from_environment(
     return _settings(config_class, given, origins, text=True)
 
 
-def _from_flags(config_class: type[ServerConfig], given: Mapping[str, str]) -> Settings:
-    origins = {name: f"--{name.replace('_', '-')}" for name in given}
-    return _settings(config_class, given, origins, text=True)
+def _from_flags(config_class: type[ServerConfig], given: flags.Flags) -> Settings:
+    origins = {name: f"--{name.replace('_', '-')}" for name in (*given.values, *given.passed_on)}
+    for name in given.values.keys() & given.passed_on.keys():
+        raise ConfigError(f"{origins[name]} and its flags one by one: give one of them")
+    return {
+        **_settings(config_class, given.values, origins, text=True),
+        **_settings(config_class, given.passed_on, origins, text=False),
+    }
 
 
 def _settings(

@@ -32,6 +32,8 @@ class Flags:
     """Check the configuration and exit."""
     values: Mapping[str, str]
     """Raw text by field name, in the form `values.from_text` reads."""
+    passed_on: Mapping[str, list[str]]
+    """Flags meant for another program, by the name of the field that takes them."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,9 +49,10 @@ def parse(config_class: type[Any], table: str, argv: Sequence[str]) -> Flags:
         SystemExit: code 0 after --help or --version.
     """
     parser = _parser(config_class, table)
-    known, unknown = parser.parse_known_args(argv)
+    options = [option for action in parser._actions for option in action.option_strings]
+    own, passed_on = _split(config_class, options, argv)
+    known, unknown = parser.parse_known_args(own)
     if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else "; see --help"
         raise UsageError(f"unknown argument {unknown[0]}{hint}")
@@ -59,7 +62,32 @@ def parse(config_class: type[Any], table: str, argv: Sequence[str]) -> Flags:
         print_config=found.pop("print_config"),
         check_config=found.pop("check_config"),
         values=found,
+        passed_on=passed_on,
     )
+
+
+def _split(
+    config_class: type[Any], options: Sequence[str], argv: Sequence[str]
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Take out every --PREFIX-FLAG, and what follows up to the next flag, for the fields that have
+    `metadata={"flags": PREFIX}`; they get it as --FLAG.
+    """
+    prefixes = {
+        f"--{entry.metadata['flags']}-": entry.name
+        for entry in fields(config_class)
+        if "flags" in entry.metadata
+    }
+    own: list[str] = []
+    passed_on: dict[str, list[str]] = {}
+    taken = own
+    for argument in argv:
+        prefix = ""
+        if argument.startswith("--"):
+            foreign = argument.partition("=")[0] not in options
+            prefix = next((p for p in prefixes if foreign and argument.startswith(p)), "")
+            taken = passed_on.setdefault(prefixes[prefix], []) if prefix else own
+        taken.append(f"--{argument.removeprefix(prefix)}" if prefix else argument)
+    return own, passed_on
 
 
 def _parser(config_class: type[Any], table: str) -> argparse.ArgumentParser:

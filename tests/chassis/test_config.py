@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,29 @@ def test_help_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--rate NUMBER A number. (default 1.0)" in shown
     assert "Seconds that calls in flight get to finish after SIGTERM." in shown
     assert "--token-file" in shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassingConfig(ServerConfig):
+    """A process that starts another program."""
+
+    other_flags: tuple[str, ...] = field(default=(), metadata={"flags": "other"})
+    """Flags of the other program."""
+    other_url: str | None = None
+    """A flag of ours that begins alike."""
+
+
+def test_flags_of_another_program_are_passed_on(tmp_path: Path) -> None:
+    """--PREFIX-FLAG and its values go to the field that collects them; ours stay ours."""
+    command = ["--other-size", "2", "--port", "1", "--other-list=[1,2]", "--other-quiet"]
+    config = load(PassingConfig, "demo", [*command, "--other-range", "-1", "5"])
+    expected = ("--size", "2", "--list=[1,2]", "--quiet", "--range", "-1", "5")
+    assert (config.other_flags, config.port) == (expected, 1)
+    config = load(PassingConfig, "demo", ["--other-url", "x"])
+    assert (config.other_flags, config.other_url) == ((), "x")
+    path = _file(tmp_path, '[demo]\nother_flags = ["--size", "2"]')
+    assert load(PassingConfig, "demo", ["--config", path]).other_flags == ("--size", "2")
+    with pytest.raises(ConfigError, match="--other-flags and its flags one by one"):
+        load(PassingConfig, "demo", ["--other-flags=size", "--other-size", "2"])
+    with pytest.raises(UsageError, match="unknown argument --othr-size"):
+        load(PassingConfig, "demo", ["--othr-size", "2"])

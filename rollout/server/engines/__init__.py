@@ -15,6 +15,7 @@ __all__ = ["ENGINES", "build_engine"]
 # Paths, not imports: only the engine that is asked for loads its libraries.
 ENGINES = {
     "torch": "rollout.server.engines.torch:build",
+    "sglang": "rollout.server.engines.sglang:build",
     "fake": "rollout.server.engines.fake:build",
 }
 

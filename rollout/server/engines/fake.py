@@ -76,7 +76,7 @@ class _Sequence:
     state: int
     length: int
     produced: int = 0
-    chunks: asyncio.Queue[Chunk] = field(default_factory=asyncio.Queue)
+    chunks: asyncio.Queue[Chunk | EngineFailed] = field(default_factory=asyncio.Queue)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -102,6 +102,7 @@ class FakeEngine:
             eos_token_ids=(EOS,),
             max_context=max_context,
             max_running=max_running,
+            features=frozenset({"seed", "release_memory", "pause_in_place"}),
         )
         self._stream_interval = stream_interval
         self._mean_tokens = mean_tokens
@@ -128,6 +129,7 @@ class FakeEngine:
     async def start(self) -> None:
         """Begin to serve."""
         self._task = asyncio.create_task(self._run(), name="fake-engine")
+        self._task.add_done_callback(self._fail)
 
     async def _run(self) -> None:
         while True:
@@ -137,6 +139,16 @@ class FakeEngine:
                 self._sample(sequence)
             self._rest()
             await self._step()
+
+    def _fail(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            for sequence in (*self._running, *self._queued):
+                sequence.chunks.put_nowait(self._failed(task))
+
+    def _failed(self, task: asyncio.Task[None]) -> EngineFailed:
+        failed = EngineFailed(f"the fake engine's task ended: {task.exception()}")
+        failed.__cause__ = task.exception()
+        return failed
 
     def _admit(self) -> None:
         while self._queued and len(self._running) < self._info.max_running:
@@ -192,6 +204,8 @@ class FakeEngine:
         try:
             while True:
                 chunk = await sequence.chunks.get()
+                if isinstance(chunk, EngineFailed):
+                    raise chunk
                 yield chunk
                 if chunk.finish is not None:
                     return
@@ -201,6 +215,8 @@ class FakeEngine:
     def _submit(self, request: EngineRequest) -> _Sequence:
         if self._task is None:
             raise EngineStateError("generate: the engine is not started")
+        if self._task.done():
+            raise self._failed(self._task)
         sequence = _Sequence(request, prefix_state(request.token_ids), len(request.token_ids))
         if self._paused is PauseMode.ABORT:
             self._flush(sequence, FinishReason.INTERRUPTED)
@@ -216,7 +232,10 @@ class FakeEngine:
         self._rest()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop at a token boundary: a step never yields to the event loop while it samples."""
+        """Stop at a token boundary: a step never yields to the event loop while it samples.
+
+        A retract and a pause in place are the same: there is no cache to keep.
+        """
         for sequence in self._running:
             self._flush(sequence, None)
         self._queued.extendleft(reversed(self._running))
@@ -237,11 +256,15 @@ class FakeEngine:
         self._paused = None
         self._rest()
 
-    async def update_weights(self, folder: Path, weight_version: int) -> None:
-        """Take `weight_version`; the folder must exist, its content is not looked at."""
-        self._require_paused("update_weights")
+    async def prepare_weights(self, folder: Path) -> None:
+        """Check that the folder exists; its content is not looked at."""
         if not folder.is_dir():  # noqa: ASYNC240 -- one stat
             raise WeightsError(f"{folder}: no such folder")
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        """Take `weight_version`; the folder must exist."""
+        self._require_paused("update_weights")
+        await self.prepare_weights(folder)
         self._weight_version = weight_version
 
     async def release_memory(self) -> int:
@@ -272,7 +295,7 @@ class FakeEngine:
             raise EngineStateError("wait_failed: the engine is not started")
         await asyncio.wait([self._task])
         if not self._task.cancelled():
-            raise EngineFailed("the fake engine's task ended") from self._task.exception()
+            raise self._failed(self._task)
 
     async def close(self) -> None:
         """End every sequence `INTERRUPTED` and stop."""

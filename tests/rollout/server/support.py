@@ -27,6 +27,7 @@ from rollout.server.engine import (
     FinishReason,
     PauseMode,
     Sampling,
+    VersionSource,
 )
 
 VOCAB = 64
@@ -109,6 +110,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    sources: set[VersionSource] = field(default_factory=set)
     finish: FinishReason | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -119,6 +121,7 @@ class Output:
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.versions += [chunk.weight_version] * len(chunk.token_ids)
+        self.sources.add(chunk.version_source)
         self.finish = chunk.finish
 
 

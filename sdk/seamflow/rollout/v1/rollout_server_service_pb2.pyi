@@ -32,6 +32,10 @@ class _PauseModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """Hold running turns; their prefix is prefilled again on Resume."""
     PAUSE_MODE_ABORT: _PauseMode.ValueType  # 2
     """End running turns INTERRUPTED, so that they go on elsewhere."""
+    PAUSE_MODE_IN_PLACE: _PauseMode.ValueType  # 3
+    """Hold running turns with their KV cache, also across new weights: what follows is sampled from a
+    cache of two versions, and its log-probs are no version's. Needs feature "pause_in_place".
+    """
 
 class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
     """How to pause."""
@@ -42,6 +46,10 @@ PAUSE_MODE_RETRACT: PauseMode.ValueType  # 1
 """Hold running turns; their prefix is prefilled again on Resume."""
 PAUSE_MODE_ABORT: PauseMode.ValueType  # 2
 """End running turns INTERRUPTED, so that they go on elsewhere."""
+PAUSE_MODE_IN_PLACE: PauseMode.ValueType  # 3
+"""Hold running turns with their KV cache, also across new weights: what follows is sampled from a
+cache of two versions, and its log-probs are no version's. Needs feature "pause_in_place".
+"""
 global___PauseMode = PauseMode
 
 class _ServerState:
@@ -340,12 +348,14 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     tokens_per_second: builtins.float
     """Recent decoding rate."""
     engine: builtins.str
-    """"torch", "fake" or the class of a plug-in."""
+    """"torch", "sglang", "fake" or the name a plug-in gives itself."""
     api_version: builtins.str
     """Contract the server speaks."""
     @property
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Optional abilities, such as "release_memory"."""
+        """Abilities: "pause_retract", "pause_abort", and where the engine has them "seed",
+        "release_memory", "pause_in_place".
+        """
 
     def __init__(
         self,

@@ -1,0 +1,430 @@
+"""SGLang as an engine: a server of its own that we start and supervise, or one at a URL.
+
+    generate ─▶ Turn ─▶ POST /generate, streamed     one request after another, until the turn ends
+    pause    ─▶ no new requests, abort all, wait until each has given its last tokens
+    update   ─▶ flush the prefix cache, load from disk
+    resume   ─▶ held turns go on as new requests, prefilled from what they have
+
+SGLang's own retracting pause keeps sampled tokens that it has not streamed yet (up to
+stream_interval - 1) and sends them after the update in one message with newer ones: where the
+version changes, nobody could say before the turn ends. So requests are ended instead. One that is
+aborted answers with all its tokens: once all have answered, the engine is drained, and on that
+rests the version of every chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollout.server.config import RolloutServerConfig
+from rollout.server.engine import (
+    Chunk,
+    EngineError,
+    EngineFailed,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineStateError,
+    PauseMode,
+    RequestError,
+    WeightsError,
+    check_request,
+)
+from rollout.server.engines.sglang_flags import command_line
+from rollout.server.engines.sglang_http import Connection, ConnectionLost, Refused
+from rollout.server.engines.sglang_model import ModelFolder, describe, memory_bytes, num_ranks
+from rollout.server.engines.sglang_process import SGLangProcess
+from rollout.server.engines.sglang_turn import Turn, Weights
+from rollout.server.rate import TokenRate
+from services.chassis.log import get_logger
+
+__all__ = ["SGLangEngine", "build"]
+
+T = TypeVar("T")
+
+_START_SECONDS = 1800.0
+_WATCH_SECONDS = 2.0
+_DRAIN_SECONDS = 60.0
+# A request on its way to the scheduler outlives an abort, so aborts are repeated.
+_ABORT_AGAIN_SECONDS = 0.05
+
+
+class SGLangEngine:
+    """Drives one SGLang server, which must serve nobody else."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        command: Sequence[str] = (),
+        url: str | None = None,
+        broadcast_host: str | None = None,
+    ) -> None:
+        """Nothing is started before `start`.
+
+        Args:
+            model: the Hugging Face folder of version 0; a server at `url` must see its path too.
+            command: starts a server, but for the flags that depend on this engine's life.
+            url: a server that runs already; `command` is not used.
+            broadcast_host: where the server reaches this process, to get weights from it; None: it
+                reads them from the same disk.
+        """
+        self._model = ModelFolder(model)
+        self._command = command
+        self._url = url
+        self._broadcast_host = broadcast_host
+        self._info: EngineInfo | None = None
+        self._process: SGLangProcess | None = None
+        self._connection: Connection | None = None
+        self._rate = TokenRate()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turns: set[Turn] = set()
+        self._open = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._log = get_logger()
+
+    async def start(self) -> None:
+        """Start or take over the server, at version 0; may be called again after a failure.
+
+        Raises `ValueError` if it cannot start, or refuses its flags.
+        """
+        await self._stop()
+        self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
+        self._paused: PauseMode | None = None
+        self._released = False
+        self._running = 0
+        self._idle.set()
+        self._open.clear()
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                if self._url is None:
+                    await self._launch()
+                else:
+                    await self._take_over(self._url)
+                self._info = describe(self._model, await self._connected.server_info())
+        except TimeoutError:
+            raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
+        self._open.set()
+        self._spawn(self._watch())
+
+    async def _launch(self) -> None:
+        self._process = await SGLangProcess.start(self._command)
+        self._weights = Weights(0, self._process.label, self._model.folder)
+        self._connection = Connection(self._process.url)
+        await self._process.until_ready(self._connection)
+
+    async def _take_over(self, url: str) -> None:
+        self._weights = Weights(0, "0", self._model.folder)
+        self._connection = Connection(url)
+        while True:
+            with contextlib.suppress(ConnectionLost, TimeoutError):
+                await self._connection.model_info()
+                break
+            self._log.info("waiting_for_engine", url=url)
+            await asyncio.sleep(_WATCH_SECONDS)
+        # Whoever drove it before may have left it paused, with requests, and with any weights.
+        await self._call(self._connection.go_on())
+        await self._flush(abort=True)
+        try:
+            await self._put(self._weights, flush=True)
+        except Refused as error:
+            cure = "it must see model at the same path, or set sglang_broadcast_host"
+            raise ValueError(f"sglang_url: {error}; {cure}") from error
+
+    async def _watch(self) -> None:
+        """Fail once the server is gone."""
+        if self._process is not None:
+            self._fail(await self._process.wait())
+        while not self._failed.done():
+            await asyncio.sleep(_WATCH_SECONDS)
+            with contextlib.suppress(EngineFailed, Refused):
+                await self._call(self._connected.model_info())
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constants of this engine; valid after `start`."""
+        if self._info is None:
+            raise EngineStateError("info: the engine is not started")
+        return self._info
+
+    @property
+    def weight_version(self) -> int:
+        """The version in use."""
+        return self._weights.version
+
+    @property
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise EngineStateError("the engine is not started")
+        return self._connection
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        """Stream one sequence; closing the iterator aborts its request."""
+        self._check(request)
+        turn = Turn(request, self.info, self._weights)
+        if self._paused is PauseMode.ABORT:
+            turn.interrupt()
+            yield await turn.next_chunk()
+            return
+        self._turns.add(turn)
+        task = self._spawn(self._run(turn))
+        try:
+            while True:
+                chunk = await turn.next_chunk()
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            self._turns.discard(turn)
+            self._give_up(turn, task)
+
+    def _check(self, request: EngineRequest) -> None:
+        check_request(request, self.info)
+        seed = request.sampling.seed
+        if seed is not None and "seed" not in self.info.features:
+            cure = "SGLang keeps a seed with --sglang-enable-deterministic-inference only"
+            raise RequestError("seed", seed, cure)
+        if self._failed.done():
+            raise self._failed.result()
+        if self._paused is None and not self._open.is_set():
+            raise EngineFailed("SGLang is starting again")
+
+    async def _run(self, turn: Turn) -> None:
+        """Be a turn: one request after another, each between two pauses."""
+        try:
+            while not turn.ended:
+                # Asked again after waking: a pause may have come between resume and this turn.
+                while not self._open.is_set():
+                    await self._open.wait()
+                await self._request(turn)
+                if self._paused in (None, PauseMode.ABORT):
+                    turn.interrupt()
+        except ConnectionLost as error:
+            turn.fail(self._fail(f"SGLang was lost in mid-turn: {error or type(error).__name__}"))
+        except EngineFailed as error:
+            turn.fail(self._fail(str(error)))
+        except (EngineError, Refused) as error:
+            turn.fail(EngineError(str(error)))
+
+    async def _request(self, turn: Turn) -> None:
+        def receive(message: dict[str, Any]) -> None:
+            self._rate.add(turn.receive(message))
+            # Said with every message: SGLang does not hear of an abort before it knows the request.
+            if turn.ended and not message.get("meta_info", {}).get("finish_reason"):
+                self._abort(turn)
+
+        body = turn.request(self._weights)
+        self._running += 1
+        self._idle.clear()
+        try:
+            await self._connected.generate(body, receive)
+        finally:
+            turn.rid = None
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    def _give_up(self, turn: Turn, task: asyncio.Task[None]) -> None:
+        """End a turn that nobody reads; its request counts as running until SGLang ends it."""
+        turn.ended = True
+        if turn.rid is None:
+            task.cancel()
+        else:
+            self._abort(turn)
+
+    def _abort(self, turn: Turn) -> None:
+        async def abort(rid: str) -> None:
+            with contextlib.suppress(EngineFailed, Refused):
+                await self._call(self._connected.abort(rid))
+
+        if turn.rid is not None:
+            self._spawn(abort(turn.rid))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop at a token boundary; every sampled token has been handed out.
+
+        In place, SGLang holds what runs: tokens it has not streamed come after the pause.
+        """
+        if self._paused is PauseMode.IN_PLACE and mode is not PauseMode.IN_PLACE:
+            # A request that is paused in place does not end before it goes on.
+            await self._call(self._connected.go_on())
+        self._paused = mode
+        self._open.clear()
+        if mode is PauseMode.IN_PLACE:
+            await self._call(self._connected.pause_in_place())
+            return
+        await self._drain()
+        if mode is PauseMode.ABORT:
+            for turn in self._turns:
+                turn.interrupt()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while self._running:
+                    await self._call(self._connected.abort_all())
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._idle.wait(), _ABORT_AGAIN_SECONDS)
+        except TimeoutError:
+            raise self._fail(f"SGLang did not end its requests in {_DRAIN_SECONDS:.0f} s") from None
+        if self._failed.done():
+            raise self._failed.result()
+
+    async def resume(self) -> None:
+        """Go on after `pause`; held turns become new requests."""
+        if self._released:
+            raise EngineStateError("resume: memory is released, restore it first")
+        if self._paused is PauseMode.IN_PLACE:
+            await self._call(self._connected.go_on())
+        self._paused = None
+        self._open.set()
+
+    async def prepare_weights(self, folder: Path) -> None:
+        """Check `folder` against the model and bring its files into the page cache."""
+        await asyncio.to_thread(self._model.check, folder)
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        """Load `folder` from disk; nothing computed by old weights is kept, but in place."""
+        self._require_paused("update_weights")
+        await self.prepare_weights(folder)
+        in_place = self._paused is PauseMode.IN_PLACE
+        if in_place:
+            for turn in self._turns:
+                turn.hold()
+        else:
+            await self._flush()
+        weights = Weights(weight_version, str(weight_version), folder)
+        try:
+            await self._load(weights, flush=not in_place)
+        except Refused as error:
+            # SGLang rolls back by reading the new folder again: only a load makes them old again.
+            await self._reload()
+            raise WeightsError(f"{folder}: {error}") from error
+
+    async def _load(self, weights: Weights, *, flush: bool) -> None:
+        await self._call(self._put(weights, flush=flush))
+        self._weights = weights
+
+    async def _put(self, weights: Weights, *, flush: bool) -> None:
+        connection = self._connected
+        if self._broadcast_host is None:
+            return await connection.update_weights(weights.folder, weights.label, flush=flush)
+        from rollout.server.engines import sglang_broadcast  # brings torch along
+
+        ranks = num_ranks(await connection.server_info())
+        sender = sglang_broadcast.SglangBroadcast.of(connection.post, self._broadcast_host, ranks)
+        try:
+            await sender.load(weights.folder, weights.label, flush=flush)
+        except WeightsError as error:
+            raise Refused("the broadcast", 0, str(error)) from error
+
+    async def _reload(self) -> None:
+        try:
+            await self._load(self._weights, flush=self._paused is not PauseMode.IN_PLACE)
+        except Refused as error:
+            raise self._fail(f"SGLang cannot load its last weights again: {error}") from error
+
+    async def _flush(self, *, abort: bool = False) -> None:
+        """Drop the prefix cache, which also shows that nothing runs."""
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while not await self._call(self._connected.flush_cache()):
+                    if abort:
+                        await self._call(self._connected.abort_all())
+                    await asyncio.sleep(_ABORT_AGAIN_SECONDS)
+        except TimeoutError:
+            raise self._fail("SGLang does not come to rest: does anybody else use it?") from None
+
+    async def release_memory(self) -> int:
+        """Give weights and cache back, with --sglang-enable-memory-saver; needs a pause."""
+        self._require_paused("release_memory")
+        if self._running:
+            raise EngineStateError("release_memory: turns are paused in place, pause with RETRACT")
+        await self._flush()
+        size = memory_bytes(await self._call(self._connected.server_info()))
+        await self._call(self._connected.release_memory())
+        self._released = True
+        return size
+
+    async def restore_memory(self) -> None:
+        """Take the memory and the last weights back; the engine stays paused."""
+        if self._released:
+            await self._call(self._connected.resume_memory())
+            await self._reload()
+            self._released = False
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is, as far as this server has made it so."""
+        running = 0 if self._paused else min(self._running, self.info.max_running)
+        return EngineLoad(
+            running=running,
+            queued=max(self._running, len(self._turns)) - running,
+            tokens_per_second=self._rate.per_second(),
+        )
+
+    async def wait_failed(self) -> None:
+        """Raise `EngineFailed` once the server is gone or makes no sense."""
+        raise await asyncio.shield(self._failed)
+
+    async def close(self) -> None:
+        """End every sequence `INTERRUPTED` and stop the server, if it is ours."""
+        if self._connection is not None and not self._failed.done():
+            with contextlib.suppress(EngineError):
+                await self.pause(PauseMode.ABORT)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.close()
+        if self._process is not None:
+            await self._process.stop()
+        self._connection = self._process = None
+
+    def _require_paused(self, call: str) -> None:
+        if self._paused is None:
+            raise EngineStateError(f"{call}: the engine is running, pause it first")
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """Await a control call; a server that does not take it is dead."""
+        try:
+            return await call
+        except (ConnectionLost, TimeoutError) as error:
+            raise self._fail(f"SGLang does not answer: {error or type(error).__name__}") from error
+
+    def _fail(self, why: str) -> EngineFailed:
+        """Be dead from now on: end all turns, and the process, so that none of it lives on."""
+        if not self._failed.done():
+            self._failed.set_result(EngineFailed(why))
+            for turn in self._turns:
+                turn.fail(self._failed.result())
+            if self._process is not None:
+                self._process.kill()
+        return self._failed.result()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def build(config: RolloutServerConfig) -> SGLangEngine:
+    """Make the engine a configuration asks for."""
+    if config.model is None:
+        raise ValueError("model is not set: give the Hugging Face folder the run starts from")
+    if config.sglang_url is not None and config.sglang_flags:
+        raise ValueError("sglang_flags are for a server that is started here, not for sglang_url")
+    return SGLangEngine(
+        config.model,
+        command=command_line(config),
+        url=config.sglang_url,
+        broadcast_host=config.sglang_broadcast_host,
+    )

@@ -1,0 +1,49 @@
+"""SGLang's command line: what the configuration asks for, and what is not a user's to set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout.server.config import RolloutServerConfig
+
+__all__ = ["command_line"]
+
+_OUR_FLAGS = {
+    "--model-path": "set model",
+    "--model": "set model",
+    "--host": "the engine listens on loopback for this server alone",
+    "--port": "the engine takes a free port for this server alone",
+    "--max-running-requests": "set max_running",
+    "--context-length": "set max_context",
+    "--stream-interval": "set stream_interval",
+    "--incremental-streaming-output": "it is always on",
+    "--skip-tokenizer-init": "it is always on: only token ids reach the engine",
+    "--weight-version": "it names the weights this server has loaded",
+    "--trust-remote-code": "code from a model folder is never run",
+}
+
+
+def _refuse_ours(flags: Sequence[str]) -> None:
+    for flag in flags:
+        name = flag.partition("=")[0].replace("_", "-")
+        if name in _OUR_FLAGS:
+            raise ValueError(
+                f"sglang_flags: {name} is set by the rollout server: {_OUR_FLAGS[name]}"
+            )
+
+
+def command_line(config: RolloutServerConfig) -> list[str]:
+    """Return what starts SGLang for `config`, but for its address and the label of its weights.
+
+    Raises `ValueError` for flags that are not a user's to set.
+    """
+    assert config.model is not None
+    _refuse_ours(config.sglang_flags)
+    command = [*config.sglang_command, "--log-level-http", "warning", *config.sglang_flags]
+    command += ["--model-path", str(config.model.resolve())]
+    command += ["--max-running-requests", str(config.max_running)]
+    command += ["--stream-interval", str(config.stream_interval)]
+    command += ["--incremental-streaming-output", "--skip-tokenizer-init"]
+    if config.max_context is not None:
+        command += ["--context-length", str(config.max_context)]
+    return command

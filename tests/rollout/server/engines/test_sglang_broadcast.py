@@ -1,0 +1,124 @@
+"""Broadcast into an engine that does not see our disk: another process plays its side."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rollout.server.engine import PauseMode, WeightsError
+from rollout.server.engines import sglang_broadcast
+from rollout.server.engines.sglang import SGLangEngine
+from rollout.server.engines.sglang_broadcast import Post, SglangBroadcast
+from rollout.server.engines.sglang_http import Connection
+from tests.rollout.server.sglang_server import sglang_config, sglang_server
+from tests.rollout.server.support import save_model
+from tests.sglang.checksums import published_checksums
+
+
+class RefusedError(RuntimeError):
+    """The engine said no."""
+
+
+@asynccontextmanager
+async def played_engine(*arguments: str) -> AsyncIterator[Post]:
+    """A process that answers as SGLang does; gives a function that posts to it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.rollout.server.engines.played_sglang", *arguments),
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    lock = asyncio.Lock()
+
+    async def post(path: str, body: dict[str, Any]) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        async with lock:
+            process.stdin.write(json.dumps([path, body]).encode() + b"\n")
+            (answer,) = json.loads(await process.stdout.readline())
+        if answer == "refused":
+            raise RefusedError(path)
+        return answer
+
+    try:
+        yield post
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def save(folder: Path, seed: int) -> dict[str, str]:
+    """Two files with tensors of several types; SHA-256 of each tensor."""
+    folder.mkdir()
+    torch.manual_seed(seed)
+    tensors = {
+        "embed.weight": torch.randn(64, 32),
+        "layers.0.weight": torch.randn(32, 32).to(torch.bfloat16),
+        "layers.0.bias": torch.randn(32),
+    }
+    save_file({"embed.weight": tensors["embed.weight"]}, folder / "model-1.safetensors")
+    save_file({n: t for n, t in tensors.items() if n[0] == "l"}, folder / "model-2.safetensors")
+    return {
+        name: hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        for name, tensor in tensors.items()
+    }
+
+
+async def test_every_tensor_arrives_under_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loads in a row, in several parts each; nothing of a group is left behind."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(sglang_broadcast, "_PART_BYTES", 3000)
+    async with played_engine() as post:
+        for version in (1, 2):
+            digests = save(tmp_path / str(version), seed=version)
+            loader = SglangBroadcast(post=post, host="127.0.0.1", seconds=60)
+            await loader.load(tmp_path / str(version), f"v{version}", flush=True)
+            state = await post("/received", {})
+            assert state == {"received": digests, "label": f"v{version}", "groups": 0}
+
+
+async def test_an_engine_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
+    """Its error comes at once, as one of the weights, long before the group's deadline."""
+    save(tmp_path / "1", seed=1)
+    async with played_engine("refuse") as post:
+        loader = SglangBroadcast(post=post, host="127.0.0.1", seconds=30)
+        with pytest.raises(WeightsError, match="init_weights_update_group"):
+            await loader.load(tmp_path / "1", "v1", flush=True)
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(600)
+async def test_a_real_sglang_holds_what_was_broadcast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine at a URL gets each version from us; its own checksums are the folder's."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    folders = [save_model(tmp_path / str(seed), seed=seed) for seed in range(3)]
+    with sglang_server(sglang_config(folders[0])) as url:
+        engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
+        await engine.start()
+        connection = Connection(url)
+        try:
+            await engine.pause(PauseMode.RETRACT)
+            for version in (1, 2):
+                await engine.update_weights(folders[version], version)
+                answer = await connection.post("/weights_checker", {"action": "checksum"})
+                (rank,) = answer["ranks"]
+                assert rank["checksums"] == published_checksums(folders[version])
+        finally:
+            await connection.close()
+            await engine.close()

@@ -1,0 +1,140 @@
+"""Starting SGLang: its flags, why it did not start, and that it never outlives its server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollout.server.config import RolloutServerConfig
+from rollout.server.engines import build_engine, sglang_guard
+from rollout.server.engines.sglang_flags import command_line
+from rollout.server.engines.sglang_process import SGLangProcess
+from services.chassis.errors import ConfigError
+from tests.rollout.server.support import save_model
+
+# Starts a worker as SGLang does, says who they are, and waits for ever.
+SERVER = """
+import os, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print(os.getpid(), worker.pid, flush=True)
+time.sleep(1000)
+"""
+# Starts a command the way it is told, and stays.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
+child.wait()
+"""
+ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--tp-size")
+parser.add_argument("--host")
+parser.add_argument("--port")
+parser.add_argument("--weight-version")
+parser.parse_args()
+"""
+
+
+async def until_gone(pids: list[int]) -> None:
+    """Wait until none of them runs; the test's timeout bounds it."""
+    while any(psutil.pid_exists(pid) and _runs(pid) for pid in pids):
+        await asyncio.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_engine_dies_with_whoever_started_it(guarded: bool) -> None:
+    """SIGKILL of the rollout server ends engine and workers; without the guard they live on."""
+    guard = (sys.executable, "-I", sglang_guard.__file__) if guarded else ()
+    command = (sys.executable, "-c", PARENT, *guard, sys.executable, "-c", SERVER)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    if guarded:
+        await until_gone(pids)
+    else:
+        assert all(_runs(pid) for pid in pids)
+        for pid in pids:
+            psutil.Process(pid).kill()
+
+
+async def test_stop_ends_the_whole_group() -> None:
+    """A server that ends on SIGTERM leaves workers, which are killed."""
+    process = await SGLangProcess.start((sys.executable, "-c", SERVER))
+    while not process.lines:
+        await asyncio.sleep(0.01)
+    pids = [int(pid) for pid in process.lines[0].split()]
+    await process.stop()
+    await until_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("no-such-python",), "sglang_command: no-such-python: No such file or directory"),
+        (
+            (sys.executable, "-c", ARGPARSE, "--tp-sise", "2"),
+            "SGLang knows no --tp-sise; did you mean --tp-size?",
+        ),
+        ((sys.executable, "-c", "print('no'); raise SystemExit(9)"), "with exit code 9: no"),
+    ],
+)
+async def test_failed_start_says_what_to_change(
+    command: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
+    """Whatever its output tells is in the error: the command, the flag, or its last line."""
+    config = RolloutServerConfig(engine="sglang", model=save_model(tmp_path / "m"))
+    engine = build_engine(config)
+    engine._command = command  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=re.escape(named)):
+        await engine.start()
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("flag", "cure"),
+    [
+        ("--model-path=x", "set model"),
+        ("--stream_interval", "set stream_interval"),
+        ("--port", "free port"),
+        ("--trust-remote-code", "never run"),
+    ],
+)
+def test_flags_that_are_not_the_users_are_refused(flag: str, cure: str, tmp_path: Path) -> None:
+    """What the rollout server itself decides is named with what to set instead."""
+    config = RolloutServerConfig(
+        engine="sglang", model=save_model(tmp_path / "m"), sglang_flags=(flag, "2")
+    )
+    with pytest.raises(ConfigError, match=f"is set by the rollout server: .*{cure}"):
+        build_engine(config)
+
+
+def test_command_line_has_the_users_flags_and_ours_after_them(tmp_path: Path) -> None:
+    """Ours come last, so that they win over an abbreviation that means the same."""
+    config = RolloutServerConfig(
+        engine="sglang",
+        model=save_model(tmp_path / "m"),
+        max_running=7,
+        max_context=99,
+        sglang_command=("python", "-m", "sglang.launch_server"),
+        sglang_flags=("--tp-size", "2"),
+    )
+    command = command_line(config)
+    assert command[:3] == ["python", "-m", "sglang.launch_server"]
+    assert command.index("--tp-size") < command.index("--model-path")
+    assert command[command.index("--max-running-requests") + 1] == "7"
+    assert command[command.index("--context-length") + 1] == "99"
