@@ -5,10 +5,14 @@ RUN = $(VENV)/bin/python -m
 SEED ?= 0
 PEERS ?= default
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
+# Named after the content of its recipe: as long as that stays, nothing is installed again.
+SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
+SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-install bench-store bench-growth \
-	bench-backpressure chaos-store model-store test test-sdk-range check proto descriptors up down clean help
+	bench-generation bench-backpressure bench-turns bench-rollout bench-weights chaos-store model-store \
+	test test-sglang test-sdk-range check proto descriptors up down clean help .venv-sglang
 
 help: ## What there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -32,8 +36,21 @@ bench-store: $(VENV)/.dev ## Appends beside other stores, in turn; PEERS=all add
 bench-growth: $(VENV)/.dev ## Latency, memory and leases from 1,000 to 100,000 live trajectories.
 	$(RUN) bench.growth
 
+bench-generation: $(VENV)/.dev ## The embedded engine beside transformers' generate; PEERS=all adds vLLM on the CPU.
+	$(RUN) bench.generation --peers $(PEERS)
+
 bench-backpressure: $(VENV)/.dev ## A stopped trainer, a slow store, a full store.
 	$(RUN) bench.backpressure
+
+bench-weights: $(VENV)/.dev ## Shards beside a plain socket copy, deltas, relays, the stall of an update.
+	$(RUN) bench.weights
+
+bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through everything beside SGLang by itself; then bench-generation.
+	$(RUN) bench.sglang
+	$(RUN) bench.generation --peers $(PEERS)
+
+bench-turns: $(VENV)/.dev ## 1,000 turns at a time through one gateway on emulated engines, 100 cancelled at once.
+	$(RUN) bench.turns
 
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
 	$(RUN) bench.chaos.store
@@ -43,6 +60,9 @@ model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random op
 
 test: $(VENV)/.dev ## All tests.
 	$(RUN) pytest
+
+test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
+	$(RUN) pytest -m sglang -s $(SGLANG_TESTS)
 
 test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf it promises.
 	.venv-oldest/bin/python -m pytest tests/sdk
@@ -72,7 +92,7 @@ down:
 	docker compose down
 
 clean:
-	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers runs
+	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -91,6 +111,15 @@ $(VENV)/.dev: $(VENV)/.quickstart
 	.venv-oldest/bin/python -m pip install --quiet 'grpcio==1.62.3' 'protobuf==4.25.*' \
 		'grpcio-health-checking==1.62.3' pytest pytest-asyncio pytest-timeout
 	.venv-oldest/bin/python -m pip install --quiet --no-deps -e .
+	touch $@
+
+.venv-sglang: $(SGLANG) ## SGLang for a machine without a GPU.
+
+$(SGLANG):
+	$(PYTHON) -m venv --clear .venv-sglang
+	.venv-sglang/bin/python -m pip install --quiet -r deploy/sglang_cpu/requirements.txt
+	.venv-sglang/bin/python -m pip install --quiet --no-deps -r deploy/sglang_cpu/sglang.txt
+	cp deploy/sglang_cpu/sglang_cpu_names.* .venv-sglang/lib/python3.*/site-packages/
 	touch $@
 
 .venv-proto/.made:

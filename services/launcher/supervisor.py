@@ -17,6 +17,7 @@ from services.launcher.plan import ProcessPlan
 __all__ = ["ChildFailed", "Supervisor", "child_environment"]
 
 _MAX_RESTARTS = 5
+_CALM_SECONDS = 30.0
 _HOPELESS = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
 
@@ -33,8 +34,10 @@ class ChildFailed(DependencyUnavailable):
 class Supervisor:
     """Owns child processes; leaving its context ends them all."""
 
-    def __init__(self, log_folder: Path) -> None:
+    def __init__(self, log_folder: Path, calm_seconds: float = _CALM_SECONDS) -> None:
+        """Log to `log_folder`; a child that ran for `calm_seconds` had recovered from its crash."""
         self._log_folder = log_folder
+        self._calm_seconds = calm_seconds
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,15 +81,20 @@ class Supervisor:
             )
 
     async def _watch(self, plan: ProcessPlan) -> None:
-        for attempt in range(_MAX_RESTARTS + 1):
+        attempt, loop = 0, asyncio.get_running_loop()
+        while True:
+            started = loop.time()
             code = await self._processes[plan.name].wait()
             if code == ExitCode.CLEAN:
                 return
+            if loop.time() - started >= self._calm_seconds:
+                attempt = 0
             if not plan.restarts or code in _HOPELESS or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
             await asyncio.sleep(0.2 * 2**attempt)
             self._processes[plan.name] = await self._spawn(plan)
+            attempt += 1
         if not self._failed.done():
             reason = self._obituary(plan.name, code)
             self._failed.set_exception(ChildFailed(plan.name, code, reason))

@@ -63,6 +63,15 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
         assert processes.num_restarts == 1
 
 
+async def test_crashes_far_apart_are_answered_for_ever(tmp_path: Path) -> None:
+    """Only a child that cannot stay up is given up."""
+    async with Supervisor(tmp_path, calm_seconds=0.0) as processes:
+        await processes.start(sleeper(tmp_path / "pids"))
+        for crash in range(7):
+            os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
+        assert len(await lines(tmp_path / "pids", 8)) == 8
+
+
 async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     """Exit code 78 fails the run at once, with the end of the child's log."""
     code = "import sys; print('port is wrong'); sys.exit(78)"

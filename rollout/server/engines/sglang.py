@@ -30,15 +30,14 @@ from rollout.server.engine import (
     EngineRequest,
     EngineStateError,
     PauseMode,
-    RequestError,
     WeightsError,
-    check_request,
 )
 from rollout.server.engines.sglang_flags import command_line
 from rollout.server.engines.sglang_http import Connection, ConnectionLost, Refused
-from rollout.server.engines.sglang_model import ModelFolder, describe, memory_bytes, num_ranks
+from rollout.server.engines.sglang_loading import put_weights
+from rollout.server.engines.sglang_model import ModelFolder, describe, memory_bytes
 from rollout.server.engines.sglang_process import SGLangProcess
-from rollout.server.engines.sglang_turn import Turn, Weights
+from rollout.server.engines.sglang_turn import Turn, Weights, check_sampled
 from rollout.server.rate import TokenRate
 from services.chassis.log import get_logger
 
@@ -49,8 +48,7 @@ T = TypeVar("T")
 _START_SECONDS = 1800.0
 _WATCH_SECONDS = 2.0
 _DRAIN_SECONDS = 60.0
-# A request on its way to the scheduler outlives an abort, so aborts are repeated.
-_ABORT_AGAIN_SECONDS = 0.05
+_ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort
 
 
 class SGLangEngine:
@@ -67,11 +65,10 @@ class SGLangEngine:
         """Nothing is started before `start`.
 
         Args:
-            model: the Hugging Face folder of version 0; a server at `url` must see its path too.
-            command: starts a server, but for the flags that depend on this engine's life.
+            model: the Hugging Face folder of version 0.
+            command: starts a server.
             url: a server that runs already; `command` is not used.
-            broadcast_host: where the server reaches this process, to get weights from it; None: it
-                reads them from the same disk.
+            broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
         """
         self._model = ModelFolder(model)
         self._command = command
@@ -120,17 +117,12 @@ class SGLangEngine:
     async def _take_over(self, url: str) -> None:
         self._weights = Weights(0, "0", self._model.folder)
         self._connection = Connection(url)
-        while True:
-            with contextlib.suppress(ConnectionLost, TimeoutError):
-                await self._connection.model_info()
-                break
-            self._log.info("waiting_for_engine", url=url)
-            await asyncio.sleep(_WATCH_SECONDS)
+        await self._connection.until_there()
         # Whoever drove it before may have left it paused, with requests, and with any weights.
         await self._call(self._connection.go_on())
         await self._flush(abort=True)
         try:
-            await self._put(self._weights, flush=True)
+            await self._load(self._weights, flush=True)
         except Refused as error:
             cure = "it must see model at the same path, or set sglang_broadcast_host"
             raise ValueError(f"sglang_url: {error}; {cure}") from error
@@ -183,11 +175,7 @@ class SGLangEngine:
             self._give_up(turn, task)
 
     def _check(self, request: EngineRequest) -> None:
-        check_request(request, self.info)
-        seed = request.sampling.seed
-        if seed is not None and "seed" not in self.info.features:
-            cure = "SGLang keeps a seed with --sglang-enable-deterministic-inference only"
-            raise RequestError("seed", seed, cure)
+        check_sampled(request, self.info)
         if self._failed.done():
             raise self._failed.result()
         if self._paused is None and not self._open.is_set():
@@ -237,18 +225,15 @@ class SGLangEngine:
             self._abort(turn)
 
     def _abort(self, turn: Turn) -> None:
-        async def abort(rid: str) -> None:
-            with contextlib.suppress(EngineFailed, Refused):
-                await self._call(self._connected.abort(rid))
-
         if turn.rid is not None:
-            self._spawn(abort(turn.rid))
+            self._spawn(self._abort_request(turn.rid))
+
+    async def _abort_request(self, rid: str) -> None:
+        with contextlib.suppress(EngineFailed, Refused):
+            await self._call(self._connected.abort(rid))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop at a token boundary; every sampled token has been handed out.
-
-        In place, SGLang holds what runs: tokens it has not streamed come after the pause.
-        """
+        """Stop at a token boundary; every sampled token has been handed out, but in place."""
         if self._paused is PauseMode.IN_PLACE and mode is not PauseMode.IN_PLACE:
             # A request that is paused in place does not end before it goes on.
             await self._call(self._connected.go_on())
@@ -306,21 +291,9 @@ class SGLangEngine:
             raise WeightsError(f"{folder}: {error}") from error
 
     async def _load(self, weights: Weights, *, flush: bool) -> None:
-        await self._call(self._put(weights, flush=flush))
+        put = put_weights(self._connected, weights, flush=flush, host=self._broadcast_host)
+        await self._call(put)
         self._weights = weights
-
-    async def _put(self, weights: Weights, *, flush: bool) -> None:
-        connection = self._connected
-        if self._broadcast_host is None:
-            return await connection.update_weights(weights.folder, weights.label, flush=flush)
-        from rollout.server.engines import sglang_broadcast  # brings torch along
-
-        ranks = num_ranks(await connection.server_info())
-        sender = sglang_broadcast.SglangBroadcast.of(connection.post, self._broadcast_host, ranks)
-        try:
-            await sender.load(weights.folder, weights.label, flush=flush)
-        except WeightsError as error:
-            raise Refused("the broadcast", 0, str(error)) from error
 
     async def _reload(self) -> None:
         try:
@@ -332,10 +305,7 @@ class SGLangEngine:
         """Drop the prefix cache, which also shows that nothing runs."""
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
-                while not await self._call(self._connected.flush_cache()):
-                    if abort:
-                        await self._call(self._connected.abort_all())
-                    await asyncio.sleep(_ABORT_AGAIN_SECONDS)
+                await self._call(self._connected.flush_when_idle(abort=abort))
         except TimeoutError:
             raise self._fail("SGLang does not come to rest: does anybody else use it?") from None
 
@@ -358,7 +328,7 @@ class SGLangEngine:
             self._released = False
 
     def load(self) -> EngineLoad:
-        """How busy the engine is, as far as this server has made it so."""
+        """How busy this server has made the engine."""
         running = 0 if self._paused else min(self._running, self.info.max_running)
         return EngineLoad(
             running=running,
@@ -400,7 +370,7 @@ class SGLangEngine:
             raise self._fail(f"SGLang does not answer: {error or type(error).__name__}") from error
 
     def _fail(self, why: str) -> EngineFailed:
-        """Be dead from now on: end all turns, and the process, so that none of it lives on."""
+        """Be dead from now on: end all turns, and the process."""
         if not self._failed.done():
             self._failed.set_result(EngineFailed(why))
             for turn in self._turns:

@@ -6,6 +6,8 @@ while the engine is paused, and makes it report itself unhealthy afterwards.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +15,13 @@ from typing import Any
 
 import aiohttp
 
+from services.chassis.log import get_logger
+
 __all__ = ["Connection", "ConnectionLost", "Refused"]
 
 _CONTROL_SECONDS = 30.0
+_ASK_AGAIN_SECONDS = 2.0
+_FLUSH_AGAIN_SECONDS = 0.05
 # Reading a large checkpoint from a cold disk takes minutes.
 _LOAD_SECONDS = 1800.0
 _JSON = {"Content-Type": "application/json"}
@@ -70,6 +76,15 @@ class Connection:
         """GET /server_info: the arguments the server resolved, and its limits."""
         return await self._call("GET", "/server_info")
 
+    async def until_there(self) -> None:
+        """Wait until the server answers."""
+        while True:
+            with contextlib.suppress(ConnectionLost, TimeoutError):
+                await self.model_info()
+                return
+            get_logger().info("waiting_for_engine", url=self.url)
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+
     async def is_ready(self) -> bool:
         """Whether it has warmed up; servers too old for /ready count as ready."""
         async with self._session.get(f"{self.url}/ready") as response:
@@ -91,11 +106,17 @@ class Connection:
         """End every request the scheduler knows of; those still on their way to it live on."""
         await self._call("POST", "/abort_request", {"abort_all": True})
 
-    async def flush_cache(self) -> bool:
-        """Drop the prefix cache; false while anything runs."""
+    async def flush_when_idle(self, *, abort: bool = False) -> None:
+        """Drop the prefix cache once nothing runs; with `abort`, see to it that nothing does."""
+        while not await self._flushed():
+            if abort:
+                await self.abort_all()
+            await asyncio.sleep(_FLUSH_AGAIN_SECONDS)
+
+    async def _flushed(self) -> bool:
         try:
             await self._call("POST", "/flush_cache")
-        except Refused:
+        except Refused:  # something runs
             return False
         return True
 

@@ -21,11 +21,13 @@ from rollout.server.engine import (
     EngineInfo,
     EngineRequest,
     FinishReason,
+    RequestError,
     VersionSource,
+    check_request,
 )
 from services.chassis import metrics
 
-__all__ = ["Turn", "Weights"]
+__all__ = ["Turn", "Weights", "check_sampled"]
 
 _MISMATCHES = metrics.counter(
     "rollout_server",
@@ -43,11 +45,20 @@ class Weights:
     folder: Path
 
 
+def check_sampled(request: EngineRequest, info: EngineInfo) -> None:
+    """Refuse what this server cannot sample. Raises `RequestError`."""
+    check_request(request, info)
+    seed = request.sampling.seed
+    if seed is not None and "seed" not in info.features:
+        cure = "SGLang keeps a seed with --sglang-enable-deterministic-inference only"
+        raise RequestError("seed", seed, cure)
+
+
 class Turn:
     """One call of `generate`: its tokens, its budget, and the chunks its caller has yet to take."""
 
     def __init__(self, request: EngineRequest, info: EngineInfo, weights: Weights) -> None:
-        """`request` must have passed `check_request`; `weights` are what is loaded now."""
+        """`request` must have passed `check_sampled`; `weights` are what is loaded now."""
         self._weights = weights
         self._sampling = request.sampling
         self._token_ids = list(request.token_ids)

@@ -1,0 +1,43 @@
+"""The trainer, writing down each sample that it leases: what the check of half segments reads.
+
+One JSON line per sample: {"sample_id", "rollout_id", "token_ids", "loss_mask"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+
+import trainer.cli
+from tests.sglang.quickstart import LEASED
+from trainer.peers import Samples
+
+
+class RecordingSamples(Samples):
+    """Appends to the file before the trainer sees the samples."""
+
+    async def lease(
+        self, step: int, base_weight_version: int
+    ) -> sample_pb.LeaseSamplesResponse | None:
+        """See `Samples.lease`."""
+        leased = await super().lease(step, base_weight_version)
+        checkpoints = Path(os.environ["SEAMFLOW_TRAINER_CHECKPOINT_FOLDER"])
+        with (checkpoints.parent / LEASED).open("a") as file:
+            for sample in leased.samples if leased is not None else ():
+                record = {
+                    "sample_id": sample.sample_id,
+                    "rollout_id": sample.rollout_id,
+                    "token_ids": np.frombuffer(sample.packed_tokens.token_ids, "<i4").tolist(),
+                    "loss_mask": np.frombuffer(sample.packed_loss_mask, np.uint8).tolist(),
+                }
+                file.write(json.dumps(record) + "\n")
+        return leased
+
+
+if __name__ == "__main__":
+    trainer.cli.Samples = RecordingSamples  # type: ignore[misc]
+    trainer.cli.main()
