@@ -35,7 +35,8 @@ class Seamflow:
         self._client = Client(gateway, run_id=_RUN)
         self._publisher = Publisher(channel, _RUN, model)
         self._tensors = load_file(model / "model.safetensors")
-        self._version = 0
+        self.version = 0
+        """The newest that was published."""
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[TurnOf]:
@@ -59,9 +60,9 @@ class Seamflow:
 
     async def publish(self) -> None:
         """Commit a new version, as a trainer does; SGLang takes it up while turns go on."""
-        self._version += 1
+        self.version += 1
         await self._publisher.publish(
-            self._tensors, step=self._version, parent=self._version - 1, epoch=1
+            self._tensors, step=self.version, parent=self.version - 1, epoch=1
         )
 
     async def __aenter__(self) -> Self:
