@@ -349,9 +349,15 @@ async def test_turns_waiting_for_a_slot_outlive_many_updates(
         for turn, output in zip(turns, outputs, strict=True)
     ]
     version = 0
+
+    def progress() -> tuple[int, bool]:
+        done = all(reader.done() for reader in readers)
+        return sum(len(output.token_ids) for output in outputs), done
+
     while not all(reader.done() for reader in readers):
-        seen = sum(len(output.token_ids) for output in outputs)
-        while sum(len(output.token_ids) for output in outputs) == seen and not readers[-1].done():
+        seen = progress()
+        # Updates that leave no time for a token would go on for ever.
+        while progress() == seen:
             await settle()
         version += 1
         await engine.pause(PauseMode.RETRACT)
