@@ -17,7 +17,7 @@ from scheduler.pool import Pool
 from scheduler.redis_store import RedisStore
 from scheduler.servicer import SchedulerServicer
 from scheduler.store import Store
-from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.chassis.errors import DependencyUnavailable
 from services.chassis.redis import connect
 from services.chassis.server import Service, run
 
@@ -58,12 +58,7 @@ async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
 
 
 def _policy(config: SchedulerConfig) -> AllocationPolicy:
-    try:
-        return load_policy(
-            config.policy, lend=config.lend, min_dwell_seconds=config.min_dwell_seconds
-        )
-    except (ValueError, ImportError) as error:
-        raise ConfigError(str(error)) from error
+    return load_policy(config.policy, lend=config.lend, min_dwell_seconds=config.min_dwell_seconds)
 
 
 async def _open_store(config: SchedulerConfig) -> Store:

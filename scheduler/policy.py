@@ -6,7 +6,7 @@ rollout (SeamlessFlow, arXiv 2508.11553, tag scheduler). Lending is optional, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,7 +79,7 @@ class PreemptivePolicy:
         return not 0 <= now - node.released_time < self.min_dwell_seconds
 
 
-POLICIES: Mapping[str, Callable[..., AllocationPolicy]] = {"preemptive": PreemptivePolicy}
+POLICIES = {"preemptive": f"{__name__}:PreemptivePolicy"}
 """Built-in policies by name."""
 
 
@@ -87,13 +87,11 @@ def load_policy(name: str, *, lend: bool, min_dwell_seconds: float) -> Allocatio
     """The built-in policy `name`, or the plug-in "package.module:Class", with the given settings.
 
     Raises:
-        ValueError: neither a built-in nor a loadable plug-in.
+        ConfigError: neither a built-in nor a loadable plug-in, or a setting it refuses.
     """
-    if name not in POLICIES and ":" not in name:
-        known = ", ".join(sorted(POLICIES))
-        raise ValueError(f'policy is {name!r}: give one of {known}, or "package.module:Class"')
-    make = POLICIES.get(name) or plugins.load(name)
-    policy: AllocationPolicy = make(lend=lend, min_dwell_seconds=min_dwell_seconds)
+    policy: AllocationPolicy = plugins.make(
+        "policy", name, POLICIES, lend=lend, min_dwell_seconds=min_dwell_seconds
+    )
     return policy
 
 

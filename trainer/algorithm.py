@@ -6,7 +6,7 @@ Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,27 +64,14 @@ class Algorithm(Protocol):
         ...
 
 
-def _grpo(config: TrainerConfig) -> Algorithm:
-    from trainer.algorithms.grpo import Grpo
-
-    return Grpo.from_config(config)
-
-
-ALGORITHMS: Mapping[str, Callable[[TrainerConfig], Algorithm]] = {"grpo": _grpo}
+ALGORITHMS = {"grpo": "trainer.algorithms.grpo:build"}
 
 
 def make_algorithm(config: TrainerConfig) -> Algorithm:
     """The algorithm that `config.algorithm` names: a built-in, or "package.module:Name".
 
     Raises:
-        ValueError: neither of the two.
+        ConfigError: neither of the two, or a setting it refuses.
     """
-    if config.algorithm in ALGORITHMS:
-        return ALGORITHMS[config.algorithm](config)
-    if ":" not in config.algorithm:
-        raise ValueError(
-            f"algorithm is {config.algorithm!r}: give one of {sorted(ALGORITHMS)}, "
-            'or "package.module:Name"'
-        )
-    algorithm: Algorithm = plugins.load(config.algorithm)(config)
+    algorithm: Algorithm = plugins.make("algorithm", config.algorithm, ALGORITHMS, config)
     return algorithm

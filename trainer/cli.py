@@ -105,7 +105,7 @@ def _follow() -> None:
     try:
         ranks = join(config)
         worker = Worker(config)
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
         print(f"{_TABLE}: {error}", file=sys.stderr)
         raise SystemExit(ConfigError.exit_code) from error
     follow(ranks, worker, config.drain_seconds + _FOLLOW_SECONDS)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.chassis import plugins
-from services.chassis.errors import ConfigError
 
 __all__ = [
     "Ask",
@@ -115,21 +114,17 @@ class LongestFirst(LeastLoad):
         return ask.arrived - _PATIENCE_SECONDS * share
 
 
-BUILT_IN: dict[str, Callable[[], DispatchPolicy]] = {
-    "least_load": LeastLoad,
-    "prefix_affinity": PrefixAffinity,
-    "longest_first": LongestFirst,
+BUILT_IN = {
+    "least_load": f"{__name__}:LeastLoad",
+    "prefix_affinity": f"{__name__}:PrefixAffinity",
+    "longest_first": f"{__name__}:LongestFirst",
 }
 
 
 def load_dispatch(name: str) -> DispatchPolicy:
     """A built-in by name, or what anyone's own "package.module:Name" makes without arguments."""
-    if name not in BUILT_IN and ":" not in name:
-        raise ConfigError(
-            f"dispatch {name!r} is unknown: one of {sorted(BUILT_IN)}, or 'package.module:Name'"
-        )
-    make: Callable[[], DispatchPolicy] = BUILT_IN.get(name) or plugins.load(name)
-    return make()
+    policy: DispatchPolicy = plugins.make("dispatch", name, BUILT_IN)
+    return policy
 
 
 def _slots(candidate: Candidate) -> int:

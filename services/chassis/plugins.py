@@ -4,9 +4,35 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["load"]
+from services.chassis.errors import ConfigError
+
+__all__ = ["load", "make"]
+
+
+def make(field: str, name: str, built_in: Mapping[str, str], /, *args: Any, **kwargs: Any) -> Any:
+    """Call what `name`, the value of the setting `field`, names with `args` and `kwargs`.
+
+    `built_in` holds paths, not objects: only what is asked for loads its libraries.
+
+    Raises:
+        ConfigError: `name` is neither built in nor a path that loads, or what it names refuses its
+            arguments with a ValueError or an ImportError.
+    """
+    path = built_in.get(name, name)
+    if ":" not in path:
+        near = difflib.get_close_matches(name, built_in, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = ", ".join(sorted(built_in))
+        raise ConfigError(
+            f'{field} is {name!r}: give one of {known}, or a plug-in "package.module:Name"{hint}'
+        )
+    try:
+        return load(path)(*args, **kwargs)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{field} {name}: {error}") from error
 
 
 def load(path: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.chassis.plugins import load
+from services.chassis.errors import ConfigError
+from services.chassis.plugins import load, make
 
 
 def test_a_plugin_is_what_its_path_names() -> None:
@@ -23,3 +24,27 @@ def test_a_misspelt_name_shows_the_nearest() -> None:
     """The error names what was probably meant."""
     with pytest.raises(ValueError, match="did you mean 'load'"):
         load("services.chassis.plugins:laod")
+
+
+BUILT_IN = {"list": "builtins:list", "number": "builtins:int"}
+
+
+def test_a_setting_names_a_built_in_or_a_plugin() -> None:
+    """Either is called with what the caller gives."""
+    assert make("shape", "list", BUILT_IN, "ab") == ["a", "b"]
+    assert make("shape", "builtins:dict", BUILT_IN, a=1) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lists", "shape is 'lists': give one of list, number, .*; did you mean list"),
+        ("builtins:lst", "shape builtins:lst: .*did you mean 'list'"),
+        ("no_such_module:Name", "shape no_such_module:Name: No module named"),
+        ("number", "shape number: invalid literal"),
+    ],
+)
+def test_a_setting_that_cannot_be_made_is_a_configuration_error(name: str, message: str) -> None:
+    """Neither, missing, and refused are told apart; each names the setting."""
+    with pytest.raises(ConfigError, match=message):
+        make("shape", name, BUILT_IN, "x")

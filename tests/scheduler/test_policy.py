@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler.draft import Draft
 from scheduler.policy import AllocationPolicy, Plan, PreemptivePolicy, load_policy
 from scheduler.records import Assignment, Gang, Node, NodeState, State
+from services.chassis.errors import ConfigError
 from tests.scheduler.support import BOTH, RUN, gang, node
 
 POLICY = PreemptivePolicy()
@@ -124,7 +125,7 @@ def test_policy_is_loaded_by_name_or_path() -> None:
     assert chosen == PreemptivePolicy(lend=False, min_dwell_seconds=1.0)
     path = "tests.scheduler.test_policy:HalfPolicy"
     assert type(load_policy(path, lend=True, min_dwell_seconds=0.0)).__name__ == "HalfPolicy"
-    with pytest.raises(ValueError, match="preemptive"):
+    with pytest.raises(ConfigError, match="did you mean preemptive"):
         load_policy("premptive", lend=True, min_dwell_seconds=0.0)
 
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from trainer.algorithm import LossTerms, PolicyTokens
 from trainer.config import TrainerConfig
 
-__all__ = ["Grpo"]
+__all__ = ["Grpo", "build"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,6 @@ class Grpo:
     """c: greatest weight of a token."""
     advantage_epsilon: float
     """eps: keeps groups without variance at 0."""
-
-    @classmethod
-    def from_config(cls, config: TrainerConfig) -> Grpo:
-        """As configured."""
-        return cls(
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            importance_cap=config.importance_cap,
-            advantage_epsilon=config.advantage_epsilon,
-        )
 
     def advantages(
         self, rewards_R: NDArray[np.float64], group_ids: Sequence[str]
@@ -95,3 +85,13 @@ class Grpo:
         raised = (advantages_BT > 0) & (ratio_BT > 1 + self.clip_high)
         lowered = (advantages_BT < 0) & (ratio_BT < 1 - self.clip_low)
         return raised | lowered
+
+
+def build(config: TrainerConfig) -> Grpo:
+    """As configured."""
+    return Grpo(
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        importance_cap=config.importance_cap,
+        advantage_epsilon=config.advantage_epsilon,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from services.chassis.errors import ConfigError
 
 __all__ = ["TRANSPORTS", "TransportContext", "build_transports"]
 
-# Paths, not imports: only what is asked for loads its libraries.
 TRANSPORTS = {
     "shared_folder": "rollout.server.transports.shared_folder:SharedFolder",
     "relay": "rollout.server.transports.relay:Relay",
@@ -54,16 +52,5 @@ def build_transports(context: TransportContext) -> dict[str, WeightTransport]:
 
 
 def _build(name: str, context: TransportContext) -> WeightTransport:
-    path = TRANSPORTS.get(name, name)
-    if ":" not in path:
-        near = difflib.get_close_matches(path, TRANSPORTS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(
-            f"weight_transports has {path}: must be of {', '.join(TRANSPORTS)}, or a plug-in"
-            f' "package.module:Name"{hint}'
-        )
-    try:
-        build: Callable[[TransportContext], WeightTransport] = plugins.load(path)
-        return build(context)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"weight_transports {name}: {error}") from error
+    transport: WeightTransport = plugins.make("weight_transports", name, TRANSPORTS, context)
+    return transport
