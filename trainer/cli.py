@@ -48,38 +48,30 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         device = Device(gang)
-        samples_channel = await stack.enter_async_context(
-            channel(config, config.trajectory_manager)
-        )
-        weights_channel = await stack.enter_async_context(channel(config, config.weights))
-        nodes_channel = (
-            await stack.enter_async_context(channel(config, config.scheduler))
-            if config.scheduler
-            else None
-        )
-        samples = Samples(samples_channel, config.run_id)
-        trainer = Trainer(
-            config,
-            gang,
-            device,
-            samples,
-            Nodes(nodes_channel, config.run_id, config.gang_id, config.gang_nodes),
-            Publisher(
-                weights_channel,
-                config.run_id,
-                config.model,
-                phase_seconds=config.publish_phase_seconds,
-            ),
-        )
+        samples, nodes, publisher = await _peers(config, stack)
+        trainer = Trainer(config, gang, device, samples, nodes, publisher)
+        servicer = TrainerServicer(config, trainer, device, gang)
         yield Service(
-            servicers=[
-                (
-                    trainer_grpc.add_TrainerServiceServicer_to_server,
-                    TrainerServicer(config, trainer, device, gang),
-                )
-            ],
+            servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
             background=[lambda: _train(trainer, config), samples.keep_leases],
         )
+
+
+async def _peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, Nodes, Publisher]:
+    """The services that the loop calls; `stack` closes their channels."""
+    samples = await stack.enter_async_context(channel(config, config.trajectory_manager))
+    weights = await stack.enter_async_context(channel(config, config.weights))
+    nodes = (
+        await stack.enter_async_context(channel(config, config.scheduler))
+        if config.scheduler
+        else None
+    )
+    seconds = config.publish_phase_seconds
+    return (
+        Samples(samples, config.run_id),
+        Nodes(nodes, config.run_id, config.gang_id, config.gang_nodes),
+        Publisher(weights, config.run_id, config.model, phase_seconds=seconds),
+    )
 
 
 async def _train(trainer: Trainer, config: TrainerConfig) -> None:

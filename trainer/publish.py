@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc.aio
@@ -118,25 +118,19 @@ class Publisher:
     async def _write(
         self, folder: Path, tensors: Mapping[str, torch.Tensor]
     ) -> list[weight_pb2.WeightFile]:
-        # A thread cannot be stopped: one that was given up on ends before another may begin.
-        earlier = {self._writing} if self._writing else set()
-        writing = self._writing = asyncio.ensure_future(self._write_after(earlier, folder, tensors))
-        done, _ = await asyncio.wait({writing}, timeout=self._phase_seconds)
-        if not done:
+        try:
+            async with asyncio.timeout(self._phase_seconds):
+                # A thread cannot be stopped: one that was given up on ends before another begins.
+                if self._writing is not None:
+                    await asyncio.wait({self._writing})
+                writing = asyncio.to_thread(write_folder, folder, self._model_folder, tensors)
+                self._writing = asyncio.ensure_future(writing)
+                await asyncio.wait({self._writing})
+        except TimeoutError as error:
             cure = "see what slows the disk of the weights service's folder"
-            raise PublishPutOff(f"writing {folder}", self._phase_seconds, cure)
-        self._writing = None
-        return writing.result()
-
-    async def _write_after(
-        self,
-        earlier: Set[asyncio.Future[list[weight_pb2.WeightFile]]],
-        folder: Path,
-        tensors: Mapping[str, torch.Tensor],
-    ) -> list[weight_pb2.WeightFile]:
-        if earlier:
-            await asyncio.wait(earlier)
-        return await asyncio.to_thread(write_folder, folder, self._model_folder, tensors)
+            raise PublishPutOff(f"writing {folder}", self._phase_seconds, cure) from error
+        written, self._writing = self._writing, None
+        return written.result()
 
     async def _commit(self, request: weight_pb2.CommitPublishRequest) -> None:
         try:

@@ -7,11 +7,12 @@ installed without its own requirements, for those that name other builds of what
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["has_environment", "interpreter"]
+__all__ = ["has_environment", "installed", "interpreter"]
 
 _FOLDER = Path(__file__).parent
 _ENVIRONMENTS = _FOLDER.parent.parent / ".venv-peers"
@@ -38,6 +39,17 @@ def interpreter(name: str) -> Path:
         _install(python, requirements)
         made.write_text(requirements.read_text())
     return python
+
+
+def installed(python: Path, *packages: str) -> dict[str, str]:
+    """Versions of `packages` where `python` runs."""
+    code = "import json, sys; from importlib.metadata import version"
+    code += "; print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
+    answer = subprocess.run(
+        [str(python), "-c", code, *packages], check=True, stdout=subprocess.PIPE, text=True
+    )
+    versions: dict[str, str] = json.loads(answer.stdout)
+    return versions
 
 
 def _install(python: Path, requirements: Path) -> None:

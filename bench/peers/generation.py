@@ -1,7 +1,7 @@
 """The workload of the generation drivers, and the protocol by which they are asked to run it.
 
 A driver loads its model once and says `{"ready": true}`; then it answers each line, a case, with
-`{"seconds": s, "cpu_seconds": s}`, so that drivers take turns while all stay warm.
+`{"seconds": s}`, so that drivers take turns while all stay warm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-__all__ = ["Case", "make_case", "serve"]
+__all__ = ["Case", "as_line", "make_case", "serve"]
 
 M = TypeVar("M")
 PROMPT_TOKENS = 12
@@ -42,15 +42,19 @@ class Case:
         return sum(self.lengths)
 
 
-def make_case(rows: int, requests: int, tail: bool, seed: int) -> Case:
-    """Draw prompts, and lengths: lognormal with a long tail, or all the same."""
-    random = Random(seed)
+def make_case(rows: int, requests: int, tail: bool, seed: int, turn: int) -> Case:
+    """Draw lengths: lognormal with a long tail, or all the same; and prompts, new in each `turn`.
+
+    Nobody shall gain by what it cached of an earlier turn.
+    """
+    fresh = Random(f"{seed}:{turn}")
     prompts = [
-        [random.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(PROMPT_TOKENS)]
+        [fresh.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(PROMPT_TOKENS)]
         for _ in range(requests)
     ]
     lengths = [UNIFORM_LENGTH] * requests
     if tail:
+        random = Random(seed)
         drawn = [MEDIAN_LENGTH * random.lognormvariate(0.0, SIGMA) for _ in range(requests)]
         lengths = [max(1, min(LONGEST, int(length))) for length in drawn]
     return Case(rows=rows, prompts=prompts, lengths=lengths)
@@ -68,12 +72,9 @@ def serve(load: Callable[[Path, int], M], generate: Callable[[M, Case], None]) -
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         case = Case(**json.loads(line))
-        seconds, cpu = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         generate(model, case)
-        answer = {
-            "seconds": time.perf_counter() - seconds,
-            "cpu_seconds": time.process_time() - cpu,
-        }
+        answer = {"seconds": time.perf_counter() - began}
         print(json.dumps(answer), file=answers, flush=True)
 
 

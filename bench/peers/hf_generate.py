@@ -1,6 +1,6 @@
 """`transformers`' own `generate`: batches in order of arrival, each row stopped at its length.
 
-python -m bench.peers.hf_generate --model FOLDER < requests > samples
+A driver: see `bench.peers.generation`.
 """
 
 from __future__ import annotations

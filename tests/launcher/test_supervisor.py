@@ -64,12 +64,23 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_crashes_far_apart_are_answered_for_ever(tmp_path: Path) -> None:
-    """Only a child that cannot stay up is given up."""
-    async with Supervisor(tmp_path, calm_seconds=0.0) as processes:
+    """A child that has recovered from a crash begins anew to count them."""
+    async with Supervisor(tmp_path, calm_seconds=0.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids"))
         for crash in range(7):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
         assert len(await lines(tmp_path / "pids", 8)) == 8
+
+
+async def test_a_child_that_cannot_stay_up_is_given_up(tmp_path: Path) -> None:
+    """Five starts are tried anew; the crash after them fails the run."""
+    async with Supervisor(tmp_path, calm_seconds=3600.0, restart_seconds=0.0) as processes:
+        await processes.start(sleeper(tmp_path / "pids"))
+        for crash in range(6):
+            os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
+        with pytest.raises(ChildFailed, match="ended with code -9"):
+            await processes.failure()
+        assert (processes.num_restarts, len(await lines(tmp_path / "pids", 6))) == (5, 6)
 
 
 async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:

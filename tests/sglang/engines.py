@@ -7,9 +7,10 @@ import json
 import os
 import urllib.request
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from random import Random
 from typing import Any
 
@@ -30,13 +31,16 @@ class EngineProcess:
     url: str
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer of one call; raises `OSError` when there is none."""
+        """The JSON answer of one call; raises `OSError` if there is none, or half of one."""
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(
             self.url + path, data=data, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return json.load(answer)
+        except (HTTPException, ValueError) as error:
+            raise ConnectionError(f"{request.full_url}: cut off: {error!r}") from error
 
     def kill(self, random: Random) -> str:
         """SIGKILL the scheduler child, or all of it; what was killed."""
@@ -74,34 +78,59 @@ class ChecksumWatch:
     wrong: list[str] = field(default_factory=list)
     """Tensors that differ."""
     _engines: dict[str, EngineProcess] = field(default_factory=dict)
+    _compared: set[tuple[EngineProcess, str]] = field(default_factory=set)
 
-    async def watch(self, node: str) -> None:
-        """Look again and again, until cancelled."""
+    @asynccontextmanager
+    async def watching(self, nodes: Iterable[str]) -> AsyncIterator[None]:
+        """Look again and again; raises at the end what kept a node from being looked at."""
+        watchers = [asyncio.create_task(self._watch(node)) for node in nodes]
+        try:
+            yield
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            ends = await asyncio.gather(*watchers, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _watch(self, node: str) -> None:
         while True:
-            with suppress(OSError, psutil.NoSuchProcess):
-                await asyncio.to_thread(self._look, node)
+            await asyncio.to_thread(self._look, node)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _look(self, node: str) -> None:
+        try:
+            told = self._told(node)
+        except (OSError, psutil.Error):
+            return  # the engine ended meanwhile
+        if told is not None:
+            self._compare(node, *told)
+
+    def _told(self, node: str) -> tuple[int, Mapping[str, str]] | None:
+        """A version that this engine was not asked about yet, with the checksums it has of it."""
         engine = self._engines.get(node) or engine_of(node)
         if engine is None or not engine.main.is_running():
             self._engines.pop(node, None)
-            return
+            return None
         self._engines[node] = engine
         version = engine.ask("/model_info")["weight_version"]
-        if not version.isdecimal() or int(version) in self.checked[node]:
-            return
-        answer = engine.ask("/weights_checker", {"action": "checksum"})
+        if not version.isdecimal() or (engine, version) in self._compared:
+            return None
+        (rank,) = engine.ask("/weights_checker", {"action": "checksum"})["ranks"]
         if engine.ask("/model_info")["weight_version"] != version:
-            return  # the answer may be of either
-        (rank,) = answer["ranks"]
-        published = published_checksums(self.run.weights(int(version)))
+            return None  # the answer may be of either
+        self._compared.add((engine, version))
+        return int(version), rank["checksums"]
+
+    def _compare(self, node: str, version: int, checksums: Mapping[str, str]) -> None:
+        published = published_checksums(self.run.weights(version))
         self.wrong += [
             f"{node}, version {version}: {name}"
-            for name in published.keys() | rank["checksums"].keys()
-            if published.get(name) != rank["checksums"].get(name)
+            for name in published.keys() | checksums.keys()
+            if published.get(name) != checksums.get(name)
         ]
-        self.checked[node].add(int(version))
+        self.checked[node].add(version)
 
 
 def _command(process: psutil.Process) -> str:

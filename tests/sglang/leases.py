@@ -6,12 +6,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.audit import Received
-
-_ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
+from tests.sglang.turns import ENDED
 
 
 def half_segments(
@@ -26,7 +24,7 @@ def half_segments(
     wrong = []
     for sample in samples:
         turns = by_rollout[sample["rollout_id"]].turns
-        if any(turn.finish_reason not in _ENDED for turn in turns):
+        if any(turn.finish_reason not in ENDED for turn in turns):
             wrong.append(f"{sample['sample_id']}: has a turn that did not end")
         told = [
             token.token_id

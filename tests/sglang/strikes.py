@@ -14,7 +14,6 @@ from tests.sglang.engines import EngineProcess, engine_of
 from tests.sglang.quickstart import Quickstart
 
 _LOOK_SECONDS = 0.05
-_SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +25,11 @@ class Strike:
     """Which processes: see `EngineProcess.kill`."""
     newest_version: int
     """Published before the kill: what the engine must come back with, at least."""
-    log_size: int
-    """Bytes the agents' log had when nothing of the killed engine was under way any more."""
+    log_struck: int
+    """Bytes the agents' log had at the kill."""
+    log_back: int
+    """Bytes it had at the last look before the server took turns again: an engine's whole start
+    after the kill, so nothing of the killed one was under way any more."""
     seconds: float
     """From the kill until the server took turns again."""
 
@@ -54,21 +56,26 @@ class Strikes:
     async def _strike(self, services: Services, node: str) -> Strike:
         engine = await _busy_engine(services, node)
         newest = await _newest_version(services)
-        began = asyncio.get_running_loop().time()
+        log_struck, began = self._log_size(), asyncio.get_running_loop().time()
         victim = engine.kill(self.random)
         while engine.main.is_running() or await _serves(services, node):
             await asyncio.sleep(_LOOK_SECONDS)
-        await asyncio.sleep(_SETTLE_SECONDS)  # far less than any engine needs to start
-        log_size = self.run.token_log.stat().st_size
+        log_back, before = log_struck, self._log_size()
         while not await _serves(services, node):
+            # As it was before the question: no new engine can have sampled any of it.
+            log_back, before = before, self._log_size()
             await asyncio.sleep(_LOOK_SECONDS)
         return Strike(
             node=node,
             victim=victim,
             newest_version=newest,
-            log_size=log_size,
+            log_struck=log_struck,
+            log_back=log_back,
             seconds=asyncio.get_running_loop().time() - began,
         )
+
+    def _log_size(self) -> int:
+        return self.run.token_log.stat().st_size
 
 
 async def _busy_engine(services: Services, node: str) -> EngineProcess:

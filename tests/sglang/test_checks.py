@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from pathlib import Path
+from typing import NoReturn
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,8 +18,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from services.launcher.audit import Received, Token
 from tests.launcher.support import make_trajectory, make_turn
 from tests.sglang.checksums import published_checksums
+from tests.sglang.engines import ChecksumWatch, EngineProcess
 from tests.sglang.leases import half_segments
 from tests.sglang.logprobs import recompute, sampled_spans
+from tests.sglang.quickstart import make_quickstart
+from tests.sglang.strikes import Strike
+from tests.sglang.turns import stale_chunks, turns_before, unfinished, was_moved
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +110,73 @@ def test_only_whole_turns_may_be_leased(
     num_leased, wrong = half_segments(leased, received, [make_trajectory(turn)])
     assert num_leased == 1
     assert len(wrong) == num_wrong
+
+
+def test_a_turn_of_two_servers_was_moved() -> None:
+    """Tokens of the prompt have no server; two spans of one server are no move."""
+    moved = make_turn(([3], 0, "a"), ([4], 0, "b"))
+    stayed = make_turn(([3], 0, "a"), ([4], 1, "a"))
+    assert was_moved(make_trajectory(moved, stayed)) == 1
+
+
+def test_a_turn_that_never_ended_is_found(tmp_path: Path) -> None:
+    """It counts if agents had tokens of it in time; one that is not stored at all counts too."""
+    log = tmp_path / "received.jsonl"
+    turns = [{"rollout_id": "rollout", "turn_id": name} for name in ("ended", "open", "gone")]
+    log.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    size = log.stat().st_size
+    with log.open("a") as file:
+        print(json.dumps({"rollout_id": "rollout", "turn_id": "late"}), file=file)
+    open_turn = make_turn(([3], 0, "a"), turn_id="open")
+    open_turn.ClearField("finish_reason")
+    stored = make_trajectory(make_turn(([3], 0, "a"), turn_id="ended"), open_turn)
+    found = unfinished(turns_before(log, size), [stored])
+    assert found == {("rollout", "open"), ("rollout", "gone")}
+
+
+def test_old_weights_after_a_restart_are_found(tmp_path: Path) -> None:
+    """Only those of the engine that was killed, and only after it was back."""
+    log = tmp_path / "received.jsonl"
+    before = json.dumps({"spans": [[0, 1, 6, "a"]]}) + "\n"
+    after = [[0, 1, 6, "b"], [1, 1, 7, "a"], [2, 1, 6, "a"]]
+    log.write_text(before + json.dumps({"spans": after}) + "\n")
+    strike = Strike(
+        node="a",
+        victim="scheduler",
+        newest_version=7,
+        log_struck=0,
+        log_back=len(before),
+        seconds=1.0,
+    )
+    assert stale_chunks(log, strike) == ["a: 6 instead of 7"]
+
+
+async def test_an_engine_killed_in_mid_answer_gave_none() -> None:
+    """Half an answer is an `OSError`, as none at all is: the watch goes on with the next engine."""
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"weight_version": ')
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(half, "127.0.0.1", 0, family=socket.AF_INET) as server:
+        port = server.sockets[0].getsockname()[1]
+        engine = EngineProcess(main=psutil.Process(), url=f"http://127.0.0.1:{port}")
+        with pytest.raises(ConnectionError, match="cut off: IncompleteRead"):
+            await asyncio.to_thread(engine.ask, "/model_info")
+
+
+async def test_a_watch_that_cannot_go_on_fails_its_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the check itself must not look like tensors that are all right."""
+
+    def broken(watch: ChecksumWatch, node: str) -> NoReturn:
+        raise KeyError(node)
+
+    monkeypatch.setattr(ChecksumWatch, "_look", broken)
+    with pytest.raises(KeyError, match="node-a"):
+        async with ChecksumWatch(make_quickstart(tmp_path / "run")).watching(["node-a"]):
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 
@@ -26,10 +25,8 @@ async def test_a_whole_training_run_keeps_its_promises(
     monkeypatch.setenv("SEAMFLOW_TRAINER_NUM_STEPS", str(STEPS))
     run = quickstart("loop")
     watch = ChecksumWatch(run)
-    watching = [asyncio.create_task(watch.watch(node)) for node in NODES]
-    summary = await run.train()
-    for task in watching:
-        task.cancel()
+    async with watch.watching(NODES):
+        summary = await run.train()
     recomputed = recompute(sampled_spans(await stored_trajectories(run)), run.weights)
     loaded = {node: versions_loaded(run, node) for node in NODES}
     figures = {
@@ -45,7 +42,6 @@ async def test_a_whole_training_run_keeps_its_promises(
         "updates_of_each_engine": min(map(len, loaded.values())),
         "tensors_unlike_published": len(watch.wrong),
     }
-    Report(bench="sglang_loop", figures=figures, seeds=[run.config.seed]).publish()
     assert not watch.wrong
     assert {node: watch.checked[node] - {0} for node in NODES} == loaded
     assert min(map(len, loaded.values())) >= 10
@@ -54,6 +50,7 @@ async def test_a_whole_training_run_keeps_its_promises(
     assert summary["tokens_with_wrong_version"] == 0
     assert recomputed.num_tokens == summary["tokens_recorded"]
     assert recomputed.max_difference <= 1e-4, recomputed.worst
+    Report(bench="sglang_loop", figures=figures, seeds=[run.config.seed]).publish()
 
 
 def versions_loaded(run: Quickstart, node: str) -> set[int]:

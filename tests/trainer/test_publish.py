@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import json
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,14 @@ def weights(model: Path) -> dict[str, torch.Tensor]:
 class SlowWeights(WeightServiceServicer):
     """A weights service one of whose calls is never answered."""
 
-    def __init__(self, folder: Path, silent: str) -> None:
+    def __init__(self, folder: Path, silent: str = "nothing") -> None:
         self.folder, self.silent = folder, silent
+        self.on_silence: Callable[[], None] = lambda: None
         self.committed: list[int] = []
 
     async def _answer(self, call: str) -> None:
         if call == self.silent:
+            self.on_silence()
             await asyncio.Event().wait()
 
     async def BeginPublish(self, request: pb.BeginPublishRequest, context: Any) -> Any:
@@ -117,42 +119,60 @@ async def test_every_phase_of_a_publish_has_a_deadline(
     error: type[publish.PublishTimeout] | None,
 ) -> None:
     """The error names the phase, its deadline and the cure; only the commit leaves a doubt."""
-    service = SlowWeights(tmp_path, silent)
-    written = threading.Event()
-    if silent != "writing":
-        written.set()
-    monkeypatch.setattr(publish, "write_folder", lambda *_: [] if written.wait(30) else None)
-    async with publisher(service, model, 0.5 if error else 30.0) as trainer:
+    service, written = SlowWeights(tmp_path, silent), threading.Event()
+    loop = asyncio.get_running_loop()
+    now = loop.time
+
+    def pass_the_deadline() -> None:
+        # Only once a phase hangs, so that those before it have as long as they need.
+        monkeypatch.setattr(loop, "time", lambda: now() + 600.0)
+
+    def write(*_: object) -> list[pb.WeightFile]:
+        if silent == "writing":
+            loop.call_soon_threadsafe(pass_the_deadline)
+            written.wait(30)
+        return []
+
+    service.on_silence = pass_the_deadline
+    monkeypatch.setattr(publish, "write_folder", write)
+    async with publisher(service, model, 600.0) as trainer:
         publishing = trainer.publish(weights(model), step=1, parent=0, epoch=1)
         if error is None:
             assert await publishing == 1
         else:
-            with pytest.raises(error, match=f"{silent}.* not done after 0.5 s; ") as raised:
+            with pytest.raises(error, match=f"{silent}.* not done after 600 s; ") as raised:
                 await publishing
             assert raised.value.cure
         written.set()
     assert service.committed == ([1] if error is None else [])
 
 
-async def test_a_write_that_was_given_up_on_ends_before_the_next(
+async def test_while_a_write_hangs_no_other_begins(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads never write at the same time, not even into different folders."""
-    service = SlowWeights(tmp_path, "nothing")
-    going_on, writers, most = threading.Event(), 0, 0
+    """What is put off meanwhile is never written: the disk's first work afterwards is the newest.
 
-    def slow(*_: object) -> list[pb.WeightFile]:
-        nonlocal writers, most
-        writers += 1
-        most = max(most, writers)
-        going_on.wait(30)
-        writers -= 1
+    So no two threads write at the same time, not even into different folders.
+    """
+    service, going_on = SlowWeights(tmp_path), threading.Event()
+    begun: list[str] = []
+
+    def slow(folder: Path, *_: object) -> list[pb.WeightFile]:
+        begun.append(folder.name)
+        assert going_on.wait(30)
         return []
 
     monkeypatch.setattr(publish, "write_folder", slow)
-    async with publisher(service, model, 0.5) as trainer:
-        with pytest.raises(publish.PublishPutOff):
-            await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+    async with publisher(service, model, 0.2) as trainer:
+        while not begun:
+            with pytest.raises(publish.PublishPutOff):
+                await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        for step in (2, 3):
+            with pytest.raises(publish.PublishPutOff):
+                await trainer.publish(weights(model), step=step, parent=0, epoch=1)
+        assert begun == ["1"]
         going_on.set()
-        assert await trainer.publish(weights(model), step=2, parent=0, epoch=1) == 2
-    assert (most, service.committed) == (1, [2])
+        while not service.committed:
+            with suppress(publish.PublishTimeout):
+                await trainer.publish(weights(model), step=4, parent=0, epoch=1)
+    assert (set(begun), set(service.committed)) == ({"1", "4"}, {4})

@@ -199,8 +199,9 @@ async def test_a_group_has_at_most_its_limit(store: Store, scope: Scope) -> None
 
 async def test_a_silent_member_is_struck_off(store: Store, scope: Scope) -> None:
     """A place is lent for a time: a server that died gives it back by itself."""
-    assert await store.enrol(scope, "swaps", "dead", ttl=0.02, limit=1)
+    assert await store.enrol(scope, "swaps", "dead", ttl=60, limit=1)
     assert not await store.enrol(scope, "swaps", "next", ttl=60, limit=1)
+    assert await store.enrol(scope, "swaps", "dead", ttl=0.02, limit=1)
     async with asyncio.timeout(10):
         while not await store.enrol(scope, "swaps", "next", ttl=60, limit=1):
             await asyncio.sleep(0.01)
