@@ -20,7 +20,6 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 from bench.chaos import children
 from bench.peers.redis_process import FAST, free_port, redis_server
 from bench.peers.sglang_raw import OnTokens, TurnOf
-from bench.peers.sglang_server import MAX_RUNNING, STREAM_INTERVAL
 from trainer.publish import Publisher
 
 __all__ = ["Seamflow", "seamflow_before"]
@@ -96,8 +95,6 @@ async def seamflow_before(url: str, model: Path, folder: Path) -> AsyncIterator[
             run_id=_RUN,
             weights=weights.address,
             cache_folder=folder / "cache",
-            max_running=MAX_RUNNING,
-            stream_interval=STREAM_INTERVAL,
         )
         stack.enter_context(server)
         gateway = _process(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 from seamflow.retry import Backoff
@@ -32,6 +32,9 @@ _IMPATIENT = metrics.counter(
     ("wait",),
 )
 _CALL_SECONDS = 2.0
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+T = TypeVar("T")
 
 
 class Turns:
@@ -70,18 +73,31 @@ class RollingOrder:
     server_id: str
     """Who asks."""
 
-    async def acquire(self) -> None:
-        """Wait for a place, also while the weights service is silent: bound it."""
+    async def acquire(self) -> float:
+        """Wait for a place, also while the weights service is silent: bound it. Its seconds.
+
+        Raises `AioRpcError` for a refusal that asking again does not change.
+        """
         request = pb.AcquireSwapRequest(
             run_id=self.run_id, model=self.model, server_id=self.server_id
         )
         backoff = Backoff(longest=0.5)
         while True:
-            with suppress(grpc.aio.AioRpcError):
+            try:
                 answer = await self.stub.AcquireSwap(request, timeout=_CALL_SECONDS)
                 if answer.granted:
-                    return
+                    return answer.ttl.seconds + answer.ttl.nanos / 1e9
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _SILENT:
+                    raise
             await backoff.wait()
+
+    async def keep(self, seconds: float) -> None:
+        """Extend the place for as long as this runs, well before it expires."""
+        with suppress(grpc.aio.AioRpcError):
+            while True:
+                await asyncio.sleep(seconds / 3)
+                seconds = await self.acquire()
 
     async def release(self) -> None:
         """Give the place back; where that fails it expires."""
@@ -111,16 +127,27 @@ class Boundary:
         if self.order is None:
             yield
             return
+        keeping: asyncio.Task[None] | None = None
         try:
-            await self._bounded("rolling", self.order.acquire())
+            seconds = await self._bounded("rolling", self.order.acquire())
+            if seconds is not None:
+                keeping = asyncio.create_task(self.order.keep(seconds))
             yield
         finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.wait({keeping})
             await self.order.release()
 
-    async def _bounded(self, what: str, wait: Coroutine[object, object, None]) -> None:
+    async def _bounded(self, what: str, wait: Coroutine[object, object, T]) -> T | None:
+        """What is waited for; None if it is not to be had."""
         try:
             async with asyncio.timeout(self.wait_seconds):
-                await wait
+                return await wait
         except TimeoutError:
-            _IMPATIENT.labels(what).inc()
-            get_logger().warning("weights_waited_enough", wait=what, seconds=self.wait_seconds)
+            reason = f"{self.wait_seconds:g} s have passed"
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        _IMPATIENT.labels(what).inc()
+        get_logger().warning("weights_wait_ended", wait=what, reason=reason)
+        return None

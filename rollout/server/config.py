@@ -83,7 +83,8 @@ class RolloutServerConfig(ServerConfig):
     sglang_flags: tuple[str, ...] = field(default=(), metadata={"flags": "sglang"})
     """Flags of SGLang, such as "--tp-size", "2"; as flags of this process: --sglang-tp-size 2."""
     sglang_url: str | None = None
-    """SGLang that runs already, for nobody else and with the same files; none is started then."""
+    """SGLang that runs already, for nobody else and with the same files; none is started then.
+    Its max_running, max_context and stream_interval are those it was started with."""
     sglang_broadcast_host: str | None = None
     """Where SGLang, on another host, reaches this one: weights are then broadcast to it by
     torch.distributed (NCCL where there are GPUs) instead of being read from the same disk."""

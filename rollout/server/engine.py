@@ -169,7 +169,8 @@ class EngineInfo:
     max_running: int
     """Most sequences sampled at the same time; more wait."""
     features: frozenset[str]
-    """Optional abilities: "seed", "release_memory", "pause_in_place"."""
+    """Optional abilities: "seed", "release_memory", "pause_in_place", and "restart": `start` works
+    again after a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +246,13 @@ class Engine(Protocol):
 
     async def wait_failed(self) -> None:
         """Never return while the engine is healthy; raise `EngineFailed` once it is not."""
+        ...
+
+    def fail(self, why: str) -> None:
+        """Give the engine up, as if it had died: running sequences and `wait_failed` raise.
+
+        One with the feature "restart" begins anew with `start`. No effect on a dead engine.
+        """
         ...
 
     async def close(self) -> None:

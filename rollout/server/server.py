@@ -7,13 +7,16 @@
                                  RELEASED                 restore
     any ──▶ DRAINING ──▶ the process ends
 
-Only this class changes the engine's weights, and it always pauses the engine first.
+Only this class changes the engine's weights, and it always pauses the engine first. A pause on
+request outlasts a restart of the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import StrEnum
 
 from rollout.server.boundary import Boundary, Turns
@@ -78,7 +81,7 @@ class RolloutServer:
             turns: those that run; whoever serves one enters it here.
             boundary: what a followed version waits for; by default nothing.
             prepare_seconds: deadline of reading a version into host memory.
-            swap_seconds: deadline of the change itself; an engine that misses it counts as dead.
+            swap_seconds: deadline of the change itself; an engine that misses it is given up.
         """
         self.engine = engine
         self.turns = turns or Turns()
@@ -87,14 +90,17 @@ class RolloutServer:
         self._boundary = boundary or Boundary()
         self._prepare_seconds = prepare_seconds
         self._swap_seconds = swap_seconds
-        self._state = State.LOADING
+        self._stage = State.LOADING
+        self._requested_pause: PauseMode | None = None
         self._lock = asyncio.Lock()
         self._log = get_logger()
 
     @property
     def state(self) -> State:
         """The state now."""
-        return self._state
+        if self._stage is State.SERVING and self._requested_pause:
+            return State.PAUSED
+        return self._stage
 
     async def start(self) -> None:
         """Start the engine and hold all turns until `begin` has current weights.
@@ -105,30 +111,30 @@ class RolloutServer:
         if not self._can_pause(self._update_pause):
             name = self.engine.info.name
             raise ValueError(f"update_pause is in_place: the {name} engine cannot, use retract")
-        await self.engine.pause(PauseMode.RETRACT)
+        await self.engine.pause(self._requested_pause or PauseMode.RETRACT)
 
     async def restart(self) -> None:
         """Start an engine that has died, and hold all turns until `begin` has current weights."""
         async with self._lock:
             self._refuse("restart", *_WITHOUT_WEIGHTS)
-            self._state = State.LOADING
+            self._stage = State.LOADING
             await self.start()
 
     async def begin(self) -> None:
         """Load the newest committed weights, if any, then take turns."""
         fetched = await self._cache.fetch() if self._cache else None
         async with self._lock:
-            if self._state in (State.RELEASED, State.DRAINING):
+            if self._stage in _WITHOUT_WEIGHTS:
                 return
             if fetched is not None:
-                await self._load(fetched)
-            if self._state is State.LOADING:
+                await self._change(fetched)
+            if self._stage is State.LOADING:
                 await self._serve()
 
     async def pause(self, mode: PauseMode) -> int:
         """Stop at a token boundary; returns how many turns were held or given up."""
         async with self._lock:
-            self._refuse("Pause", State.RELEASED, State.DRAINING)
+            self._refuse("Pause", *_WITHOUT_WEIGHTS)
             if not self._can_pause(mode):
                 name = self.engine.info.name
                 raise failed_precondition(
@@ -136,13 +142,14 @@ class RolloutServer:
                 )
             load = self.engine.load()
             await self.engine.pause(mode)
-            self._state = State.PAUSED
+            self._requested_pause = mode
             return load.running + load.queued
 
     async def resume(self) -> None:
         """Take turns again."""
         async with self._lock:
-            self._refuse("Resume", State.LOADING, State.RELEASED, State.DRAINING)
+            self._refuse("Resume", State.LOADING, *_WITHOUT_WEIGHTS)
+            self._requested_pause = None
             await self._serve()
 
     async def update(self, weight_version: int | None) -> int:
@@ -151,8 +158,8 @@ class RolloutServer:
         if fetched is None:
             raise failed_precondition(Reason.WEIGHTS_NOT_LOADED, "no weights are committed yet")
         async with self._lock:
-            self._refuse("UpdateWeights", State.RELEASED, State.DRAINING)
-            await self._swap(fetched)
+            self._refuse("UpdateWeights", *_WITHOUT_WEIGHTS)
+            await self._change(fetched)
             return self.engine.weight_version
 
     async def follow(self, weight_version: int) -> None:
@@ -163,21 +170,21 @@ class RolloutServer:
         fetched = await self._require_cache().fetch(weight_version)
         if fetched is None or fetched.weight_version <= self.engine.weight_version:
             return
-        if self._state in _WITHOUT_WEIGHTS:
+        if self._stage in _WITHOUT_WEIGHTS:
             self._require_cache().prune(loaded=self.engine.weight_version)
             return
         await self._prepare(fetched)
         async with self._boundary.reached(), self._lock:
             newer = fetched.weight_version > self.engine.weight_version
-            if newer and self._state not in _WITHOUT_WEIGHTS:
-                await self._swap(fetched)
+            if newer and self._stage not in _WITHOUT_WEIGHTS:
+                await self._change(fetched)
 
     async def release(self) -> int:
         """Give all turns up and the device memory back; returns the bytes."""
         async with self._lock:
             self._refuse("ReleaseMemory", State.DRAINING)
             await self.engine.pause(PauseMode.ABORT)
-            self._state = State.RELEASED
+            self._stage = State.RELEASED
             return await self.engine.release_memory()
 
     async def restore(self) -> int:
@@ -188,18 +195,19 @@ class RolloutServer:
         """
         async with self._lock:
             self._refuse("RestoreMemory", State.LOADING, State.DRAINING)
-            if self._state is State.RELEASED:
+            if self._stage is State.RELEASED:
                 fetched = await self._cache.fetch() if self._cache else None
                 await self.engine.restore_memory()
                 if fetched is not None:
-                    await self._load(fetched)
+                    await self._change(fetched)
+                self._requested_pause = None
                 await self._serve()
             return self.engine.weight_version
 
     async def drain(self) -> None:
         """Give all turns up for good, so that they go on elsewhere."""
         async with self._lock:
-            self._state = State.DRAINING
+            self._stage = State.DRAINING
             await self.engine.pause(PauseMode.ABORT)
 
     async def _prepare(self, fetched: FetchedWeights) -> None:
@@ -213,34 +221,34 @@ class RolloutServer:
             _UNPREPARED.inc()
             self._log.warning("weights_not_prepared", seconds=self._prepare_seconds)
 
-    async def _swap(self, fetched: FetchedWeights) -> None:
-        """Change weights within the deadline. Raises `EngineFailed` beyond it."""
-        swapping = asyncio.ensure_future(self._change(fetched))
-        try:
-            done, _ = await asyncio.wait({swapping}, timeout=self._swap_seconds)
-        except asyncio.CancelledError:
-            swapping.cancel()
-            await asyncio.wait({swapping})
-            raise
-        if not done:
-            # In no known state any more: the process ends, its turns go on elsewhere.
-            swapping.cancel()
-            cure = "raise weight_swap_seconds if its weights are that large"
-            raise EngineFailed(f"the engine took no weights in {self._swap_seconds:g} s; {cure}")
-        await swapping
-
     async def _change(self, fetched: FetchedWeights) -> None:
         """Load weights; turns in flight are held meanwhile, and go on even if loading fails."""
         started = time.perf_counter()
-        serving = self._state is State.SERVING
-        if serving:
-            await self.engine.pause(self._update_pause)
+        serving = self.state is State.SERVING
         try:
-            await self._load(fetched)
+            async with self._in_time():
+                if serving:
+                    await self.engine.pause(self._update_pause)
+                await self._load(fetched)
         finally:
             if serving:
                 await self.engine.resume()
         _UPDATE_SECONDS.observe(time.perf_counter() - started)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Change weights in this context. Raises `EngineFailed` past the deadline."""
+        try:
+            async with asyncio.timeout(self._swap_seconds) as deadline:
+                yield
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            # In no known state any more: nothing but a new start can tell its weights.
+            cure = "raise weight_swap_seconds if its weights are that large"
+            why = f"the engine took no weights in {self._swap_seconds:g} s; {cure}"
+            self.engine.fail(why)
+            raise EngineFailed(why) from None
 
     async def _load(self, fetched: FetchedWeights) -> None:
         if fetched.weight_version == self.engine.weight_version:
@@ -252,8 +260,10 @@ class RolloutServer:
         self._log.info("weights_loaded", weight_version=fetched.weight_version)
 
     async def _serve(self) -> None:
-        await self.engine.resume()
-        self._state = State.SERVING
+        """Current weights are in: take turns, unless a pause was asked for."""
+        self._stage = State.SERVING
+        if not self._requested_pause:
+            await self.engine.resume()
 
     def _can_pause(self, mode: PauseMode) -> bool:
         return mode is not PauseMode.IN_PLACE or "pause_in_place" in self.engine.info.features
@@ -264,8 +274,8 @@ class RolloutServer:
         return self._cache
 
     def _refuse(self, call: str, *states: State) -> None:
-        if self._state in states:
-            raise _wrong_state(call, self._state)
+        if self.state in states:
+            raise _wrong_state(call, self.state)
 
 
 def _wrong_state(call: str, state: State) -> ServiceError:

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, TypeVar
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
@@ -25,10 +25,10 @@ from rollout.server.engine import (
     WeightsError,
 )
 from rollout.server.server import RolloutServer, State
+from rollout.server.transport import NotVisible, PhaseTimeout, SourceLost
 from services.chassis import metrics
 from services.chassis.errors import (
     Reason,
-    ServiceError,
     failed_precondition,
     invalid_argument,
     unavailable,
@@ -37,6 +37,9 @@ from services.chassis.errors import (
 __all__ = ["RolloutServerServicer"]
 
 API_VERSION = "v1"
+
+T = TypeVar("T")
+
 # What every engine can do; the optional abilities are its own to tell.
 _FEATURES = frozenset({"pause_retract", "pause_abort"})
 
@@ -82,17 +85,13 @@ class RolloutServerServicer(RolloutServerServiceServicer):
             raise invalid_argument(
                 "run_id", request.run_id, f"this server serves run {self._run_id}"
             )
-        try:
+        with _service_errors():
             turn = self._server.engine.generate(_engine_request(request))
             with self._server.turns.running():
                 async with aclosing(turn) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
                         _TOKENS.inc(len(chunk.token_ids))
                         yield self._response(chunk)
-        except RequestError as error:
-            raise invalid_argument(error.field, error.value, error.cure) from error
-        except EngineFailed as error:
-            raise _engine_failed() from error
 
     def _response(self, chunk: Chunk) -> pb.GenerateTokensResponse:
         tokens = tokens_pb2.Tokens(token_ids=chunk.token_ids, logprobs=chunk.logprobs)
@@ -110,11 +109,12 @@ class RolloutServerServicer(RolloutServerServiceServicer):
         """Stop at a token boundary."""
         if request.mode not in _MODES:
             raise invalid_argument("mode", request.mode, "must be RETRACT, ABORT or IN_PLACE")
-        return pb.PauseResponse(num_turns=await self._server.pause(_MODES[request.mode]))
+        paused = await _to_the_end(self._server.pause(_MODES[request.mode]))
+        return pb.PauseResponse(num_turns=paused)
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
         """Go on after Pause."""
-        await self._server.resume()
+        await _to_the_end(self._server.resume())
         return pb.ResumeResponse()
 
     async def UpdateWeights(
@@ -122,10 +122,7 @@ class RolloutServerServicer(RolloutServerServiceServicer):
     ) -> pb.UpdateWeightsResponse:
         """Load a committed version now."""
         wanted = request.weight_version if request.HasField("weight_version") else None
-        try:
-            version = await self._server.update(wanted)
-        except WeightsError as error:
-            raise _weights_refused(error) from error
+        version = await _to_the_end(self._server.update(wanted))
         return pb.UpdateWeightsResponse(weight_version=version)
 
     async def ReleaseMemory(
@@ -138,12 +135,7 @@ class RolloutServerServicer(RolloutServerServiceServicer):
         self, request: pb.RestoreMemoryRequest, context: Any
     ) -> pb.RestoreMemoryResponse:
         """Take memory and the newest weights, then serve."""
-        try:
-            return pb.RestoreMemoryResponse(
-                weight_version=await _to_the_end(self._server.restore())
-            )
-        except WeightsError as error:
-            raise _weights_refused(error) from error
+        return pb.RestoreMemoryResponse(weight_version=await _to_the_end(self._server.restore()))
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Any
@@ -189,14 +181,23 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
     )
 
 
-def _engine_failed() -> ServiceError:
-    return unavailable(Reason.ENGINE_FAILED, "the engine has failed and this server will restart")
+@contextmanager
+def _service_errors() -> Iterator[None]:
+    """Say in the contract's words what the engine and the weights say."""
+    try:
+        yield
+    except RequestError as error:
+        raise invalid_argument(error.field, error.value, error.cure) from error
+    except EngineFailed as error:
+        message = "the engine has failed and this server will restart"
+        raise unavailable(Reason.ENGINE_FAILED, message) from error
+    except (NotVisible, PhaseTimeout, SourceLost) as error:
+        raise unavailable(Reason.PEER_UNAVAILABLE, str(error)) from error
+    except WeightsError as error:
+        raise failed_precondition(Reason.CHECKSUM_MISMATCH, str(error)) from error
 
 
-def _weights_refused(error: WeightsError) -> ServiceError:
-    return failed_precondition(Reason.CHECKSUM_MISMATCH, str(error))
-
-
-async def _to_the_end(work: Coroutine[Any, Any, int]) -> int:
-    """Finish even if the caller goes away: memory half moved would be in no known state."""
-    return await asyncio.shield(asyncio.ensure_future(work))
+async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
+    """Finish even if the caller goes away: nobody could tell in what state half a change is."""
+    with _service_errors():
+        return await asyncio.shield(asyncio.ensure_future(change))

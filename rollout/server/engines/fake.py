@@ -128,8 +128,9 @@ class FakeEngine:
 
     async def start(self) -> None:
         """Begin to serve."""
+        self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="fake-engine")
-        self._task.add_done_callback(self._fail)
+        self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         while True:
@@ -140,15 +141,23 @@ class FakeEngine:
             self._rest()
             await self._step()
 
-    def _fail(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            for sequence in (*self._running, *self._queued):
-                sequence.chunks.put_nowait(self._failed(task))
+            failed = EngineFailed(f"the fake engine's task ended: {task.exception()}")
+            failed.__cause__ = task.exception()
+            self._fail(failed)
 
-    def _failed(self, task: asyncio.Task[None]) -> EngineFailed:
-        failed = EngineFailed(f"the fake engine's task ended: {task.exception()}")
-        failed.__cause__ = task.exception()
-        return failed
+    def fail(self, why: str) -> None:
+        """End the stepping task, and every sequence with it."""
+        if self._task is not None:
+            self._task.cancel()
+            self._fail(EngineFailed(why))
+
+    def _fail(self, failed: EngineFailed) -> None:
+        if not self._failed.done():
+            self._failed.set_result(failed)
+            for sequence in (*self._running, *self._queued):
+                sequence.chunks.put_nowait(failed)
 
     def _admit(self) -> None:
         while self._queued and len(self._running) < self._info.max_running:
@@ -215,8 +224,8 @@ class FakeEngine:
     def _submit(self, request: EngineRequest) -> _Sequence:
         if self._task is None:
             raise EngineStateError("generate: the engine is not started")
-        if self._task.done():
-            raise self._failed(self._task)
+        if self._failed.done():
+            raise self._failed.result()
         sequence = _Sequence(request, prefix_state(request.token_ids), len(request.token_ids))
         if self._paused is PauseMode.ABORT:
             self._flush(sequence, FinishReason.INTERRUPTED)
@@ -290,12 +299,10 @@ class FakeEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` if the stepping task ends by itself."""
+        """Raise `EngineFailed` once the stepping task has ended by itself, or was given up."""
         if self._task is None:
             raise EngineStateError("wait_failed: the engine is not started")
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
-            raise self._failed(self._task)
+        raise await asyncio.shield(self._failed)
 
     async def close(self) -> None:
         """End every sequence `INTERRUPTED` and stop."""

@@ -14,11 +14,12 @@ import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -28,17 +29,18 @@ from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
 from rollout.server.engine import WeightsError
 
-__all__ = ["SglangBroadcast"]
+__all__ = ["SGLangBroadcast"]
 
 _PART_BYTES = 512 << 20
 """Bytes of tensors in one call, about: what the engine must have room for besides its weights."""
 
+T = TypeVar("T")
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 Part = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangBroadcast:
+class SGLangBroadcast:
     """Sends the tensors of a folder into a paused SGLang."""
 
     post: Post
@@ -53,7 +55,7 @@ class SglangBroadcast:
     """Deadline of forming the group, and of each part."""
 
     @classmethod
-    def of(cls, post: Post, host: str, num_ranks: int) -> SglangBroadcast:
+    def of(cls, post: Post, host: str, num_ranks: int) -> SGLangBroadcast:
         """By NCCL if this process has a GPU."""
         backend: Literal["gloo", "nccl"] = "nccl" if torch.cuda.is_available() else "gloo"
         return cls(post=post, host=host, num_ranks=num_ranks, backend=backend)
@@ -61,8 +63,8 @@ class SglangBroadcast:
     async def load(self, folder: Path, label: str, *, flush: bool) -> None:
         """Put the weights of `folder` into the engine under the version `label`.
 
-        `flush` empties its prefix cache. Raises `WeightsError`; the engine may then hold a part of
-        the new weights: load a whole version again before it samples.
+        `flush` empties its prefix cache. Raises `WeightsError`, and what `post` raises; the engine
+        may then hold a part of the new weights: load a whole version again before it samples.
         """
         try:
             async with asyncio.timeout(self.seconds) as deadline, self._group() as (name, group):
@@ -93,9 +95,8 @@ class SglangBroadcast:
             "group_name": name,
             **settings,
         }
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_as_task(self.post("/update_weights_from_distributed", body)))
-            tasks.create_task(asyncio.to_thread(self._broadcast, group, part))
+        sending = _in_daemon(lambda: self._broadcast(group, part))
+        await _both(self.post("/update_weights_from_distributed", body), sending)
 
     def _broadcast(self, group: ProcessGroup, part: Part) -> None:
         device = "cuda" if self.backend == "nccl" else "cpu"
@@ -125,16 +126,9 @@ class SglangBroadcast:
             "group_name": name,
             "backend": self.backend,
         }
-        inviting = asyncio.ensure_future(self.post("/init_weights_update_group", body))
         joining = _in_daemon(lambda: self._join(store, name, timeout))
-        # An engine that refuses must not be waited for: the group would never be whole.
-        await asyncio.wait({inviting, joining}, return_when=asyncio.FIRST_EXCEPTION)
-        if inviting.done() and inviting.exception() is not None:
-            joining.cancel()
-            inviting.result()
-        group = await joining
+        group = await _both(self.post("/init_weights_update_group", body), joining)
         try:
-            await inviting
             yield name, group
         finally:
             torch.distributed.destroy_process_group(group)
@@ -158,34 +152,41 @@ class SglangBroadcast:
         return group
 
 
-def _in_daemon(call: Callable[[], ProcessGroup]) -> asyncio.Future[ProcessGroup]:
-    """Call in a thread that nobody has to wait for: joining a group cannot be cancelled."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[ProcessGroup] = loop.create_future()
+async def _both(asking: Awaitable[Any], ours: asyncio.Future[T]) -> T:
+    """Wait for the engine and for our half of the work, but for neither once the other fails."""
+    asked = asyncio.ensure_future(asking)
+    try:
+        await asyncio.gather(asked, ours)
+        return ours.result()
+    finally:
+        asked.cancel()
+        ours.cancel()
 
-    def settle(group: ProcessGroup | None, error: Exception | None) -> None:
+
+def _in_daemon(call: Callable[[], T]) -> asyncio.Future[T]:
+    """Call in a thread that nobody has to wait for: what waits for other ranks has no cancel."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(ended: Future[T]) -> None:
         if future.done():
             return
-        if error is not None:
+        if (error := ended.exception()) is not None:
             future.set_exception(error)
-        elif group is not None:
-            future.set_result(group)
+        else:
+            future.set_result(ended.result())
 
     def run() -> None:
-        group, failure = None, None
+        ended: Future[T] = Future()
         try:
-            group = call()
+            ended.set_result(call())
         except Exception as error:
-            failure = error
+            ended.set_exception(error)
         with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, group, failure)
+            loop.call_soon_threadsafe(settle, ended)
 
-    threading.Thread(target=run, name="join-broadcast-group", daemon=True).start()
+    threading.Thread(target=run, name="weights-broadcast", daemon=True).start()
     return future
-
-
-async def _as_task(call: Awaitable[Any]) -> None:
-    await call
 
 
 def _parts(folder: Path) -> Iterator[Part]:

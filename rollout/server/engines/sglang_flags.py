@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from rollout.server.config import RolloutServerConfig
 
-__all__ = ["command_line"]
+__all__ = ["check_url", "command_line"]
 
 _OUR_FLAGS = {
     "--model-path": "set model",
@@ -23,12 +24,26 @@ _OUR_FLAGS = {
 }
 
 
+# What another SGLang was started with.
+_AT_ITS_START = ("sglang_flags", "max_running", "max_context", "stream_interval")
+
+
 def _refuse_ours(flags: Sequence[str]) -> None:
     for flag in flags:
         name = flag.partition("=")[0].replace("_", "-")
         if name in _OUR_FLAGS:
             raise ValueError(
                 f"sglang_flags: {name} is set by the rollout server: {_OUR_FLAGS[name]}"
+            )
+
+
+def check_url(config: RolloutServerConfig) -> None:
+    """Raise `ValueError` for fields that an SGLang at a URL would never hear of."""
+    defaults = {entry.name: entry.default for entry in fields(config)}
+    for name in _AT_ITS_START:
+        if getattr(config, name) != defaults[name]:
+            raise ValueError(
+                f"{name} is for an SGLang that is started here: start the one at sglang_url with it"
             )
 
 

@@ -18,6 +18,8 @@ from types import FrameType
 
 NOT_FOUND = 127
 """Exit code for a command that does not exist, as in a shell."""
+BY_SIGNAL = 128
+"""Added to the number of the signal that ended a command, as in a shell."""
 
 
 def main(command: list[str]) -> int:
@@ -33,7 +35,8 @@ def main(command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, forward)
     threading.Thread(target=_watch, daemon=True).start()
-    return child.wait()
+    code = child.wait()
+    return BY_SIGNAL - code if code < 0 else code
 
 
 def _watch() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from rollout.server.engine import EngineError
 from services.chassis.log import get_logger
 
 __all__ = ["Connection", "ConnectionLost", "Refused"]
@@ -29,7 +30,7 @@ _JSON = {"Content-Type": "application/json"}
 ConnectionLost = aiohttp.ClientError
 
 
-class Refused(Exception):  # noqa: N818 -- names the event
+class Refused(EngineError):  # noqa: N818 -- names the event
     """SGLang answered a call with an error; `status` is its HTTP code."""
 
     def __init__(self, path: str, status: int, message: str) -> None:
@@ -59,14 +60,16 @@ class Connection:
         async with self._session.post(f"{self.url}/generate", data=data, headers=_JSON) as response:
             if response.status != 200:
                 raise Refused("/generate", response.status, await response.text())
-            rest = b""
+            rest, is_whole = b"", False
+            # Read to the end: a connection that is left earlier cannot be used again.
             async for received in response.content.iter_any():
                 *events, rest = (rest + received).split(b"\n\n")
                 for event in events:
-                    if event == b"data: [DONE]":
-                        return
-                    receive(json.loads(event[6:]))
-        raise aiohttp.ServerDisconnectedError("the stream ended without its last message")
+                    is_whole = event == b"data: [DONE]"
+                    if not is_whole:
+                        receive(json.loads(event[6:]))
+        if not is_whole:
+            raise aiohttp.ServerDisconnectedError("the stream ended without its last message")
 
     async def model_info(self) -> dict[str, Any]:
         """GET /model_info: answers in milliseconds in every state."""

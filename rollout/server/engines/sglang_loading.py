@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rollout.server.engine import WeightsError
-from rollout.server.engines.sglang_http import Connection, Refused
+from rollout.server.engines.sglang_http import Connection
 from rollout.server.engines.sglang_model import num_ranks
 from rollout.server.engines.sglang_turn import Weights
 
@@ -15,15 +14,13 @@ async def put_weights(
 ) -> None:
     """Load `weights`, from the server's own disk or by a broadcast from us at `host`.
 
-    Raises `Refused`, after which the server's weights may be of neither version.
+    Raises `Refused` or `WeightsError`, after which its weights may be of neither version.
     """
     if host is None:
-        return await connection.update_weights(weights.folder, weights.label, flush=flush)
+        await connection.update_weights(weights.folder, weights.label, flush=flush)
+        return
     from rollout.server.engines import sglang_broadcast  # brings torch along
 
     ranks = num_ranks(await connection.server_info())
-    sender = sglang_broadcast.SglangBroadcast.of(connection.post, host, ranks)
-    try:
-        await sender.load(weights.folder, weights.label, flush=flush)
-    except WeightsError as error:
-        raise Refused("the broadcast", 0, str(error)) from error
+    sender = sglang_broadcast.SGLangBroadcast.of(connection.post, host, ranks)
+    await sender.load(weights.folder, weights.label, flush=flush)

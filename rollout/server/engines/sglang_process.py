@@ -75,12 +75,17 @@ class SGLangProcess:
 
     async def _follow(self) -> int:
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line longer than any that SGLang is known to log
-            async for line in self._process.stdout:
-                self.lines.append(line.decode(errors="replace").rstrip())
-                self._log.info("sglang", line=self.lines[-1])
-                if _WORKER_LOST in self.lines[-1]:
-                    self._kill()
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # longer than _LINE_BYTES; what was too much has been dropped
+                continue
+            if not line:
+                break
+            self.lines.append(line.decode(errors="replace").rstrip())
+            self._log.info("sglang", line=self.lines[-1])
+            if _WORKER_LOST in self.lines[-1]:
+                self._kill()
         code = await self._process.wait()
         self._kill()
         return code
@@ -93,7 +98,8 @@ class SGLangProcess:
     async def wait(self) -> str:
         """Wait for its end; returns how it ended, in words."""
         code = await asyncio.shield(self._ended)
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        number = -code if code < 0 else code - sglang_guard.BY_SIGNAL
+        how = f"by signal {number}" if 0 < number < signal.NSIG else f"with exit code {code}"
         last = next((line for line in reversed(self.lines) if line.strip()), "no output")
         return f"SGLang ended {how}: {last[:500]}"
 

@@ -139,11 +139,11 @@ class Turn:
         spans = meta.get("weight_versions")
         if self._held is not None:
             self._held += zip(ids, logprobs, strict=True)
-            if meta["finish_reason"] is None:
+            # Without spans nobody ever knows their versions: the turn goes on from before them.
+            if meta["finish_reason"] is None or not spans:
                 return
-            # Without spans nobody knows their versions, so they are sampled again.
-            held = self._held if spans else []
-            ids, logprobs = [token_id for token_id, _ in held], [logprob for _, logprob in held]
+            ids = [token_id for token_id, _ in self._held]
+            logprobs = [logprob for _, logprob in self._held]
         first = self._received - len(ids)
         # A request aborted in the step that samples its stop token does not say so, and one that
         # ignores end-of-sequence ignores all stop ids: so they are looked for here.

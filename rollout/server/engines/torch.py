@@ -101,7 +101,9 @@ class TorchEngine:
             with torch.inference_mode():
                 decoder.run()
         except Exception as error:
-            self._loop.call_soon_threadsafe(self._fail, error)
+            failed = EngineFailed(f"the torch engine failed: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            self._loop.call_soon_threadsafe(self._fail, failed)
 
     def _load(self) -> Decoder:
         model = load_model(
@@ -167,12 +169,16 @@ class TorchEngine:
             if chunks is not None:
                 chunks.put_nowait(chunk)
 
-    def _fail(self, error: Exception) -> None:
-        failed = EngineFailed(f"the torch engine failed: {type(error).__name__}: {error}")
-        failed.__cause__ = error
-        self._failed.set_result(failed)
-        for chunks in self._chunks.values():
-            chunks.put_nowait(failed)
+    def fail(self, why: str) -> None:
+        """End every sequence, and the thread as soon as it comes to read of it."""
+        self._mailbox.post(self._started("fail").close)
+        self._fail(EngineFailed(why))
+
+    def _fail(self, failed: EngineFailed) -> None:
+        if not self._failed.done():
+            self._failed.set_result(failed)
+            for chunks in self._chunks.values():
+                chunks.put_nowait(failed)
 
     def _started(self, call: str) -> Decoder:
         if self._decoder is None:

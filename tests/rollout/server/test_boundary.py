@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.boundary import Boundary, RollingOrder, Turns
@@ -68,6 +69,49 @@ async def test_a_silent_weights_service_holds_no_update_back() -> None:
         order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
         async with asyncio.timeout(10), Boundary(order=order, wait_seconds=0.1).reached():
             pass
+
+
+class CountingOrder:
+    """A weights service that lends one place for a moment, and counts who asks."""
+
+    def __init__(self, refusal: grpc.StatusCode | None = None) -> None:
+        self.refusal = refusal
+        self.asked = 0
+        self.asked_thrice = asyncio.Event()
+
+    async def AcquireSwap(self, request: Any, timeout: float) -> Any:
+        """Grant it, or refuse for good."""
+        self.asked += 1
+        if self.asked == 3:
+            self.asked_thrice.set()
+        if self.refusal is not None:
+            empty = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(self.refusal, empty, empty, details="not you")
+        response = pb.AcquireSwapResponse(granted=True)
+        response.ttl.FromMilliseconds(30)
+        return response
+
+    async def ReleaseSwap(self, request: Any, timeout: float) -> None:
+        """Nothing is held."""
+
+
+async def test_a_place_is_kept_for_as_long_as_the_change_lasts() -> None:
+    """It is asked for again and again before it expires, and no more once it is given back."""
+    stub: Any = CountingOrder()
+    order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
+    async with asyncio.timeout(10), Boundary(order=order).reached():
+        await stub.asked_thrice.wait()
+    asked = stub.asked
+    await settle()
+    assert stub.asked == asked
+
+
+async def test_a_refusal_for_good_is_not_asked_about_again() -> None:
+    """The change goes on without an order, at once."""
+    stub: Any = CountingOrder(grpc.StatusCode.PERMISSION_DENIED)
+    order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
+    async with asyncio.timeout(10), Boundary(order=order, wait_seconds=1e6).reached():
+        assert stub.asked == 1
 
 
 async def test_a_turn_boundary_waits_for_the_turns_that_run_and_no_others() -> None:

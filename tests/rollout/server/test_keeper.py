@@ -11,7 +11,7 @@ from rollout.server.engine import EngineFailed, EngineInfo, PauseMode
 from rollout.server.engines.fake import FakeEngine
 from rollout.server.keeper import EngineKeeper
 from rollout.server.server import RolloutServer, State
-from tests.rollout.server.support import collect, request
+from tests.rollout.server.support import collect, request, settle
 
 
 class MortalEngine(FakeEngine):
@@ -74,6 +74,41 @@ async def test_restarted_engine_serves_only_after_begin() -> None:
     assert len((await turn).token_ids) == 32
     assert server.state is State.SERVING
     keeper.cancel()
+    await engine.close()
+
+
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.ABORT])
+async def test_a_pause_outlasts_a_restart(mode: PauseMode) -> None:
+    """Who asked for it asks for its end: a new engine does not take turns before."""
+    engine, server = await serving()
+    await server.pause(mode)
+    keeper = asyncio.create_task(EngineKeeper(server, server.begin).run())
+    await engine.die()
+    while engine.starts < 2 or server.state is State.LOADING:
+        await asyncio.sleep(0)
+    assert server.state is State.PAUSED
+    turn = asyncio.create_task(collect(engine.generate(request())))
+    await settle()
+    given_up = mode is PauseMode.ABORT
+    assert turn.done() == given_up
+    await server.resume()
+    assert len((await turn).token_ids) == (0 if given_up else 32)
+    keeper.cancel()
+    await engine.close()
+
+
+async def test_what_goes_wrong_at_a_restart_is_not_lost() -> None:
+    """An error that no new engine can mend ends the process instead of a silent wait."""
+    engine, server = await serving()
+
+    async def begin() -> None:
+        raise OSError(28, "No space left on device")
+
+    keeper = asyncio.create_task(EngineKeeper(server, begin).run())
+    await engine.die()
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(keeper, 10)
+    assert raised.group_contains(OSError, match="No space left")
     await engine.close()
 
 

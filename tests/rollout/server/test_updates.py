@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 from rollout.server.engine import EngineFailed, PauseMode, WeightsError
 from rollout.server.engines.fake import FakeEngine
 from rollout.server.server import RolloutServer, State
+from rollout.server.servicer import RolloutServerServicer
 from rollout.server.weights import FetchedWeights
+from tests.rollout.server.support import collect, request
 
 
 class Folder:
@@ -39,11 +42,12 @@ class Watched(FakeEngine):
         super().__init__(vocab_size=64)
         self.calls: list[str] = []
         self.hang = hang
+        self.go_on = asyncio.Event()
 
     async def _note(self, call: str) -> None:
         self.calls.append(call)
         if call in self.hang:
-            await asyncio.Event().wait()
+            await self.go_on.wait()
 
     async def prepare_weights(self, folder: Path) -> None:
         if self.calls[-1:] != ["update"]:  # the fake engine's update looks at the folder so
@@ -95,18 +99,47 @@ async def test_a_slow_prepare_does_not_keep_weights_back(tmp_path: Path) -> None
     await engine.close()
 
 
-async def test_an_engine_that_does_not_take_weights_counts_as_dead(tmp_path: Path) -> None:
-    """It ends instead of holding turns for ever; wrong weights do not end it."""
+async def test_an_engine_that_does_not_take_weights_is_given_up(tmp_path: Path) -> None:
+    """Whoever waits for its death hears of it, and its turns end: nothing is held for ever."""
     engine = Watched("update")
     server = await serving(engine, tmp_path, swap_seconds=0.05)
     with pytest.raises(EngineFailed, match="weight_swap_seconds"):
         await server.follow(1)
-    # Control: weights that are merely wrong are refused, and turns go on under the old ones.
+    for alive in (engine.wait_failed(), collect(engine.generate(request()))):
+        with pytest.raises(EngineFailed, match="weight_swap_seconds"):
+            await alive
+    await engine.close()
+
+
+async def test_weights_that_are_wrong_do_not_end_an_engine(tmp_path: Path) -> None:
+    """Control: they are refused in the change itself, and turns go on under the old ones."""
     engine = Watched()
     server = await serving(engine, tmp_path)
     shutil.rmtree(tmp_path)
+    engine.calls.clear()
     with pytest.raises(WeightsError):
-        await server.follow(1)
+        await server.update(1)
+    assert engine.calls == ["pause", "update", "resume"]
     assert (server.state, engine.weight_version) == (State.SERVING, 0)
-    assert engine.calls[-1] in ("resume", "prepare")
+    await engine.close()
+
+
+async def test_a_change_outlives_its_caller(tmp_path: Path) -> None:
+    """A call whose deadline passes in the middle leaves no engine paused and no lock held."""
+    engine = Watched("update")
+    server = await serving(engine, tmp_path)
+    servicer = RolloutServerServicer(server, server_id="s1", run_id="run")
+    wanted = pb.UpdateWeightsRequest(weight_version=1)
+    call = asyncio.create_task(servicer.UpdateWeights(wanted, None))
+    while "update" not in engine.calls:
+        await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait({call})
+    assert engine.calls[-1] == "update"
+    engine.go_on.set()
+    while engine.weight_version != 1:
+        await asyncio.sleep(0)
+    assert await server.update(1) == 1
+    assert server.state is State.SERVING
+    assert len((await collect(engine.generate(request()))).token_ids) == 32
     await engine.close()

@@ -38,6 +38,27 @@ async def test_closing_the_engine_ends_open_sequences(
     assert output.finish is FinishReason.INTERRUPTED
 
 
+async def test_engine_that_is_given_up_counts_as_dead(
+    engine: Engine, folders: tuple[Path, Path]
+) -> None:
+    """Turns and `wait_failed` raise why; the first reason stays; where it can, it starts anew."""
+    before = await collect(engine.generate(wanted(engine)))
+    await engine.pause(PauseMode.RETRACT)
+    await engine.update_weights(folders[1], 3)
+    await engine.resume()
+    turn = engine.generate(wanted(engine, max_new_tokens=300))
+    await anext(turn)
+    engine.fail("it hangs")
+    engine.fail("it still hangs")
+    for raises in (collect(turn), collect(engine.generate(wanted(engine))), engine.wait_failed()):
+        with pytest.raises(EngineFailed, match="it hangs"):
+            await raises
+    if "restart" in engine.info.features:
+        await engine.start()
+        assert engine.weight_version == 0
+        assert (await collect(engine.generate(wanted(engine)))).token_ids == before.token_ids
+
+
 def _mortal_sglang(folder: Path) -> Engine:
     return build_engine(
         sglang_server.sglang_config(
@@ -54,8 +75,8 @@ def _kill(engine: Any) -> None:
     if isinstance(engine, FakeEngine):
         engine._step = _broken
     elif isinstance(engine, SGLangEngine):
-        assert engine._process is not None
-        os.killpg(engine._process._process.pid, signal.SIGKILL)
+        assert engine._life.process is not None
+        os.killpg(engine._life.process._process.pid, signal.SIGKILL)
     else:
         engine._mailbox.post(lambda: asyncio.run(_broken()))
 

@@ -28,8 +28,10 @@ class StubRequest:
         self.spans = [{"version": label, "start": 0, "end": 0}]
         self.aborted = asyncio.Event()
 
-    def message(self, count: int, label: str, reason: dict[str, Any] | None) -> bytes:
-        """`count` more tokens."""
+    def message(
+        self, count: int, label: str, reason: dict[str, Any] | None, omit: set[str]
+    ) -> bytes:
+        """`count` more tokens, told without the fields `omit`."""
         first = len(self.body["input_ids"]) + self.sent
         ids = [(first + n) % 64 for n in range(count)]
         self.sent += count
@@ -44,7 +46,10 @@ class StubRequest:
         }
         if reason:
             meta["weight_versions"] = self.spans
-        return b"data: " + json.dumps({"output_ids": ids, "meta_info": meta}).encode() + b"\n\n"
+        meta = {name: value for name, value in meta.items() if name not in omit}
+        message = {"output_ids": ids, "meta_info": meta}
+        kept = {name: value for name, value in message.items() if name not in omit}
+        return b"data: " + json.dumps(kept).encode() + b"\n\n"
 
 
 class StubSGLang:
@@ -58,7 +63,10 @@ class StubSGLang:
         self.running: list[StubRequest] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.refuse: set[str] = set()
+        self.refuse: list[str] = []
+        """Control calls to refuse, once for each time that they are in it."""
+        self.omit: set[str] = set()
+        """Fields that are left out of messages."""
         self.late: asyncio.Event | None = None
         """When set, new requests are not known to the scheduler until it is."""
 
@@ -84,13 +92,13 @@ class StubSGLang:
             await asyncio.sleep(0)
             if running.aborted.is_set():
                 aborted = {"type": "abort", "message": "Aborted"}
-                await response.write(running.message(1, self.label, aborted))
+                await response.write(running.message(1, self.label, aborted, self.omit))
                 return
             if self.gate.is_set():
                 count = min(INTERVAL, wanted - running.sent)
                 last = running.sent + count == wanted
                 reason = {"type": "length", "length": wanted} if last else None
-                await response.write(running.message(count, self.label, reason))
+                await response.write(running.message(count, self.label, reason, self.omit))
                 if last:
                     return
             await asyncio.sleep(0.001)
@@ -100,6 +108,7 @@ class StubSGLang:
         path, body = request.path[1:], await request.json() if request.can_read_body else {}
         self.calls.append(path)
         if path in self.refuse:
+            self.refuse.remove(path)
             return web.json_response({"success": False, "message": "no"}, status=400)
         if path == "abort_request":
             for running in self.running:

@@ -10,7 +10,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from rollout.server.engine import (
+    EngineError,
     EngineFailed,
+    EngineStateError,
     FinishReason,
     PauseMode,
     VersionSource,
@@ -18,7 +20,7 @@ from rollout.server.engine import (
 )
 from rollout.server.engines.sglang import SGLangEngine
 from tests.rollout.server.engines.sglang_stub import StubSGLang
-from tests.rollout.server.support import Output, collect, request, save_model
+from tests.rollout.server.support import Output, collect, request, save_model, settle
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,15 @@ async def test_start_takes_over_whatever_state_a_server_is_in(
         await engine.close()
 
 
+async def test_engine_that_is_not_started_says_so(folders: tuple[Path, Path]) -> None:
+    """Nothing is known of it yet; closing it is no error."""
+    engine = SGLangEngine(folders[0], url="http://127.0.0.1:1")
+    for asked in (engine.load, lambda: engine.weight_version, lambda: engine.info):
+        with pytest.raises(EngineStateError, match="not started"):
+            asked()
+    await engine.close()
+
+
 async def test_tokens_carry_how_their_version_is_known(
     engine: SGLangEngine, stub: StubSGLang
 ) -> None:
@@ -124,7 +135,7 @@ async def test_pause_right_after_resume_lets_nothing_through(
         await engine.resume()
     await engine.pause(PauseMode.RETRACT)
     sent = len(stub.requests)
-    await asyncio.sleep(0.01)
+    await settle()
     assert len(stub.requests) == sent
     stub.gate.set()
     await engine.resume()
@@ -216,14 +227,95 @@ async def test_tokens_after_an_update_in_place_wait_for_the_engines_word(
 async def test_refused_weights_are_replaced_by_the_last_ones(
     engine: SGLangEngine, stub: StubSGLang, folders: tuple[Path, Path]
 ) -> None:
-    """A failed load may leave a mixture: the old weights are loaded again, or the engine dies."""
+    """A failed load may leave a mixture, so the old weights are loaded again."""
     await engine.pause(PauseMode.RETRACT)
-    stub.refuse = {"update_weights_from_disk"}
+    stub.refuse = ["update_weights_from_disk"]
+    with pytest.raises(WeightsError, match="refused /update_weights_from_disk"):
+        await engine.update_weights(folders[1], 5)
+    assert stub.calls.count("update_weights_from_disk") == 2
+    assert (engine.weight_version, stub.label) == (0, "0")
+
+
+async def test_engine_that_refuses_its_last_weights_too_is_dead(
+    engine: SGLangEngine, stub: StubSGLang, folders: tuple[Path, Path]
+) -> None:
+    """What it holds then nobody knows."""
+    await engine.pause(PauseMode.RETRACT)
+    stub.refuse = ["update_weights_from_disk"] * 2
     with pytest.raises(EngineFailed, match="cannot load its last weights"):
         await engine.update_weights(folders[1], 5)
     assert stub.calls.count("update_weights_from_disk") == 2
     with pytest.raises(EngineFailed):
         await engine.wait_failed()
+
+
+async def test_turn_whose_versions_nobody_tells_goes_on_from_before_them(
+    engine: SGLangEngine, stub: StubSGLang, folders: tuple[Path, Path]
+) -> None:
+    """Without the engine's word the tokens after an update in place do not count, nor their end."""
+    stub.omit = {"weight_versions"}
+    output = Output()
+    async for chunk in engine.generate(request(max_new_tokens=40, seed=None)):
+        output.add(chunk)
+        if len(output.token_ids) == 4:
+            stub.gate.clear()
+            await engine.pause(PauseMode.IN_PLACE)
+            await engine.update_weights(folders[1], 5)
+            await engine.resume()
+            stub.gate.set()
+    assert output.finish is FinishReason.INTERRUPTED
+    assert output.token_ids == expected(len(output.token_ids))
+    assert len(output.token_ids) < 40 == stub.requests[0].sent
+    assert set(output.versions) == {0}
+
+
+@pytest.mark.parametrize("field", ["output_ids", "output_token_logprobs", "finish_reason"])
+async def test_answer_that_makes_no_sense_fails_the_engine(
+    engine: SGLangEngine, stub: StubSGLang, field: str
+) -> None:
+    """Whatever a message lacks, its turn does not wait for ever."""
+    stub.omit = {field}
+    with pytest.raises(EngineFailed, match=f"makes no sense.*{field}"):
+        await collect(engine.generate(request(max_new_tokens=8, seed=None)))
+    with pytest.raises(EngineFailed, match=field):
+        await engine.wait_failed()
+
+
+async def test_engine_closes_even_if_sglang_refuses_to_abort(
+    engine: SGLangEngine, stub: StubSGLang
+) -> None:
+    """Open turns end INTERRUPTED, and no connection stays open."""
+    stub.refuse = ["abort_request"]
+    output = Output()
+    async for chunk in engine.generate(request(max_new_tokens=300, seed=None)):
+        if not output.token_ids:
+            stub.gate.clear()
+            await engine.close()
+        output.add(chunk)
+    assert output.finish is FinishReason.INTERRUPTED
+    stub.gate.set()
+    while stub.running:
+        await asyncio.sleep(0.001)
+    assert stub.requests[0].sent < 300
+
+
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
+async def test_what_sglang_refuses_is_an_error_of_the_engine(
+    engine: SGLangEngine, stub: StubSGLang, mode: PauseMode
+) -> None:
+    """Callers know `EngineError` alone; the engine lives on."""
+    stub.gate.clear()
+    reader = asyncio.create_task(collect(engine.generate(request(max_new_tokens=8, seed=None))))
+    while not stub.running:
+        await asyncio.sleep(0.001)
+    stub.refuse = ["abort_request", "pause_generation"]
+    with pytest.raises(EngineError, match="SGLang refused /"):
+        await engine.pause(mode)
+    stub.refuse.clear()
+    await engine.pause(mode)
+    await engine.resume()
+    stub.gate.set()
+    assert (await reader).token_ids == expected(8)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
 from safetensors.torch import save_file
 
 from rollout.server.engine import PauseMode, WeightsError
 from rollout.server.engines import sglang_broadcast
 from rollout.server.engines.sglang import SGLangEngine
-from rollout.server.engines.sglang_broadcast import Post, SglangBroadcast
+from rollout.server.engines.sglang_broadcast import Post, SGLangBroadcast
 from rollout.server.engines.sglang_http import Connection
+from tests.rollout.server.engines.sglang_stub import StubSGLang
 from tests.rollout.server.sglang_server import sglang_config, sglang_server
 from tests.rollout.server.support import save_model
 from tests.sglang.checksums import published_checksums
@@ -85,7 +87,7 @@ async def test_every_tensor_arrives_under_its_version(
     async with played_engine() as post:
         for version in (1, 2):
             digests = save(tmp_path / str(version), seed=version)
-            loader = SglangBroadcast(post=post, host="127.0.0.1", seconds=60)
+            loader = SGLangBroadcast(post=post, host="127.0.0.1", seconds=60)
             await loader.load(tmp_path / str(version), f"v{version}", flush=True)
             state = await post("/received", {})
             assert state == {"received": digests, "label": f"v{version}", "groups": 0}
@@ -95,9 +97,55 @@ async def test_an_engine_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
     """Its error comes at once, as one of the weights, long before the group's deadline."""
     save(tmp_path / "1", seed=1)
     async with played_engine("refuse") as post:
-        loader = SglangBroadcast(post=post, host="127.0.0.1", seconds=30)
+        loader = SGLangBroadcast(post=post, host="127.0.0.1", seconds=30)
         with pytest.raises(WeightsError, match="init_weights_update_group"):
             await loader.load(tmp_path / "1", "v1", flush=True)
+
+
+class BroadcastStub(StubSGLang):
+    """Takes weights as the played engine does, but for the parts it is told to refuse."""
+
+    def __init__(self, played: Post) -> None:
+        super().__init__()
+        self.played = played
+        self.refused_parts: set[int] = set()
+        """Their numbers since the start."""
+        self.parts = 0
+
+    async def control(self, request: web.Request) -> web.Response:
+        """As the stub does, and for a broadcast what the played engine does."""
+        if request.path == "/update_weights_from_distributed":
+            self.parts += 1
+            if self.parts in self.refused_parts:
+                return web.json_response({"message": "out of memory"}, status=400)
+        if "_weight" in request.path:
+            await self.played(request.path, await request.json())
+        return await super().control(request)
+
+
+async def test_old_weights_come_back_where_a_part_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine holds a part of the new version: it gets the whole old one, and serves on."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(sglang_broadcast, "_PART_BYTES", 30_000)
+    folders = [save_model(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    async with played_engine() as played:
+        stub = BroadcastStub(played)
+        async with stub.serving() as url:
+            engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
+            await engine.start()
+            before = await played("/received", {})
+            await engine.pause(PauseMode.RETRACT)
+            assert stub.parts > 1
+            stub.refused_parts = {stub.parts + 2}
+            with pytest.raises(WeightsError, match="refused /update_weights_from_distributed"):
+                await engine.update_weights(folders[1], 1)
+            assert await played("/received", {}) == before
+            assert engine.weight_version == 0
+            await engine.update_weights(folders[1], 1)
+            assert await played("/received", {}) != before
+            await engine.close()
 
 
 @pytest.mark.sglang

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -82,6 +83,16 @@ async def test_stop_ends_the_whole_group() -> None:
     await until_gone(pids)
 
 
+async def test_output_is_read_on_after_a_line_of_any_length() -> None:
+    """A line that is too long is dropped; a lost worker, told in the next one, ends SGLang."""
+    lines = "print('x' * (5 << 20)); print('SIGQUIT received', flush=True)"
+    process = await SGLangProcess.start(
+        (sys.executable, "-c", f"{lines}; import time; time.sleep(1000)")
+    )
+    assert "by signal 9" in await process.wait()
+    assert process.lines[-1] == "SIGQUIT received"
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [
@@ -91,6 +102,8 @@ async def test_stop_ends_the_whole_group() -> None:
             "SGLang knows no --tp-sise; did you mean --tp-size?",
         ),
         ((sys.executable, "-c", "print('no'); raise SystemExit(9)"), "with exit code 9: no"),
+        ((sys.executable, "-c", "print('no'); raise SystemExit(-1)"), "with exit code 255: no"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), "by signal 9: no output"),
     ],
 )
 async def test_failed_start_says_what_to_change(
@@ -121,6 +134,29 @@ def test_flags_that_are_not_the_users_are_refused(flag: str, cure: str, tmp_path
     )
     with pytest.raises(ConfigError, match=f"is set by the rollout server: .*{cure}"):
         build_engine(config)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"sglang_flags": ("--tp-size", "2")},
+        {"max_running": 8},
+        {"max_context": 100},
+        {"stream_interval": 1},
+    ],
+)
+def test_what_a_running_sglang_never_hears_of_is_refused(
+    field: dict[str, Any], tmp_path: Path
+) -> None:
+    """Beside a URL, a field that only counts when SGLang starts is named."""
+    url: dict[str, Any] = {
+        "engine": "sglang",
+        "model": save_model(tmp_path / "m"),
+        "sglang_url": "http://a:1",
+    }
+    build_engine(RolloutServerConfig(**url))
+    with pytest.raises(ConfigError, match=f"{next(iter(field))} is for an SGLang that is started"):
+        build_engine(RolloutServerConfig(**url, **field))
 
 
 def test_command_line_has_the_users_flags_and_ours_after_them(tmp_path: Path) -> None:
