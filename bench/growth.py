@@ -202,17 +202,18 @@ class Filled:
 
     async def _open_turn(self, rollout_id: str) -> _OpenTurn:
         opening = Opening(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
-        turn = await self.store.tokens.open_turn(RUN_ID, rollout_id, CREDENTIAL, opening)
+        tokens = self.store.tokens
+        _, record = await tokens.open_turn(RUN_ID, rollout_id, CREDENTIAL, opening)
         append = Append(
             run_id=RUN_ID,
             rollout_id=rollout_id,
             turn_id=_TURN,
-            epoch=turn.epoch,
+            epoch=record.turn.epoch,
             offset=0,
             tokens=self._tokens(),
         )
-        await self.store.tokens.append([append])
-        return _OpenTurn(rollout_id, turn.epoch, STORED_TOKENS)
+        await tokens.append([append])
+        return _OpenTurn(rollout_id, record.turn.epoch, STORED_TOKENS)
 
     async def record_groups(self, number: int, advance: Advance = lambda _: None) -> None:
         """Add complete groups of one sample each, which wait for the trainer."""

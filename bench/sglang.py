@@ -99,23 +99,28 @@ class Bench:
     async def stalls(self, model: Path) -> None:
         """How long agents' streams stand still across an update, beside what SGLang itself needs.
 
-        A stall is the silence between two versions in a stream, less the usual one of that stream.
+        A stall is the silence between two versions in a stream, less the usual one of that stream:
+        with several tokens in a message a stream is silent between any two, update or not. An
+        update may cut such an interval short, so this is the time that the agent loses to it; the
+        whole silences, which are an upper bound, are among the samples.
         """
-        ours: list[float] = []
+        silences: list[tuple[float, float]] = []
         theirs: list[float] = []
         bar = self.progress.track(range(UPDATES), description="extra_stall_p99_ms")
         for _ in bar:
-            ours += await self._stalls(self.seamflow, self.seamflow.publish)
+            silences += await self._silences(self.seamflow, self.seamflow.publish)
             # Under the label that is loaded: seamflow takes no token of weights it does not know.
             label = str(self.seamflow.version)
             began = time.perf_counter()
             await self.raw.update_weights(model, label)
             theirs.append(time.perf_counter() - began)
+        ours = [silence - usual for silence, usual in silences]
         if len(ours) < UPDATES:
             raise RuntimeError(f"only {len(ours)} streams met {UPDATES} updates: too short")
         extra = percentile(ours, 0.99) - median(theirs)
         self.found.figures["extra_stall_p99_ms"] = 1e3 * extra
-        self.found.raw |= {"stall_s": ours, "raw_update_s": theirs}
+        whole = [silence for silence, _ in silences]
+        self.found.raw |= {"stall_s": ours, "silence_s": whole, "raw_update_s": theirs}
 
     async def _load(self, side: Side, shape: str, concurrency: int) -> float:
         """Tokens per second of agents that ask for one turn after the other."""
@@ -146,8 +151,10 @@ class Bench:
             await turn(self._prompt(), 16, lambda *_: came.append(time.perf_counter()))
         return came[0] - began
 
-    async def _stalls(self, side: Side, update: Callable[[], Awaitable[None]]) -> list[float]:
-        """What each stream loses to an update that comes in the middle of all of them."""
+    async def _silences(
+        self, side: Side, update: Callable[[], Awaitable[None]]
+    ) -> list[tuple[float, float]]:
+        """Of each stream around an update that comes in the middle of all of them."""
         streams: list[list[tuple[float, object]]] = [[] for _ in range(STREAMS)]
         under_way = asyncio.Event()
 
@@ -165,17 +172,19 @@ class Bench:
                 agents.create_task(stream(mine))
             await under_way.wait()
             await update()
-        return [stall for mine in streams for stall in _silences_between_versions(mine)]
+        return [silence for mine in streams for silence in _silences_between_versions(mine)]
 
     def _prompt(self) -> list[int]:
         return [self.random.randrange(3, VOCABULARY) for _ in range(PROMPT_TOKENS)]
 
 
-def _silences_between_versions(arrivals: Sequence[tuple[float, object]]) -> list[float]:
-    """Silences in which the version changed, each less the median silence of the stream."""
+def _silences_between_versions(
+    arrivals: Sequence[tuple[float, object]],
+) -> list[tuple[float, float]]:
+    """Silences in which the version changed, each with the median silence of the stream."""
     pairs = list(itertools.pairwise(arrivals))
     usual = median(after - before for (before, _), (after, _) in pairs)
-    return [after - before - usual for (before, old), (after, new) in pairs if old != new]
+    return [(after - before, usual) for (before, old), (after, new) in pairs if old != new]
 
 
 def main() -> None:

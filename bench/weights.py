@@ -128,6 +128,8 @@ def _weights_service(folder: Path) -> Iterator[int]:
         deadline = time.monotonic() + START_SECONDS
         while not port_file.exists() and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.05)
+        if not port_file.exists():
+            raise RuntimeError(f"the weights service did not start: its code is {process.poll()}")
         yield int(json.loads(port_file.read_text())["port"])
     finally:
         process.terminate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +17,7 @@ from seamflow.channel import connect
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from bench.peers.redis_process import free_port
 from rollout.server.cli import build as build_server
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engine import PauseMode
@@ -113,7 +113,7 @@ async def relayed_share(folder: Path) -> float:
         async with connect(f"127.0.0.1:{port}") as channel:
             stub: Any = WeightServiceStub(channel)
             # All are known before the version comes, as they are in a run.
-            addresses = [f"127.0.0.1:{_free_port()}" for _ in range(RELAYS)]
+            addresses = [f"127.0.0.1:{free_port()}" for _ in range(RELAYS)]
             for address in addresses:
                 await stub.GetSources(pb.GetSourcesRequest(run_id=RUN, address=address))
             for address in addresses:
@@ -192,12 +192,6 @@ async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _described_all(folder: Path) -> list[pb.WeightFile]:

@@ -91,6 +91,8 @@ class Matching:
         """
         if self.prompt.token_ids:
             newest = await self.store.newest(self.run_id, self.rollout_id)
+            if newest is None and not opening.parent_turn_id:
+                return Match()
             if newest is not None and (match := self._continuation(opening, newest)):
                 return match
         await self._learn_turns()

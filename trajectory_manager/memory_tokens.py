@@ -70,28 +70,34 @@ class MemoryTokenStore:
 
     async def open_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
-    ) -> Turn:
+    ) -> tuple[Rollout, TurnRecord]:
         """See `TokenStore`."""
         record = self._record(run_id, rollout_id)
+        writer = self._opened(record, rollout_id, credential_digest, opening)
+        return record.rollout, TurnRecord(turn=writer.turn, tokens=writer.tokens)
+
+    def _opened(
+        self, record: _Record, rollout_id: str, credential_digest: str, opening: Opening
+    ) -> _Writer:
         if record.rollout.credential_digest != credential_digest:
             raise refusal("BAD_CREDENTIAL", rollout_id)
         writer = record.turns.get(opening.turn_id)
         if writer is not None and writer.turn.opening.prompt_digest != opening.prompt_digest:
             raise refusal("OTHER_PROMPT", opening.turn_id)
         if writer is not None and writer.turn.finish_reason:
-            return writer.turn
+            return writer
         _refuse_closed(record)
         if writer is None:
             turn = Turn(opening=opening, epoch=self._incarnation << 32 | 1)
-            record.turns[opening.turn_id] = _Writer(turn, opening.attempt_id)
-            return turn
+            writer = record.turns[opening.turn_id] = _Writer(turn, opening.attempt_id)
+            return writer
         epoch = writer.turn.epoch
         if not self._is_current(epoch):
             epoch = self._incarnation << 32 | 1
         elif writer.attempt_id != opening.attempt_id:
             epoch += 1
         writer.attempt_id, writer.turn = opening.attempt_id, replace(writer.turn, epoch=epoch)
-        return writer.turn
+        return writer
 
     def _is_current(self, epoch: int) -> bool:
         return epoch >> 32 == self._incarnation

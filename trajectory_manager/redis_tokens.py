@@ -46,9 +46,9 @@ class RedisTokenStore:
 
     async def open_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
-    ) -> Turn:
+    ) -> tuple[Rollout, TurnRecord]:
         """See `TokenStore`."""
-        stored, live = await self._call(
+        stored, live, segments, values = await self._call(
             "open_turn",
             run_id,
             rollout_id,
@@ -58,8 +58,14 @@ class RedisTokenStore:
             opening.attempt_id,
             redis_forms.opening_text(opening),
             opening.prompt_digest,
+            *redis_forms.HEADER_FIELDS,
         )
-        return redis_forms.turn(opening.turn_id, stored, live)
+        header = _known(redis_forms.HEADER_FIELDS, values)
+        record = redis_forms.turn_record(opening.turn_id, stored, live)
+        return (
+            redis_forms.rollout(run_id, rollout_id, header),
+            redis_forms.with_segments(record, segments),
+        )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
@@ -116,11 +122,12 @@ class RedisTokenStore:
 
     async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """See `TokenStore`."""
-        header = await self._fields(run_id, rollout_id, ("newest_turn",))
-        if b"newest_turn" not in header:
+        found = await self._call("newest_turn", run_id, rollout_id)
+        if not found:
             return None
-        turn_id = header[b"newest_turn"].decode()
-        return (await self._turns(run_id, rollout_id, [turn_id]))[0]
+        turn_id, stored, live, segments = found
+        record = redis_forms.turn_record(turn_id.decode(), stored, live)
+        return redis_forms.with_segments(record, segments)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
@@ -213,11 +220,7 @@ class RedisTokenStore:
         if values[1] is None:
             await self._migrate(run_id, rollout_id)
             return await self._fields(run_id, rollout_id, names)
-        return {
-            name.encode() if isinstance(name, str) else name: value
-            for name, value in zip(wanted, values, strict=True)
-            if value is not None
-        }
+        return _known(wanted, values)
 
     async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(
@@ -247,6 +250,14 @@ def _accepted(reply: Any) -> list[Any]:
     if isinstance(reply, ServiceError):
         raise reply
     return accepted(reply)
+
+
+def _known(names: Sequence[str | bytes], values: Sequence[bytes | None]) -> _Header:
+    return {
+        name.encode() if isinstance(name, str) else name: value
+        for name, value in zip(names, values, strict=True)
+        if value is not None
+    }
 
 
 def _pairs(reply: Sequence[bytes]) -> _Header:

@@ -114,17 +114,13 @@ class Rollouts:
             new_message_keys=prompt.message_keys[match.num_messages :],
             num_prompt_tokens=len(prompt.token_ids),
         )
-        turn = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
-        rollout = await tokens.rollout(run_id, rollout_id)
-        if rollout is None:  # the store lost it, or a retention deleted it, in between
-            raise refusals.refusal("UNKNOWN_ROLLOUT", rollout_id)
-        (own,) = await tokens.tokens(run_id, rollout_id, [turn.turn_id])
+        rollout, record = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
         return OpenedTurn(
-            turn=turn,
-            prefix_ids=await matching.prefix(turn),
-            tokens=own,
+            turn=record.turn,
+            prefix_ids=await matching.prefix(record.turn),
+            tokens=record.tokens,
             rollout=rollout,
-            divergence=await matching.divergence(turn),
+            divergence=await matching.divergence(record.turn),
         )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:

@@ -60,8 +60,8 @@ class TokenStore(Protocol):
 
     async def open_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
-    ) -> Turn:
-        """Create the turn or take it over; a finished turn is only returned.
+    ) -> tuple[Rollout, TurnRecord]:
+        """Create the turn or take it over; a finished turn is only returned, with what it has.
 
         The same attempt keeps its epoch, another gets the next; a restart of the store ends all.
 

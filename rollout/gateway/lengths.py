@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
 
-__all__ = ["LengthEstimator", "RunningMeans", "remaining"]
+__all__ = ["RunningMeans", "remaining"]
 
 _MAX_GROUPS = 4096
 _WINDOW = 256
 """Turns after which a mean forgets: the policy that is trained changes its lengths."""
-
-
-class LengthEstimator(Protocol):
-    """Tells the length of a turn before it is sampled."""
-
-    def expected(self, group: str) -> float | None:
-        """Tokens that a turn of `group` samples from its beginning to its end; None: no idea."""
-        ...
 
 
 class RunningMeans:
@@ -38,7 +29,7 @@ class RunningMeans:
             self._groups.popitem(last=False)
 
     def expected(self, group: str) -> float | None:
-        """See `LengthEstimator`."""
+        """Tokens that a turn of `group` samples from its beginning to its end; None: no idea."""
         mean = self._groups.get(group, self._run)
         return mean.value if mean.count else None
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import grpc.aio
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 from services.chassis import metrics
@@ -31,12 +32,19 @@ class Stream:
     """One call of GenerateTokens. Iterate over it once; `close` ends the server's work."""
 
     def __init__(self, waiting: WaitingTurns, server: Server, request: Request) -> None:
-        """Call `server`, on which `waiting` has counted the turn."""
+        """Call `server`, on which `waiting` has counted the turn.
+
+        Raises `UsageError` if it has just left, and its channel is closed.
+        """
         self.server = server
         """Who samples."""
         self._waiting = waiting
         wanted, timeout = request()
-        self._call = server.stub.GenerateTokens(wanted, timeout=timeout)
+        try:
+            self._call = server.stub.GenerateTokens(wanted, timeout=timeout)
+        except grpc.aio.UsageError:
+            waiting.left(server)
+            raise
         self._responses = aiter(self._call)
         self._first: _First | None = None
         self._closed = False

@@ -136,22 +136,22 @@ class Turn:
     async def _continue(self) -> None:
         """Sample on one server until the turn or the stream is over."""
         ask, num_before = self._ask(), len(self._sampled)
-        async with self._servers.stream(ask, self._pinned, self._server_request) as stream:
-            try:
+        try:
+            async with self._servers.stream(ask, self._pinned, self._server_request) as stream:
                 async for response in stream:
                     self._finish = response.finish_reason
                     if response.tokens.token_ids:
                         await self._record_then_forward(response.tokens)
-            except grpc.aio.AioRpcError as error:
-                await self._given_up(stream.server, error)
-            except (asyncio.CancelledError, grpc.aio.UsageError):
-                _raise_if_cancelled()  # else the server has left and its channel is closed
-            if self._finish in _ENDED:
-                self._servers.lengths.ended(ask.group, len(self._sampled))
-                return
-            _RESUMED.inc()
-            if len(self._sampled) == num_before:
+            if self._finish not in _ENDED and len(self._sampled) == num_before:
                 self._servers.suspect(stream.server)
+        except grpc.aio.AioRpcError as error:
+            await self._given_up(stream.server, error)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            _raise_if_cancelled()  # else the server has left and its channel is closed
+        if self._finish in _ENDED:
+            self._servers.lengths.ended(ask.group, len(self._sampled))
+        else:
+            _RESUMED.inc()
 
     async def _given_up(self, server: Server, error: grpc.aio.AioRpcError) -> None:
         """A broken stream is no end; a request that the server refuses is the agent's to mend."""

@@ -81,9 +81,10 @@ class WaitingTurns:
             _SECONDS.observe(self._clock() - ask.arrived)
 
     def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
-        """A second server for a turn that `server` has, if one has room and nobody waits for it."""
+        """A second server for a turn that `server` has, if one has room."""
+        # One that still has room is of no use to any turn that waits.
         servers = [s for s in self._with_room(pinned) if s is not server]
-        return self._taken(ask, servers) if servers and not self._queues else None
+        return self._taken(ask, servers) if servers else None
 
     def left(self, server: Server) -> None:
         """A turn is no longer on `server`."""

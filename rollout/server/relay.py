@@ -100,7 +100,8 @@ class _LocalShardVersion:
         if isinstance(self.found, Incoming) and file.num_bytes:
             await self._available(self.found, file, 0)
         try:
-            opened = open_regular(self._path(file))
+            # Our own folder, but its files may be links to those of a shared one.
+            opened = open_regular(self._path(file).resolve())
         except OSError as error:
             message = f"file {file.name!r} cannot be relayed: {error.strerror}"
             raise unavailable(Reason.STORE_UNAVAILABLE, message) from error

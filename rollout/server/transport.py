@@ -6,14 +6,14 @@ WeightsError                 of `rollout.server.engine`: these weights cannot be
     ├── DamagedFile          a whole file is not the manifest's; it alone is fetched again
     ├── SourceLost           whoever sent went away, has not got it, or stalls
     ├── NotVisible           the publisher's folder cannot be seen from here
-    └── PhaseTimeout         fetch or prepare took longer than its deadline
+    └── PhaseTimeout         a fetch took longer than its deadline
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,7 @@ __all__ = [
     "SourceLost",
     "TransferError",
     "WeightTransport",
+    "for_each_missing",
 ]
 
 MANIFEST = "manifest.json"
@@ -114,7 +115,7 @@ class Incoming:
     """One version on its way: what of it is here, verified, and who waits for more.
 
     A file grows as `<name>.part`, its verified beginning only, and gets its name once whole. So a
-    killed server finds after its restart what it had, without a journal.
+    killed server finds after its restart what it had, without a journal, and hashes it again.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, base: LocalVersion | None) -> None:
@@ -169,13 +170,35 @@ class Incoming:
         return self._verified[file.name]
 
     def _on_disk(self, file: WeightFile) -> int:
-        for path in (self.path(file), self.part(file)):
-            if path.exists():
-                size = path.stat().st_size
-                if size <= file.num_bytes and (path.suffix == _ARRIVING or size == file.num_bytes):
-                    return size
-                path.unlink()
+        whole, part = self.path(file), self.part(file)
+        if whole.exists():
+            # Nothing is fsynced: what was whole may have lost bytes with its machine. It counts
+            # as arriving, so that it is hashed again.
+            whole.rename(part)
+        if not part.exists():
+            return 0
+        if (size := part.stat().st_size) <= file.num_bytes:
+            return size
+        part.unlink()
         return 0
+
+
+async def for_each_missing(
+    incoming: Incoming, at_once: int, bring: Callable[[WeightFile], Awaitable[None]]
+) -> None:
+    """Call `bring` for every missing file, a few at once. Raises the first failure of one."""
+    places = asyncio.Semaphore(at_once)
+
+    async def in_turn(file: WeightFile) -> None:
+        async with places:
+            await bring(file)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for file in incoming.missing:
+                tasks.create_task(in_turn(file))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures
 
 
 class WeightTransport(Protocol):

@@ -2,12 +2,14 @@
 
 A version becomes a folder `weight_v000012` in one rename, after every file matched its manifest: a
 folder that exists is complete. What is on its way lies in `weight_v000012.partial`, also across
-restarts of this server, and is gone on with.
+restarts of this server, and is gone on with. Nothing is fsynced, as new weights would wait for the
+disk: a folder of an earlier life counts as on its way, and its files are hashed again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import shutil
 from collections.abc import Mapping
@@ -30,6 +32,7 @@ from rollout.server.transport import (
 )
 from services.chassis import metrics
 from services.chassis.log import get_logger
+from services.chassis.weight_folders import folder_name, versions_in
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
@@ -89,6 +92,7 @@ class WeightCache:
         self._fetch_seconds = fetch_seconds
         self._fetching = asyncio.Lock()
         self._incoming: dict[int, Incoming] = {}
+        self._checked: set[int] = set()  # in this life, against their manifests
         self._changed = asyncio.Event()
 
     async def fetch(self, weight_version: int | None = None) -> FetchedWeights | None:
@@ -106,7 +110,7 @@ class WeightCache:
         manifest = response.manifest
         folder = self._path(manifest.weight_version)
         async with self._fetching:
-            held = LocalVersion.read(folder)
+            held = self._held(manifest.weight_version)
             if held is None or not _same(held.manifest, manifest):
                 await self._bring(manifest, folder)
         return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
@@ -124,33 +128,39 @@ class WeightCache:
 
     def prune(self, loaded: int) -> None:
         """Remove all but the newest two versions and `loaded`, which a restore would need."""
-        folders = sorted(path for path in self._folder.glob("weight_v*") if not path.suffix)
-        for folder in folders[:-_KEPT]:
-            if folder.name != f"weight_v{loaded:06d}":
+        old = [self._path(each) for each in versions_in(self._folder)[:-_KEPT] if each != loaded]
+        # Replaced while they were on their way: nobody goes on with them.
+        late = [each for each in versions_in(self._folder, _PARTIAL) if each < loaded]
+        for folder in old + [self._path(each).with_suffix(_PARTIAL) for each in late]:
+            try:
                 _remove(folder)
-        for partial in self._folder.glob(f"weight_v*{_PARTIAL}"):
-            # Replaced while it was on its way: nobody goes on with it.
-            if partial.name < f"weight_v{loaded:06d}":
-                _remove(partial)
+            except OSError as error:
+                get_logger().warning("old_weights_not_removed", error=str(error))
 
     async def _bring(self, manifest: pb.Manifest, folder: Path) -> None:
         version = manifest.weight_version
+        partial = folder.with_suffix(_PARTIAL)
         try:
-            incoming = self._begin(manifest, folder.with_suffix(_PARTIAL))
+            incoming = self._begin(manifest, folder, partial)
             self._announce(version, incoming)
             await self._transport(incoming)
             _remove(folder)
-            incoming.folder.rename(folder)
+            partial.rename(folder)
+            self._checked.add(version)
         except OSError as error:
-            raise WeightsError(f"{folder}: {error.strerror}; free its disk") from error
+            cure = "; free its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise WeightsError(f"{folder}: {error.strerror or error}{cure}") from error
         finally:
             self._incoming.pop(version, None)
 
-    def _begin(self, manifest: pb.Manifest, partial: Path) -> Incoming:
+    def _begin(self, manifest: pb.Manifest, folder: Path, partial: Path) -> Incoming:
         for file in manifest.files:
             if not _FILE_NAME.fullmatch(file.name) or _OURS.fullmatch(file.name):
                 version = manifest.weight_version
                 raise WeightsError(f"version {version}: bad file name {file.name!r}")
+        earlier = manifest.weight_version not in self._checked
+        if earlier and folder.exists() and not partial.exists():
+            folder.rename(partial)
         begun = LocalVersion.read(partial)
         if begun is None or not _same(begun.manifest, manifest):
             _remove(partial)
@@ -159,8 +169,10 @@ class WeightCache:
         return Incoming(manifest, partial, self._newest())
 
     def _newest(self) -> LocalVersion | None:
-        folders = sorted(path for path in self._folder.glob("weight_v*") if not path.suffix)
-        return LocalVersion.read(folders[-1]) if folders else None
+        return self._held(max(self._checked, default=0))
+
+    def _held(self, version: int) -> LocalVersion | None:
+        return LocalVersion.read(self._path(version)) if version in self._checked else None
 
     async def _transport(self, incoming: Incoming) -> None:
         """Try one transport after the other; each goes on from what is verified."""
@@ -172,13 +184,13 @@ class WeightCache:
                 _FETCHES.labels(name, "ok").inc()
                 return
             except TimeoutError as error:
-                if not deadline.expired():
-                    raise
-                failure = _too_slow(name, self._fetch_seconds, incoming)
-                failure.__cause__ = error
+                failure = error
+                if deadline.expired():
+                    failure = _too_slow(name, self._fetch_seconds, incoming)
+                    failure.__cause__ = error
             except NotFoundError:
                 raise  # the version itself is gone: no other transport would find it
-            except (WeightsError, SeamflowError) as error:
+            except (WeightsError, SeamflowError, OSError) as error:
                 failure = error
             _FETCHES.labels(name, "failed").inc()
             get_logger().warning(
@@ -196,7 +208,7 @@ class WeightCache:
         changed.set()
 
     def _path(self, weight_version: int) -> Path:
-        return self._folder / f"weight_v{weight_version:06d}"
+        return self._folder / folder_name(weight_version)
 
 
 def _too_slow(transport: str, seconds: float, incoming: Incoming) -> PhaseTimeout:

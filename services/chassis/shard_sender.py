@@ -26,9 +26,12 @@ from services.chassis.errors import (
     not_found,
     unavailable,
 )
-from services.chassis.shards import CHUNK_BYTES, encode_chunk
+from services.chassis.shards import CHUNK_BYTES, encode_chunk, keep_freed_memory
 
 __all__ = ["OpenShard", "ShardSender", "ShardSource", "ShardVersion", "open_regular"]
+
+_AHEAD = 4
+"""Chunks that are read together, while those before them are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +93,12 @@ class ShardSender:
 
     def __init__(self, source: ShardSource) -> None:
         self._source = source
+        keep_freed_memory()
 
     async def send(self, request: FetchShardsRequest) -> AsyncGenerator[tuple[bytes, int], None]:
         """Yield encoded responses and the length of their data.
 
-        A slow reader slows the reads down: one chunk is read ahead, no more.
+        A slow reader slows the reads down: four chunks are read ahead, no more.
         """
         async with AsyncExitStack() as stack:
             version = await stack.enter_async_context(
@@ -142,23 +146,31 @@ class _Stream:
         ahead = asyncio.ensure_future(self._next(offset))
         try:
             while True:
-                message, sent, offset = await ahead
+                messages, offset = await ahead
                 last = offset >= self.shard.described.num_bytes
                 if not last:
                     ahead = asyncio.ensure_future(self._next(offset))
-                yield message, sent
+                for message in messages:
+                    yield message
                 if last:
                     return
         finally:
             ahead.cancel()
 
-    async def _next(self, offset: int) -> tuple[bytes, int, int]:
+    async def _next(self, offset: int) -> tuple[list[tuple[bytes, int]], int]:
         end = self.shard.described.num_bytes
         if self.shard.available is not None and offset < end:
             end = min(end, await self.shard.available(offset))
-        size = min(CHUNK_BYTES, end - offset)
-        message, sent = await asyncio.to_thread(self._encoded, offset, size)
-        return message, sent, offset + size
+        end = min(end, offset + _AHEAD * CHUNK_BYTES)
+        return await asyncio.to_thread(self._all_encoded, offset, end), end
+
+    def _all_encoded(self, offset: int, end: int) -> list[tuple[bytes, int]]:
+        if offset == end:
+            return [self._encoded(offset, 0)]
+        return [
+            self._encoded(start, min(CHUNK_BYTES, end - start))
+            for start in range(offset, end, CHUNK_BYTES)
+        ]
 
     def _encoded(self, offset: int, size: int) -> tuple[bytes, int]:
         name, plain = self.shard.described.name, self.shard.read(offset, size)

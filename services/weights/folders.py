@@ -26,11 +26,11 @@ from services.chassis.errors import (
     unavailable,
 )
 from services.chassis.shard_sender import OpenShard, open_regular
+from services.chassis.weight_folders import folder_name, versions_in
 from services.weights.store import Scope
 
 __all__ = ["WeightFolders"]
 
-_PREFIX = "weight_v"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_SECONDS = 30.0
 
@@ -49,7 +49,7 @@ class WeightFolders:
 
     def path(self, scope: Scope, version: int) -> Path:
         """Where the files of `version` lie."""
-        return self._of(scope) / f"{_PREFIX}{version:06d}"
+        return self._of(scope) / folder_name(version)
 
     async def make(self, scope: Scope, version: int) -> Path:
         """The folder of `version`, created if need be."""
@@ -103,14 +103,7 @@ class WeightFolders:
 
     async def _present(self, scope: Scope) -> list[int]:
         with _disk_errors(f"list {self._of(scope)}"):
-            return await asyncio.to_thread(_versions, self._of(scope))
-
-
-def _versions(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    names = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*"))
-    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+            return await asyncio.to_thread(versions_in, self._of(scope))
 
 
 def _verify(folder: Path, wanted: WeightFile) -> None:

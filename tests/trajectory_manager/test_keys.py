@@ -12,6 +12,7 @@ from trajectory_manager.redis_store import SCRIPTS
 TOKEN_SCRIPTS = {
     "create_rollout",
     "open_turn",
+    "newest_turn",
     "append",
     "close_rollout",
     "read",

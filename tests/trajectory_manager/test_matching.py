@@ -250,7 +250,8 @@ async def test_turns_of_release_0_1_are_matched(run: Run) -> None:
     by_ids = Opening(turn_id="i1", attempt_id="a", prompt_digest=Prompt(token_ids=[5, 6]).digest)
     await run.start("r")
     for opening in (first, read.opening, by_ids):
-        turn = await run.store.tokens.open_turn(run.run_id, "r", CREDENTIAL, opening)
+        _, record = await run.store.tokens.open_turn(run.run_id, "r", CREDENTIAL, opening)
+        turn = record.turn
         own = tokens([5, 6, 7] if opening is by_ids else [1, 2, 3])
         await run.append("r", opening.turn_id, turn.epoch, 0, own)
         answer = {"t1": "a", "t2": "a2"}.get(opening.turn_id, "")

@@ -1,7 +1,14 @@
--- Creates a turn or takes it over. ARGV: rollout_id, server, credential, turn_id, attempt_id, opening, digest.
--- Answers the turn as it is stored and its live state.
+-- Creates a turn or takes it over. KEYS: header and segments. ARGV: rollout_id, server, credential, turn_id,
+-- attempt_id, opening, digest, then fields of the header. Answers the turn as it is stored, its live state, its
+-- segments, and the values of those fields.
 local header = KEYS[1]
-local rollout_id, server, credential, turn_id, attempt_id, opening, digest = unpack(ARGV)
+local rollout_id, server, credential, turn_id, attempt_id, opening, digest = unpack(ARGV, 1, 7)
+
+local function opened(known, live)
+  local segments = redis.call('LRANGE', KEYS[2] .. turn_id, 0, -1)
+  return {'ok', known, live, segments, redis.call('HMGET', header, unpack(ARGV, 8))}
+end
+
 local head = redis.call('HMGET', header, 'state', 'schema', 'credential', 'incarnation', 'server',
   'turn:' .. turn_id, 'live:' .. turn_id)
 local known, live = head[6], head[7]
@@ -12,7 +19,7 @@ local stored, inc, count, attempt, spans, finished = '0', '', '1', attempt_id, '
 if known then
   if string.match(known, '^%d+ (%S+)') ~= digest then return {'refused', 'OTHER_PROMPT', turn_id} end
   stored, inc, count, attempt, spans, finished = string.match(live, '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
-  if finished ~= '' then return {'ok', known, live} end
+  if finished ~= '' then return opened(known, live) end
 end
 if head[1] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, head[1]} end
 -- A store that started again may have lost its last writes, epochs among them: the time of the first
@@ -34,4 +41,4 @@ live = stored .. ' ' .. incarnation .. ' ' .. count .. ' ' .. attempt_id .. ' ' 
 local changes = {'incarnation', incarnation, 'server', server, 'turn:' .. turn_id, known, 'live:' .. turn_id, live}
 if not head[6] then table.insert(changes, 'newest_turn') table.insert(changes, turn_id) end
 redis.call('HSET', header, unpack(changes))
-return {'ok', known, live}
+return opened(known, live)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from seamflow.errors import SeamflowError
@@ -10,7 +9,7 @@ from seamflow.retry import retrying
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
-from rollout.server.transport import Incoming, SourceLost, TransferError
+from rollout.server.transport import Incoming, SourceLost, TransferError, for_each_missing
 from rollout.server.transports import TransportContext
 from rollout.server.transports.shard_stream import ShardReceiver
 
@@ -38,19 +37,15 @@ class Relay:
     async def fetch(self, incoming: Incoming) -> None:
         """See `WeightTransport.fetch`."""
         sources = await self._sources(incoming.manifest)
-        places = asyncio.Semaphore(self._context.config.weight_streams)
         failures: list[TransferError] = []
 
         async def bring(file: pb.WeightFile) -> None:
-            async with places:
-                try:
-                    await self._bring(incoming, file, sources.get(file.name, ""))
-                except TransferError as error:
-                    failures.append(error)
+            try:
+                await self._bring(incoming, file, sources.get(file.name, ""))
+            except TransferError as error:
+                failures.append(error)
 
-        async with asyncio.TaskGroup() as tasks:
-            for file in incoming.missing:
-                tasks.create_task(bring(file))
+        await for_each_missing(incoming, self._context.config.weight_streams, bring)
         if failures:
             raise failures[0]
 

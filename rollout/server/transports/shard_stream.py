@@ -1,7 +1,7 @@
 """Shards over gRPC: checked chunk by chunk, resumed where they stopped, in bounded memory.
 
-A chunk is verified (XXH3-64), decoded, then written and hashed (SHA-256, in threads) while the next
-one arrives: two chunks and gRPC's window are all that a stream holds.
+A chunk is verified (XXH3-64) and decoded. Four are written and hashed (SHA-256) together, in a
+thread, while the next four arrive: these eight and gRPC's window are all that a stream holds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from seamflow.weights.v1.weight_service_pb2 import (
     WeightFile,
 )
 
-from rollout.server.transport import DamagedChunk, DamagedFile, Incoming
+from rollout.server.transport import DamagedChunk, DamagedFile, Incoming, for_each_missing
 from rollout.server.transports import TransportContext
 from services.chassis import metrics
 from services.chassis.log import get_logger
-from services.chassis.shards import CHUNK_BYTES, ShardChunk, decode_chunk
+from services.chassis.shards import CHUNK_BYTES, ShardChunk, decode_chunk, keep_freed_memory
 
 __all__ = ["ShardReceiver", "ShardStream"]
 
 _METHOD = "/seamflow.weights.v1.WeightService/FetchShards"
 _DAMAGED_TRIES = 3
+_TOGETHER = 4
+"""Chunks that are written together, while the next ones arrive."""
 _ENCODINGS = {
     "zstd": ShardEncoding.SHARD_ENCODING_ZSTD,
     "delta": ShardEncoding.SHARD_ENCODING_DELTA,
@@ -60,18 +62,9 @@ class ShardStream:
 
     async def fetch(self, incoming: Incoming) -> None:
         """See `WeightTransport.fetch`; waits for a weights service that is away."""
-        places = asyncio.Semaphore(self._streams)
-
-        async def bring(file: WeightFile) -> None:
-            async with places:
-                await self._persistently(incoming, file)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for file in incoming.missing:
-                    tasks.create_task(bring(file))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
+        await for_each_missing(
+            incoming, self._streams, lambda file: self._persistently(incoming, file)
+        )
 
     async def _persistently(self, incoming: Incoming, file: WeightFile) -> None:
         backoff = Backoff()
@@ -94,6 +87,7 @@ class ShardReceiver:
     _accepted: tuple[ShardEncoding.ValueType, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        keep_freed_memory()
         self._accepted = tuple(_ENCODINGS[name] for name in self.encodings)
 
     async def receive(
@@ -116,13 +110,37 @@ class ShardReceiver:
                 damaged[error.chunk] += 1
                 if damaged[error.chunk] == _DAMAGED_TRIES:
                     raise
+            except DamagedFile as error:
+                if incoming.base is None:
+                    raise
+                get_logger().warning("weight_base_given_up", error=str(error))
+                incoming.base = None  # it may have lost a bit on our disk
 
     async def _receive(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
     ) -> None:
-        part, start = incoming.part(file), incoming.verified(file)
-        digest = await asyncio.to_thread(_digest_of, part, start)
-        with part.open("ab") as opened:
+        start = incoming.verified(file)
+        digest = await asyncio.to_thread(_digest_of, incoming.part(file), start)
+        size = start
+        if start < file.num_bytes or not start:  # else an earlier life had it whole
+            size = await self._append(channel, incoming, file, digest)
+        if size != file.num_bytes:
+            what = f"received {size} bytes, the manifest says {file.num_bytes}"
+            raise self._whole(what, incoming, file)
+        if digest.hexdigest() != file.sha256:
+            raise self._whole("its SHA-256 is not the manifest's", incoming, file)
+        incoming.complete(file)
+
+    async def _append(
+        self,
+        channel: grpc.aio.Channel,
+        incoming: Incoming,
+        file: WeightFile,
+        digest: hashlib._Hash,
+    ) -> int:
+        """Write and hash what is missing of `file`; how many bytes are here then."""
+        start = incoming.verified(file)
+        with incoming.part(file).open("ab") as opened:
             opened.truncate(start)  # a write that was cut off may have left more
             writing = _Writing(incoming=incoming, file=file, opened=opened, digest=digest)
             try:
@@ -131,12 +149,7 @@ class ShardReceiver:
                         await writing.add(await self._plain(chunk, incoming, file))
             finally:
                 await writing.finish()
-        if writing.size != file.num_bytes:
-            what = f"received {writing.size} bytes, the manifest says {file.num_bytes}"
-            raise self._whole(what, incoming, file)
-        if digest.hexdigest() != file.sha256:
-            raise self._whole("its SHA-256 is not the manifest's", incoming, file)
-        incoming.complete(file)
+        return writing.size
 
     async def _chunks(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile, start: int
@@ -233,7 +246,7 @@ class ShardReceiver:
 
 
 class _Writing:
-    """Writes and hashes one chunk, in a thread, while the next one is received."""
+    """Writes and hashes chunks, in a thread, while the next ones arrive."""
 
     def __init__(
         self, *, incoming: Incoming, file: WeightFile, opened: BinaryIO, digest: hashlib._Hash
@@ -241,23 +254,34 @@ class _Writing:
         self.size = incoming.verified(file)
         self._incoming, self._file = incoming, file
         self._opened, self._digest = opened, digest
-        self._last: asyncio.Future[None] | None = None
+        self._waiting: list[bytes | memoryview] = []
+        self._writing: asyncio.Task[int] | None = None
 
     async def add(self, plain: bytes | memoryview) -> None:
-        await self.finish()
-        self.size += len(plain)
-        self._last = asyncio.ensure_future(asyncio.to_thread(self._take, plain))
+        self._waiting.append(plain)
+        if len(self._waiting) == _TOGETHER:
+            await self._go_on()
 
     async def finish(self) -> None:
-        if self._last is not None:
-            last, self._last = self._last, None
-            await last
-            self._incoming.advance(self._file, self.size)
+        await self._go_on()
+        await self._go_on()
 
-    def _take(self, plain: bytes | memoryview) -> None:
-        self._opened.write(plain)
+    async def _go_on(self) -> None:
+        """Wait for what is being written, then have written what waits."""
+        waiting, self._waiting = self._waiting, []
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self.size += await writing
+            self._incoming.advance(self._file, self.size)
+        if waiting:
+            self._writing = asyncio.create_task(asyncio.to_thread(self._take, waiting))
+
+    def _take(self, chunks: list[bytes | memoryview]) -> int:
+        for plain in chunks:
+            self._opened.write(plain)
+            self._digest.update(plain)
         self._opened.flush()
-        self._digest.update(plain)
+        return sum(len(plain) for plain in chunks)
 
 
 def _digest_of(path: Path, num_bytes: int) -> hashlib._Hash:

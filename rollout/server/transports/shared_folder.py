@@ -6,12 +6,15 @@ import asyncio
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from rollout.server.transport import DamagedFile, Incoming, NotVisible
 from rollout.server.transports import TransportContext
+from services.chassis.weight_folders import folder_name
 
 __all__ = ["SharedFolder"]
 
@@ -35,14 +38,19 @@ class SharedFolder:
         """See `WeightTransport.fetch`."""
         source = _folder(self._root, incoming.manifest)
         for file in incoming.missing:
-            await asyncio.to_thread(self._link, source / file.name, incoming.part(file), file)
+            path, part = source / file.name, incoming.part(file)
+            with self._visible(path, file):
+                await asyncio.to_thread(self._check, path, file)
+                # Not in the thread, which may outlive this call: what another transport writes to
+                # by then must never be the published file.
+                part.unlink(missing_ok=True)
+                _link(path, part)
             incoming.complete(file)
 
-    def _link(self, source: Path, target: Path, file: WeightFile) -> None:
+    @contextmanager
+    def _visible(self, source: Path, file: WeightFile) -> Iterator[None]:
         try:
-            self._check(source, file)
-            target.unlink(missing_ok=True)
-            _link(source, target)
+            yield
         except OSError as error:
             cure = f"mount the weights service's folder at weight_folder {self._root}"
             what = f"{source}: {error.strerror}"
@@ -63,7 +71,7 @@ class SharedFolder:
 
 
 def _folder(root: Path, manifest: Manifest) -> Path:
-    return root / manifest.run_id / manifest.model / f"weight_v{manifest.weight_version:06d}"
+    return root / manifest.run_id / manifest.model / folder_name(manifest.weight_version)
 
 
 def _link(source: Path, target: Path) -> None:

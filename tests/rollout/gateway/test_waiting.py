@@ -20,6 +20,7 @@ from rollout.gateway.dispatch import (
     PrefixAffinity,
 )
 from rollout.gateway.servers import Server
+from rollout.gateway.streams import Stream
 from rollout.gateway.waiting import WaitingTurns
 from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import until_idle
@@ -250,3 +251,30 @@ def test_turns_of_other_gateways_take_room() -> None:
 def test_a_server_that_names_no_slots_has_room() -> None:
     """Nobody knows its limit but itself."""
     assert server("a", 0).has_room(1.0)
+
+
+async def test_a_second_server_may_be_one_that_no_waiting_turn_can_use() -> None:
+    """A pinned turn that waits for its version keeps nobody from it; a full server does."""
+    queue = Queue(server("a", weight_version=7), server("b", weight_version=7))
+    pinned = await queue.wait(ask(), pinned=6)
+    first = await queue.turns.server(ask(), None)
+    second = queue.turns.another(ask(), None, first)
+    assert {first.address, second.address if second else None} == {"a", "b"}
+    assert queue.turns.another(ask(), None, first) is None
+    pinned.cancel()
+
+
+async def test_a_server_that_has_just_left_holds_no_turn() -> None:
+    """Its channel is closed already when the turn wants to go there: nothing is counted on it."""
+
+    class Closed:
+        def GenerateTokens(self, request: Any, timeout: float | None) -> Any:
+            raise grpc.aio.UsageError("Channel is closed.")
+
+    queue = Queue(server())
+    taken = await queue.turns.server(ask(), None)
+    stub: Any = Closed()
+    taken.stub = stub
+    with pytest.raises(grpc.aio.UsageError):
+        Stream(queue.turns, taken, lambda: (pb.GenerateTokensRequest(), None))
+    assert taken.num_turns == 0

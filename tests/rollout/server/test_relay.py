@@ -16,7 +16,7 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.relay import LocalShards
-from rollout.server.transport import Incoming
+from rollout.server.transport import Incoming, LocalVersion
 from services.chassis.errors import ServiceError
 from services.chassis.server import started
 from services.chassis.shard_sender import ShardSender
@@ -135,6 +135,19 @@ class Arriving:
         return self.incoming
 
 
+class Here:
+    """A cache with one whole version."""
+
+    run_id, model = "run", "policy"
+
+    def __init__(self, version: LocalVersion) -> None:
+        self.version = version
+
+    async def arrival(self, weight_version: int) -> LocalVersion:
+        """The version."""
+        return self.version
+
+
 async def test_a_version_is_passed_on_while_it_arrives(tmp_path: Path) -> None:
     """Verified bytes go out at once, the rest as it comes, whatever the file is called by then."""
     version = make_version(tmp_path / "published")
@@ -155,6 +168,20 @@ async def test_a_version_is_passed_on_while_it_arrives(tmp_path: Path) -> None:
     incoming.folder.rename(tmp_path / "weight_v000001")
     chunks += [decode_chunk(message) async for message, _ in sending]
     assert b"".join(bytes(chunk.data) for chunk in chunks) == data
+
+
+async def test_a_link_into_a_shared_folder_is_passed_on(tmp_path: Path) -> None:
+    """A cache on another file system than the shared folder holds links, and relays them too."""
+    version = make_version(tmp_path / "published")
+    (tmp_path / "cache").mkdir()
+    for path in version.folder.iterdir():
+        (tmp_path / "cache" / path.name).symlink_to(path)
+    linked = LocalVersion(manifest=version.manifest, folder=tmp_path / "cache")
+    name = version.manifest.files[1].name
+    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:  # type: ignore[arg-type]
+        shard = await found.open(version.manifest.files[1])
+        assert shard.read(0, 100) == (version.folder / name).read_bytes()[:100]
+        shard.file.close()
 
 
 async def test_a_child_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import socket
+import threading
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from seamflow.weights.v1.weight_service_pb2 import WeightFile
 
 from rollout.server.transport import (
     DamagedChunk,
@@ -18,10 +21,11 @@ from rollout.server.transport import (
     LocalVersion,
     NotVisible,
     SourceLost,
+    for_each_missing,
 )
 from rollout.server.transports import TransportContext, build_transports
 from rollout.server.transports.relay import Relay
-from rollout.server.transports.shard_stream import ShardStream
+from rollout.server.transports.shard_stream import ShardStream, _Writing
 from rollout.server.transports.shared_folder import SharedFolder
 from services.chassis.errors import ConfigError
 from tests.rollout.server.shard_senders import MIB, Sender, make_version, receiver, same_files
@@ -117,6 +121,33 @@ async def test_without_the_check_of_chunks_only_the_whole_file_would_tell(
             await ShardStream(to.context).fetch(to.incoming(version))
 
 
+async def test_a_write_that_fails_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written before the disk was full stays, what came behind it is fetched again."""
+    version = make_version(
+        tmp_path / "published", 1, **{BIG: np.random.default_rng(1).bytes(13 * MIB)}
+    )
+    outcomes = iter([None, OSError(errno.ENOSPC, "full")])
+    take = _Writing._take
+
+    def failing(writing: _Writing, chunks: list[bytes | memoryview]) -> int:
+        if error := next(outcomes, None):
+            raise error
+        return take(writing, chunks)
+
+    monkeypatch.setattr(_Writing, "_take", failing)
+    sender = Sender({1: version})
+    async with receiver(sender, tmp_path / "to") as to:
+        incoming = to.incoming(version)
+        with pytest.raises(OSError, match="full"):
+            await ShardStream(to.context).fetch(incoming)
+        assert incoming.verified(version.manifest.files[0]) == 4 * MIB
+        await ShardStream(to.context).fetch(incoming)
+    assert same_files(version, to.folder)
+    assert [request.offset for request in sender.requests] == [0, 4 * MIB]
+
+
 def sparse_change(version: LocalVersion, folder: Path) -> LocalVersion:
     """Version 2: one in a hundred 16-bit words of the big file is another."""
     words = np.frombuffer((version.folder / BIG).read_bytes()[:-1], "<u2").copy()
@@ -161,7 +192,7 @@ async def test_a_base_that_the_sender_has_not_is_answered_in_full(
 
 
 async def test_a_wrong_base_cannot_pass(version: LocalVersion, tmp_path: Path) -> None:
-    """A base that lost a bit on our disk gives another SHA-256: the file is refused, then full."""
+    """A base that lost a bit on our disk gives another SHA-256: the file comes again, in full."""
     new = sparse_change(version, tmp_path / "new")
     shutil.copytree(version.folder, tmp_path / "base")
     base = LocalVersion(manifest=version.manifest, folder=tmp_path / "base")
@@ -170,8 +201,10 @@ async def test_a_wrong_base_cannot_pass(version: LocalVersion, tmp_path: Path) -
     (base.folder / BIG).write_bytes(spoiled)
     sender = Sender({1: version, 2: new})
     async with receiver(sender, tmp_path / "to", weight_encodings=("delta",)) as to:
-        with pytest.raises(DamagedFile, match="SHA-256"):
-            await ShardStream(to.context).fetch(to.incoming(new, base=base))
+        await ShardStream(to.context).fetch(to.incoming(new, base=base))
+    assert same_files(new, to.folder)
+    size = new.manifest.files[1].num_bytes
+    assert size < sender.sent_bytes < 1.1 * size
 
 
 async def test_compressed_chunks_give_the_same_files(tmp_path: Path) -> None:
@@ -225,6 +258,50 @@ async def test_a_shared_folder_is_checked(version: LocalVersion, tmp_path: Path)
     (copy / BIG).unlink()
     with pytest.raises(NotVisible, match="weight_folder"):
         await fetch("size")
+
+
+async def test_a_check_that_outlives_its_deadline_names_nothing(
+    version: LocalVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then another transport may write to that name: it must never be the published file."""
+    shared = tmp_path / "shared"
+    shutil.copytree(version.folder, shared / "run" / "policy" / "weight_v000001")
+    checking, go_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        checking.set()
+        go_on.wait(10)
+
+    monkeypatch.setattr(SharedFolder, "_check", slow)
+    async with receiver(Sender(), tmp_path / "to", weight_folder=shared) as to:
+        fetching = asyncio.create_task(SharedFolder(to.context).fetch(to.incoming(version)))
+        await asyncio.to_thread(checking.wait, 10)
+        fetching.cancel()
+        await asyncio.wait({fetching})
+        go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert list(to.folder.iterdir()) == []
+
+
+async def test_one_file_that_fails_ends_the_others_with_its_own_error(
+    version: LocalVersion, tmp_path: Path
+) -> None:
+    """A full disk is a full disk, not a group of errors that nobody expects."""
+    tmp_path.joinpath("to").mkdir()
+    incoming = Incoming(version.manifest, tmp_path / "to", None)
+    ended = []
+
+    async def bring(file: WeightFile) -> None:
+        if file.name == BIG:
+            raise OSError(28, "No space left on device")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(file.name)
+
+    with pytest.raises(OSError, match="No space left"):
+        await for_each_missing(incoming, 2, bring)
+    assert ended == ["config.json"]
 
 
 async def test_files_come_from_the_servers_that_were_named(

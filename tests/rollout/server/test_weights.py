@@ -16,7 +16,13 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.engine import WeightsError
-from rollout.server.transport import Incoming, PhaseTimeout, SourceLost, WeightTransport
+from rollout.server.transport import (
+    DamagedFile,
+    Incoming,
+    PhaseTimeout,
+    SourceLost,
+    WeightTransport,
+)
 from rollout.server.transports import TransportContext, build_transports
 from rollout.server.weights import WeightCache
 from tests.rollout.server.client import fake_config
@@ -226,6 +232,30 @@ async def test_what_one_life_received_the_next_goes_on_with(
         fetched = await cache.fetch()
     assert fetched is not None
     assert (fetched.folder / "config.json").read_text() == '{"other": 1}'
+
+
+async def test_what_an_earlier_life_left_is_hashed_before_it_is_used(
+    weights: TinyWeightService, tmp_path: Path
+) -> None:
+    """Bytes that a machine lost with its power are found, and only their file is fetched again."""
+    async with cache_of(weights, tmp_path) as cache:
+        fetched = await cache.fetch()
+    assert fetched is not None
+    lost, whole = fetched.folder / "model.safetensors", fetched.folder / "config.json"
+    published = lost.read_bytes()
+    lost.write_bytes(bytes(len(published)))
+    weights.fetched.clear()
+    async with cache_of(weights, tmp_path) as unprotected:  # negative control
+        unprotected._checked.add(7)
+        await unprotected.fetch()
+        assert (lost.read_bytes() == published, weights.fetched) == (False, [])
+    async with cache_of(weights, tmp_path) as restarted:
+        with pytest.raises(DamagedFile, match=lost.name):
+            await restarted.fetch()
+        await restarted.fetch()
+        await restarted.fetch()
+    assert (lost.read_bytes(), whole.read_text()) == (published, "{}")
+    assert weights.fetched == [(7, lost.name)]
 
 
 async def test_partial_versions_that_were_overtaken_are_removed(

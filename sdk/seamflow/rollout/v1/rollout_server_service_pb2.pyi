@@ -354,7 +354,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     @property
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Abilities: "pause_retract", "pause_abort", and where the engine has them "seed",
-        "release_memory", "pause_in_place".
+        "release_memory", "pause_in_place", "restart" (a dead engine is started again).
         """
 
     def __init__(

@@ -1,0 +1,66 @@
+"""What every call carries, whoever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from seamflow import channel
+
+
+class Telling(grpc.GenericRpcHandler):
+    """Answers what a call came with: its token, and the seconds it has left."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Unary, or streamed by the method's name."""
+        if handler_call_details.method == "/test/Streamed":
+            return grpc.unary_stream_rpc_method_handler(self._streamed)
+        return grpc.unary_unary_rpc_method_handler(self._unary)
+
+    async def _unary(self, request: bytes, context: Any) -> bytes:
+        token = dict(context.invocation_metadata()).get("authorization", "none")
+        return f"{token} {context.time_remaining():.0f}".encode()
+
+    async def _streamed(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield await self._unary(request, context)
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """Of a server that tells."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Telling(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def seen(call: Any, streamed: bool) -> tuple[str, float]:
+    """The token and the seconds left that the server saw."""
+    answer = await (call.read() if streamed else call)
+    token, _, seconds = answer.decode().rpartition(" ")
+    return token, float(seconds)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
+async def test_calls_carry_the_token_and_a_deadline(address: str, streamed: bool) -> None:
+    """The caller's deadline where it set one, else one that bounds a forgotten call."""
+    async with channel.connect(address, token="secret") as connected:
+        make = connected.unary_stream if streamed else connected.unary_unary
+        method = make("/test/Streamed" if streamed else "/test/Unary")
+        token, seconds = await seen(method(b""), streamed)
+        assert token == "Bearer secret"
+        default = channel.STREAM_TIMEOUT if streamed else channel.UNARY_TIMEOUT
+        assert 0.9 * default < seconds < 1.1 * default  # sent in coarse units
+        _, seconds = await seen(method(b"", timeout=600.0), streamed)
+        assert 0.9 * 600 < seconds < 1.1 * 600
+
+
+async def test_without_a_token_none_is_sent(address: str) -> None:
+    """Negative control."""
+    async with channel.connect(address) as connected:
+        assert (await seen(connected.unary_unary("/test/Unary")(b""), False))[0] == "none"
