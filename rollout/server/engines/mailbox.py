@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 __all__ = ["Mailbox"]
@@ -34,9 +35,14 @@ class Mailbox:
         try:
             result = function()
         except Exception as error:
-            self._loop.call_soon_threadsafe(_settle, answer, None, error)
+            self.tell(_settle, answer, None, error)
         else:
-            self._loop.call_soon_threadsafe(_settle, answer, result, None)
+            self.tell(_settle, answer, result, None)
+
+    def tell(self, callback: Callable[..., object], *args: object) -> None:
+        """From the thread: call on the event loop, unless that has ended before its engine."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
 
     def run_pending(self, *, wait: bool) -> None:
         """Run everything that waits; with `wait`, wait for the first."""

@@ -94,16 +94,16 @@ class TorchEngine:
             torch.set_num_threads(self._threads)
             decoder = self._load()
         except Exception as error:
-            self._loop.call_soon_threadsafe(started.set_exception, error)
+            self._mailbox.tell(started.set_exception, error)
             return
-        self._loop.call_soon_threadsafe(started.set_result, decoder)
+        self._mailbox.tell(started.set_result, decoder)
         try:
             with torch.inference_mode():
                 decoder.run()
         except Exception as error:
             failed = EngineFailed(f"the torch engine failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
-            self._loop.call_soon_threadsafe(self._fail, failed)
+            self._mailbox.tell(self._fail, failed)
 
     def _load(self) -> Decoder:
         model = load_model(
@@ -161,7 +161,7 @@ class TorchEngine:
             self._mailbox.post(lambda: decoder.cancel(sequence))
 
     def _deliver(self, outbox: Outbox) -> None:
-        self._loop.call_soon_threadsafe(self._receive, outbox)
+        self._mailbox.tell(self._receive, outbox)
 
     def _receive(self, outbox: Outbox) -> None:
         for sequence, chunk in outbox:
