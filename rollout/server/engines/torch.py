@@ -78,10 +78,10 @@ class TorchEngine:
 
     async def start(self) -> None:
         """Load the model and start the thread. Raises `ValueError` for an unusable folder."""
-        self._loop = asyncio.get_running_loop()
-        self._mailbox = Mailbox(self._loop)
-        self._failed: asyncio.Future[EngineFailed] = self._loop.create_future()
-        started: asyncio.Future[Decoder] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(loop)
+        self._failed: asyncio.Future[EngineFailed] = loop.create_future()
+        started: asyncio.Future[Decoder] = loop.create_future()
         self._thread = threading.Thread(
             target=self._run, args=(started,), name="torch-engine", daemon=True
         )
