@@ -327,13 +327,13 @@ async def _difference(folder: Path) -> float:
     outputs = await asyncio.gather(*(_sample(engine, prompt) for prompt in prompts))
     await engine.close()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    worst = 0.0
+    differences = []
     for prompt, (token_ids, logprobs) in zip(prompts, outputs, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[:, None])[:, 0]
-        worst = max(worst, (expected - torch.tensor(logprobs)).abs().max().item())
-    return worst
+        differences.append((expected - torch.tensor(logprobs)).abs().max())
+    return torch.stack(differences).max().item()  # not a number if one of them is none
 
 
 async def _sample(engine: TorchEngine, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
