@@ -25,10 +25,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.chaos.children import scratch
 from bench.chaos.rig import percentile
+from bench.peers.environments import installed
 from bench.peers.sglang_models import SHAPES, make_model
 from bench.peers.sglang_raw import RawSGLang, TurnOf
 from bench.peers.sglang_seamflow import Seamflow, seamflow_before
-from bench.peers.sglang_server import sglang_server
+from bench.peers.sglang_server import PYTHON, sglang_server
 from bench.report import Report, ratio
 
 __all__ = ["main"]
@@ -118,8 +119,11 @@ class Bench:
         if len(ours) < UPDATES:
             raise RuntimeError(f"only {len(ours)} streams met {UPDATES} updates: too short")
         extra = percentile(ours, 0.99) - median(theirs)
-        self.found.figures["extra_stall_p99_ms"] = 1e3 * extra
         whole = [silence for silence, _ in silences]
+        self.found.figures["extra_stall_p99_ms"] = 1e3 * extra
+        self.found.figures["extra_silence_p99_ms"] = 1e3 * (
+            percentile(whole, 0.99) - median(theirs)
+        )
         self.found.raw |= {"stall_s": ours, "silence_s": whole, "raw_update_s": theirs}
 
     async def _load(self, side: Side, shape: str, concurrency: int) -> float:
@@ -198,7 +202,12 @@ def main() -> None:
             uvloop.run(_measure(shape, found, progress))
     packages = ("seamflow", "grpcio", "protobuf", "redis", "aiohttp", "uvloop")
     Report(
-        bench="rollout", figures=found.figures, raw=found.raw, seeds=[0], packages=packages
+        bench="rollout",
+        figures=found.figures,
+        raw=found.raw,
+        seeds=[0],
+        packages=packages,
+        peers={"sglang": installed(PYTHON, "sglang", "torch", "transformers")},
     ).publish()
 
 

@@ -12,9 +12,9 @@ from urllib.error import URLError
 from bench.chaos import children
 from bench.peers.redis_process import free_port
 
-__all__ = ["MAX_RUNNING", "STREAM_INTERVAL", "sglang_server"]
+__all__ = ["MAX_RUNNING", "PYTHON", "STREAM_INTERVAL", "sglang_server"]
 
-ROOT = Path(__file__).parents[2]
+PYTHON = Path(__file__).parents[2] / ".venv-sglang/bin/python"
 MAX_RUNNING = 32
 STREAM_INTERVAL = 8
 _READY_SECONDS = 300.0
@@ -36,11 +36,11 @@ def sglang_server(model: Path, folder: Path) -> Iterator[str]:
     Raises:
         RuntimeError: it does not start; its own words are in the message.
     """
-    python, port = ROOT / ".venv-sglang/bin/python", free_port()
-    if not python.exists():
-        raise RuntimeError(f"{python} is missing: `make bench-rollout` makes it")
+    if not PYTHON.exists():
+        raise RuntimeError(f"{PYTHON} is missing: `make bench-rollout` makes it")
+    port = free_port()
     address = ("--model-path", str(model), "--host", "127.0.0.1", "--port", str(port))
-    command = [str(python), "-m", "sglang.launch_server", *address, *_FLAGS]
+    command = [str(PYTHON), "-m", "sglang.launch_server", *address, *_FLAGS]
     environment = children.environment({"HF_HUB_OFFLINE": "1"})
     # Its packages are its own; ours must not stand in for them.
     del environment["PYTHONPATH"]
