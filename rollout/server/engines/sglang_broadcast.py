@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -165,28 +165,17 @@ async def _both(asking: Awaitable[Any], ours: asyncio.Future[T]) -> T:
 
 def _in_daemon(call: Callable[[], T]) -> asyncio.Future[T]:
     """Call in a thread that nobody has to wait for: what waits for other ranks has no cancel."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(ended: Future[T]) -> None:
-        if future.done():
-            return
-        if (error := ended.exception()) is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(ended.result())
+    ended: Future[T] = Future()
+    ended.set_running_or_notify_cancel()
 
     def run() -> None:
-        ended: Future[T] = Future()
         try:
             ended.set_result(call())
         except Exception as error:
             ended.set_exception(error)
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, ended)
 
     threading.Thread(target=run, name="weights-broadcast", daemon=True).start()
-    return future
+    return asyncio.wrap_future(ended)
 
 
 def _parts(folder: Path) -> Iterator[Part]:

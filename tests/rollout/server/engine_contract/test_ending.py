@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,35 @@ async def test_closing_the_engine_ends_open_sequences(
     assert output.finish is FinishReason.INTERRUPTED
 
 
-async def test_engine_that_is_given_up_counts_as_dead(
-    engine: Engine, folders: tuple[Path, Path]
-) -> None:
-    """Turns and `wait_failed` raise why; the first reason stays; where it can, it starts anew."""
+async def dies(engine: Engine, newer: Path, end: Callable[[], None], why: str) -> None:
+    """A turn in flight and every later call raise why; a new start is version 0 again."""
     before = await collect(engine.generate(wanted(engine)))
     await engine.pause(PauseMode.RETRACT)
-    await engine.update_weights(folders[1], 3)
+    await engine.update_weights(newer, 3)
     await engine.resume()
     turn = engine.generate(wanted(engine, max_new_tokens=300))
     await anext(turn)
-    engine.fail("it hangs")
-    engine.fail("it still hangs")
-    for raises in (collect(turn), collect(engine.generate(wanted(engine))), engine.wait_failed()):
-        with pytest.raises(EngineFailed, match="it hangs"):
+    end()
+    # In this order: an engine that was killed is known to be dead once a turn has found out.
+    for raises in (collect(turn), engine.wait_failed(), collect(engine.generate(wanted(engine)))):
+        with pytest.raises(EngineFailed, match=why):
             await raises
     if "restart" in engine.info.features:
         await engine.start()
         assert engine.weight_version == 0
         assert (await collect(engine.generate(wanted(engine)))).token_ids == before.token_ids
+
+
+async def test_engine_that_is_given_up_counts_as_dead(
+    engine: Engine, folders: tuple[Path, Path]
+) -> None:
+    """The first reason stays."""
+
+    def give_up() -> None:
+        engine.fail("it hangs")
+        engine.fail("it still hangs")
+
+    await dies(engine, folders[1], give_up, "it hangs")
 
 
 def _mortal_sglang(folder: Path) -> Engine:
@@ -85,26 +96,11 @@ def _kill(engine: Any) -> None:
 async def test_dead_engine_fails_its_turns_and_may_start_again(
     kind: str, folders: tuple[Path, Path], request: pytest.FixtureRequest
 ) -> None:
-    """A turn in flight and every later call raise EngineFailed; a new start is version 0 again."""
+    """Killed from outside: whoever waits hears of it."""
     own = _mortal_sglang(folders[0]) if kind == "sglang" else make_engine(kind, folders[0], request)
     await own.start()
     try:
-        before = await collect(own.generate(wanted(own)))
-        await own.pause(PauseMode.RETRACT)
-        await own.update_weights(folders[1], 3)
-        await own.resume()
-        turn = own.generate(wanted(own, max_new_tokens=300))
-        await anext(turn)
-        _kill(own)
-        with pytest.raises(EngineFailed):
-            await collect(turn)
-        with pytest.raises(EngineFailed):
-            await own.wait_failed()
-        with pytest.raises(EngineFailed):
-            await collect(own.generate(wanted(own)))
-        if "restart" in own.info.features:
-            await own.start()
-            assert own.weight_version == 0
-            assert (await collect(own.generate(wanted(own)))).token_ids == before.token_ids
+        words = "SGLang" if kind == "sglang" else "fell off the bus"
+        await dies(own, folders[1], lambda: _kill(own), words)
     finally:
         await own.close()

@@ -19,17 +19,23 @@ from tests.rollout.server.engine_contract.engines import SLOTS, wanted
 from tests.rollout.server.support import Output, collect, recompute, save_model, settle
 
 
-async def test_weight_update_splits_the_output_by_version(
-    engine: Engine, folders: tuple[Path, Path]
-) -> None:
-    """A sequence lives through an update; every token carries the version it was sampled under."""
+async def across_an_update(engine: Engine, newer: Path, mode: PauseMode) -> Output:
+    """200 tokens, the first under version 0, the last under version 5."""
     output = Output()
     async for chunk in engine.generate(wanted(engine, max_new_tokens=200)):
         output.add(chunk)
         if engine.weight_version == 0 and chunk.finish is None:
-            await engine.pause(PauseMode.RETRACT)
-            await engine.update_weights(folders[1], 5)
+            await engine.pause(mode)
+            await engine.update_weights(newer, 5)
             await engine.resume()
+    return output
+
+
+async def test_weight_update_splits_the_output_by_version(
+    engine: Engine, folders: tuple[Path, Path]
+) -> None:
+    """A sequence lives through an update; every token carries the version it was sampled under."""
+    output = await across_an_update(engine, folders[1], PauseMode.RETRACT)
     assert len(output.token_ids) == 200
     switch = output.versions.index(5)
     assert output.versions == [0] * switch + [5] * (200 - switch)
@@ -132,13 +138,7 @@ async def test_update_in_place_labels_every_token(
     """A turn that keeps its cache across an update has both versions; later turns are clean."""
     if "pause_in_place" not in engine.info.features:
         pytest.skip("the engine cannot pause in place")
-    output = Output()
-    async for chunk in engine.generate(wanted(engine, max_new_tokens=200)):
-        output.add(chunk)
-        if engine.weight_version == 0 and chunk.finish is None:
-            await engine.pause(PauseMode.IN_PLACE)
-            await engine.update_weights(folders[1], 5)
-            await engine.resume()
+    output = await across_an_update(engine, folders[1], PauseMode.IN_PLACE)
     switch = output.versions.index(5)
     assert output.versions == [0] * switch + [5] * (200 - switch)
     prefix = (3, 4, 5, *output.token_ids[:switch])
