@@ -23,6 +23,8 @@ SERVICES = {
     "seamflow.weights.v1.WeightService",
     "seamflow.scheduler.v1.SchedulerService",
     "seamflow.trainer.v1.TrainerService",
+    "seamflow.worker.v1.WorkerService",
+    "seamflow.ranker.v1.RankerService",
     "seamflow.environment.v1.EnvironmentService",
     "seamflow.environment.v1.RewardService",
 }
@@ -90,7 +92,7 @@ STATELESS = {"environment", "common"}
 
 def test_requests_of_stateful_services_name_their_run() -> None:
     """Runs share services and stores, never state."""
-    per_node = {"scheduler", "trainer", "rollout_server_service"}
+    per_node = {"scheduler", "trainer", "worker", "rollout_server_service"}
     for proto in PROTOS:
         if proto.parts[1] in STATELESS or per_node & {proto.parts[1], proto.stem}:
             continue

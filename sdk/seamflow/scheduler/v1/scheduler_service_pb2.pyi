@@ -71,6 +71,7 @@ class Assignment(google.protobuf.message.Message):
     LENT_FIELD_NUMBER: builtins.int
     RANK_OFFSET_FIELD_NUMBER: builtins.int
     WORLD_SIZE_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     tag: builtins.str
     """Activity tag: "rollout", "train" …; empty: nothing."""
     epoch: builtins.int
@@ -83,6 +84,8 @@ class Assignment(google.protobuf.message.Message):
     """Index of the node's first rank in the gang."""
     world_size: builtins.int
     """Ranks of the whole gang."""
+    run_id: builtins.str
+    """Training job to do it for; empty: the node's own."""
     def __init__(
         self,
         *,
@@ -92,8 +95,9 @@ class Assignment(google.protobuf.message.Message):
         lent: builtins.bool = ...,
         rank_offset: builtins.int = ...,
         world_size: builtins.int = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "gang_id", b"gang_id", "lent", b"lent", "rank_offset", b"rank_offset", "tag", b"tag", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "gang_id", b"gang_id", "lent", b"lent", "rank_offset", b"rank_offset", "run_id", b"run_id", "tag", b"tag", "world_size", b"world_size"]) -> None: ...
 
 global___Assignment = Assignment
 
@@ -105,25 +109,101 @@ class Worker(google.protobuf.message.Message):
 
     TAG_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     tag: builtins.str
     """Capability tag it serves."""
     address: builtins.str
     """host:port."""
+    run_id: builtins.str
+    """Training job it works for; empty: the node's own. A node may have workers of several jobs."""
     def __init__(
         self,
         *,
         tag: builtins.str = ...,
         address: builtins.str = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "tag", b"tag"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "run_id", b"run_id", "tag", b"tag"]) -> None: ...
 
 global___Worker = Worker
+
+@typing.final
+class Hardware(google.protobuf.message.Message):
+    """What a node is made of; decides who trains and who generates."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEMORY_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    FLOPS_FIELD_NUMBER: builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: builtins.int
+    memory_bytes_per_second: builtins.float
+    """Bytes per second of the device memory, all devices of the node together; 0: not known."""
+    flops: builtins.float
+    """Dense floating-point operations per second in the training dtype, all devices together; 0: not known."""
+    device_bytes: builtins.int
+    """Bytes of device memory, all devices together; 0: not known."""
+    def __init__(
+        self,
+        *,
+        memory_bytes_per_second: builtins.float = ...,
+        flops: builtins.float = ...,
+        device_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device_bytes", b"device_bytes", "flops", b"flops", "memory_bytes_per_second", b"memory_bytes_per_second"]) -> None: ...
+
+global___Hardware = Hardware
+
+@typing.final
+class NodeReport(google.protobuf.message.Message):
+    """What a node is doing, measured by its agent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USED_DEVICE_BYTES_FIELD_NUMBER: builtins.int
+    NUM_TURNS_FIELD_NUMBER: builtins.int
+    TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
+    USED_HOST_BYTES_FIELD_NUMBER: builtins.int
+    used_device_bytes: builtins.int
+    """Bytes of device memory in use."""
+    num_turns: builtins.int
+    """Turns its rollout server runs or holds in its queue."""
+    tokens_per_second: builtins.float
+    """Tokens it samples per second."""
+    used_host_bytes: builtins.int
+    """Bytes of the node's worker processes in host memory."""
+    def __init__(
+        self,
+        *,
+        used_device_bytes: builtins.int = ...,
+        num_turns: builtins.int = ...,
+        tokens_per_second: builtins.float = ...,
+        used_host_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_turns", b"num_turns", "tokens_per_second", b"tokens_per_second", "used_device_bytes", b"used_device_bytes", "used_host_bytes", b"used_host_bytes"]) -> None: ...
+
+global___NodeReport = NodeReport
 
 @typing.final
 class Node(google.protobuf.message.Message):
     """A node as the scheduler sees it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class SwitchSecondsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     NODE_ID_FIELD_NUMBER: builtins.int
     CAPABILITY_TAGS_FIELD_NUMBER: builtins.int
@@ -135,6 +215,9 @@ class Node(google.protobuf.message.Message):
     HEARTBEAT_TIME_FIELD_NUMBER: builtins.int
     RUN_ID_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    HARDWARE_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
+    SWITCH_SECONDS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """Unique name."""
     state: global___NodeState.ValueType
@@ -163,6 +246,18 @@ class Node(google.protobuf.message.Message):
     def heartbeat_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Last heartbeat, by the scheduler's clock."""
 
+    @property
+    def hardware(self) -> global___Hardware:
+        """What it is made of."""
+
+    @property
+    def report(self) -> global___NodeReport:
+        """Its last report; absent: none since the scheduler started."""
+
+    @property
+    def switch_seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Mean seconds of its switches by the activity tag they led to."""
+
     def __init__(
         self,
         *,
@@ -176,9 +271,12 @@ class Node(google.protobuf.message.Message):
         heartbeat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         run_id: builtins.str = ...,
         draining: builtins.bool = ...,
+        hardware: global___Hardware | None = ...,
+        report: global___NodeReport | None = ...,
+        switch_seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "heartbeat_time", b"heartbeat_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "capability_tags", b"capability_tags", "draining", b"draining", "heartbeat_time", b"heartbeat_time", "node_id", b"node_id", "reported_epoch", b"reported_epoch", "run_id", b"run_id", "state", b"state", "train_priority", b"train_priority", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "hardware", b"hardware", "heartbeat_time", b"heartbeat_time", "report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "capability_tags", b"capability_tags", "draining", b"draining", "hardware", b"hardware", "heartbeat_time", b"heartbeat_time", "node_id", b"node_id", "report", b"report", "reported_epoch", b"reported_epoch", "run_id", b"run_id", "state", b"state", "switch_seconds", b"switch_seconds", "train_priority", b"train_priority", "workers", b"workers"]) -> None: ...
 
 global___Node = Node
 
@@ -193,12 +291,13 @@ class RegisterNodeRequest(google.protobuf.message.Message):
     CAPABILITY_TAGS_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     TRAIN_PRIORITY_FIELD_NUMBER: builtins.int
+    HARDWARE_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """Unique name."""
     run_id: builtins.str
     """Training job."""
     train_priority: builtins.float
-    """Higher: better suited to training."""
+    """Higher: better suited to training; 0: from `hardware`."""
     @property
     def capability_tags(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What it can do."""
@@ -206,6 +305,10 @@ class RegisterNodeRequest(google.protobuf.message.Message):
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Worker]:
         """Processes it runs."""
+
+    @property
+    def hardware(self) -> global___Hardware:
+        """What it is made of."""
 
     def __init__(
         self,
@@ -215,8 +318,10 @@ class RegisterNodeRequest(google.protobuf.message.Message):
         capability_tags: collections.abc.Iterable[builtins.str] | None = ...,
         workers: collections.abc.Iterable[global___Worker] | None = ...,
         train_priority: builtins.float = ...,
+        hardware: global___Hardware | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capability_tags", b"capability_tags", "node_id", b"node_id", "run_id", b"run_id", "train_priority", b"train_priority", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["hardware", b"hardware"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capability_tags", b"capability_tags", "hardware", b"hardware", "node_id", b"node_id", "run_id", b"run_id", "train_priority", b"train_priority", "workers", b"workers"]) -> None: ...
 
 global___RegisterNodeRequest = RegisterNodeRequest
 
@@ -259,6 +364,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     SWITCH_SECONDS_FIELD_NUMBER: builtins.int
     KNOWN_EPOCH_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """From RegisterNode."""
     reported_epoch: builtins.int
@@ -273,6 +379,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer anyway after this long. At most half the lease."""
 
+    @property
+    def report(self) -> global___NodeReport:
+        """What it is doing."""
+
     def __init__(
         self,
         *,
@@ -282,9 +392,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
         switch_seconds: builtins.float | None = ...,
         known_epoch: builtins.int = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        report: global___NodeReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_switch_seconds", b"_switch_seconds", "switch_seconds", b"switch_seconds", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_switch_seconds", b"_switch_seconds", "known_epoch", b"known_epoch", "node_id", b"node_id", "reported_epoch", b"reported_epoch", "state", b"state", "switch_seconds", b"switch_seconds", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_switch_seconds", b"_switch_seconds", "report", b"report", "switch_seconds", b"switch_seconds", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_switch_seconds", b"_switch_seconds", "known_epoch", b"known_epoch", "node_id", b"node_id", "report", b"report", "reported_epoch", b"reported_epoch", "state", b"state", "switch_seconds", b"switch_seconds", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_switch_seconds", b"_switch_seconds"]) -> typing.Literal["switch_seconds"] | None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
@@ -385,19 +496,48 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GANG_ID_FIELD_NUMBER: builtins.int
+    OUTLOOK_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     gang_id: builtins.str
     """From RequestNodes."""
+    @property
+    def outlook(self) -> global___Outlook:
+        """What generation has still to do before the gang is needed again; absent: not known, lend."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         gang_id: builtins.str = ...,
+        outlook: global___Outlook | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gang_id", b"gang_id", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["outlook", b"outlook"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["gang_id", b"gang_id", "outlook", b"outlook", "run_id", b"run_id"]) -> None: ...
 
 global___ReleaseNodesRequest = ReleaseNodesRequest
+
+@typing.final
+class Outlook(google.protobuf.message.Message):
+    """What is left of a batch when a gang gives its nodes back; decides whether lending them pays."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REMAINING_ROLLOUTS_FIELD_NUMBER: builtins.int
+    BATCH_ROLLOUTS_FIELD_NUMBER: builtins.int
+    remaining_rollouts: builtins.int
+    """Rollouts of the next batch that have not ended."""
+    batch_rollouts: builtins.int
+    """Rollouts of a whole batch."""
+    def __init__(
+        self,
+        *,
+        remaining_rollouts: builtins.int = ...,
+        batch_rollouts: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
+
+global___Outlook = Outlook
 
 @typing.final
 class ReleaseNodesResponse(google.protobuf.message.Message):
@@ -618,3 +758,256 @@ class DrainNodeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["node", b"node"]) -> None: ...
 
 global___DrainNodeResponse = DrainNodeResponse
+
+@typing.final
+class SetRunPolicyRequest(google.protobuf.message.Message):
+    """Request of SetRunPolicy."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    @property
+    def policy(self) -> global___RunPolicy:
+        """Its place among the jobs."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        policy: global___RunPolicy | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["policy", b"policy", "run_id", b"run_id"]) -> None: ...
+
+global___SetRunPolicyRequest = SetRunPolicyRequest
+
+@typing.final
+class RunPolicy(google.protobuf.message.Message):
+    """A training job's place among those that share the pool."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
+    ROLLOUT_SHARE_FIELD_NUMBER: builtins.int
+    priority: builtins.int
+    """Gangs of a higher priority are placed first, and preempt those of a lower one. Default 0."""
+    max_nodes: builtins.int
+    """Most nodes it may have at once, gangs and rollout together; 0: no limit."""
+    rollout_share: builtins.float
+    """Share of the nodes that no gang holds, relative to the shares of other jobs; 0 means 1."""
+    def __init__(
+        self,
+        *,
+        priority: builtins.int = ...,
+        max_nodes: builtins.int = ...,
+        rollout_share: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_nodes", b"max_nodes", "priority", b"priority", "rollout_share", b"rollout_share"]) -> None: ...
+
+global___RunPolicy = RunPolicy
+
+@typing.final
+class SetRunPolicyResponse(google.protobuf.message.Message):
+    """Response of SetRunPolicy."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SetRunPolicyResponse = SetRunPolicyResponse
+
+@typing.final
+class ListRunsRequest(google.protobuf.message.Message):
+    """Request of ListRuns."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListRunsRequest = ListRunsRequest
+
+@typing.final
+class ListRunsResponse(google.protobuf.message.Message):
+    """Response of ListRuns."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: builtins.int
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Run]:
+        """Sorted by run_id."""
+
+    def __init__(
+        self,
+        *,
+        runs: collections.abc.Iterable[global___Run] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+
+global___ListRunsResponse = ListRunsResponse
+
+@typing.final
+class Run(google.protobuf.message.Message):
+    """A training job, as the scheduler sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class NumNodesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    NUM_NODES_FIELD_NUMBER: builtins.int
+    WAITING_GANG_IDS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Its name."""
+    @property
+    def policy(self) -> global___RunPolicy:
+        """As set, or the default."""
+
+    @property
+    def num_nodes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Nodes assigned to it, by activity tag."""
+
+    @property
+    def waiting_gang_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Gangs that wait for nodes, in the order in which they will be placed."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        policy: global___RunPolicy | None = ...,
+        num_nodes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        waiting_gang_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_nodes", b"num_nodes", "policy", b"policy", "run_id", b"run_id", "waiting_gang_ids", b"waiting_gang_ids"]) -> None: ...
+
+global___Run = Run
+
+@typing.final
+class StageProfile(google.protobuf.message.Message):
+    """Seconds of a stage by the number of nodes that do it, from a profiler."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class SecondsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    SECONDS_FIELD_NUMBER: builtins.int
+    @property
+    def seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """Nodes -> seconds of one iteration's stage. Numbers in between are interpolated in 1 / nodes."""
+
+    def __init__(
+        self,
+        *,
+        seconds: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seconds", b"seconds"]) -> None: ...
+
+global___StageProfile = StageProfile
+
+@typing.final
+class PlanSplitRequest(google.protobuf.message.Message):
+    """Request of PlanSplit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: builtins.int
+    TRAINING_FIELD_NUMBER: builtins.int
+    NUM_NODES_FIELD_NUMBER: builtins.int
+    NUM_GENERATION_NODES_FIELD_NUMBER: builtins.int
+    NUM_TRAINING_NODES_FIELD_NUMBER: builtins.int
+    num_nodes: builtins.int
+    """Nodes in one datacentre, to be split."""
+    num_generation_nodes: builtins.int
+    """Instead of num_nodes: nodes of the datacentre that generates, and of the one that trains."""
+    num_training_nodes: builtins.int
+    """See num_generation_nodes."""
+    @property
+    def generation(self) -> global___StageProfile:
+        """Generation of one batch."""
+
+    @property
+    def training(self) -> global___StageProfile:
+        """Training on one batch."""
+
+    def __init__(
+        self,
+        *,
+        generation: global___StageProfile | None = ...,
+        training: global___StageProfile | None = ...,
+        num_nodes: builtins.int = ...,
+        num_generation_nodes: builtins.int = ...,
+        num_training_nodes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["generation", b"generation", "training", b"training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "num_generation_nodes", b"num_generation_nodes", "num_nodes", b"num_nodes", "num_training_nodes", b"num_training_nodes", "training", b"training"]) -> None: ...
+
+global___PlanSplitRequest = PlanSplitRequest
+
+@typing.final
+class PlanSplitResponse(google.protobuf.message.Message):
+    """Response of PlanSplit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_GENERATION_NODES_FIELD_NUMBER: builtins.int
+    NUM_TRAINING_NODES_FIELD_NUMBER: builtins.int
+    GENERATION_SECONDS_FIELD_NUMBER: builtins.int
+    TRAINING_SECONDS_FIELD_NUMBER: builtins.int
+    num_generation_nodes: builtins.int
+    """Nodes that generate."""
+    num_training_nodes: builtins.int
+    """Nodes that train."""
+    generation_seconds: builtins.float
+    """Predicted seconds of generation."""
+    training_seconds: builtins.float
+    """Predicted seconds of training."""
+    def __init__(
+        self,
+        *,
+        num_generation_nodes: builtins.int = ...,
+        num_training_nodes: builtins.int = ...,
+        generation_seconds: builtins.float = ...,
+        training_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation_seconds", b"generation_seconds", "num_generation_nodes", b"num_generation_nodes", "num_training_nodes", b"num_training_nodes", "training_seconds", b"training_seconds"]) -> None: ...
+
+global___PlanSplitResponse = PlanSplitResponse

@@ -55,6 +55,21 @@ class SchedulerServiceStub(object):
                 request_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.DrainNodeResponse.FromString,
                 )
+        self.SetRunPolicy = channel.unary_unary(
+                '/seamflow.scheduler.v1.SchedulerService/SetRunPolicy',
+                request_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.SetRunPolicyRequest.SerializeToString,
+                response_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.SetRunPolicyResponse.FromString,
+                )
+        self.ListRuns = channel.unary_unary(
+                '/seamflow.scheduler.v1.SchedulerService/ListRuns',
+                request_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ListRunsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ListRunsResponse.FromString,
+                )
+        self.PlanSplit = channel.unary_unary(
+                '/seamflow.scheduler.v1.SchedulerService/PlanSplit',
+                request_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.PlanSplitRequest.SerializeToString,
+                response_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.PlanSplitResponse.FromString,
+                )
 
 
 class SchedulerServiceServicer(object):
@@ -117,6 +132,27 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRunPolicy(self, request, context):
+        """Priority and quota of a training job that shares the pool with others. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRuns(self, request, context):
+        """Every training job that has nodes, gangs or a policy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanSplit(self, request, context):
+        """How many nodes should generate and how many train, from a profile (StreamRL, Alg. 1). Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -159,6 +195,21 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.DrainNodeRequest.FromString,
                     response_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'SetRunPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRunPolicy,
+                    request_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.SetRunPolicyRequest.FromString,
+                    response_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.SetRunPolicyResponse.SerializeToString,
+            ),
+            'ListRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRuns,
+                    request_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ListRunsRequest.FromString,
+                    response_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'PlanSplit': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanSplit,
+                    request_deserializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.PlanSplitRequest.FromString,
+                    response_serializer=seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.PlanSplitResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -304,5 +355,56 @@ class SchedulerService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.scheduler.v1.SchedulerService/DrainNode',
             seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.DrainNodeRequest.SerializeToString,
             seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.DrainNodeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetRunPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.scheduler.v1.SchedulerService/SetRunPolicy',
+            seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.SetRunPolicyRequest.SerializeToString,
+            seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.SetRunPolicyResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.scheduler.v1.SchedulerService/ListRuns',
+            seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ListRunsRequest.SerializeToString,
+            seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ListRunsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def PlanSplit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.scheduler.v1.SchedulerService/PlanSplit',
+            seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.PlanSplitRequest.SerializeToString,
+            seamflow_dot_scheduler_dot_v1_dot_scheduler__service__pb2.PlanSplitResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -69,6 +69,24 @@ class SchedulerServiceStub:
     ]
     """No new work for a node; its current work moves. Undone by `drain = false`."""
 
+    SetRunPolicy: grpc.UnaryUnaryMultiCallable[
+        seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyRequest,
+        seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyResponse,
+    ]
+    """Priority and quota of a training job that shares the pool with others. Idempotent."""
+
+    ListRuns: grpc.UnaryUnaryMultiCallable[
+        seamflow.scheduler.v1.scheduler_service_pb2.ListRunsRequest,
+        seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse,
+    ]
+    """Every training job that has nodes, gangs or a policy."""
+
+    PlanSplit: grpc.UnaryUnaryMultiCallable[
+        seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
+        seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse,
+    ]
+    """How many nodes should generate and how many train, from a profile (StreamRL, Alg. 1). Changes nothing."""
+
 class SchedulerServiceAsyncStub:
     """The tag scheduler: nodes say what they can do, it says what they do now."""
 
@@ -119,6 +137,24 @@ class SchedulerServiceAsyncStub:
         seamflow.scheduler.v1.scheduler_service_pb2.DrainNodeResponse,
     ]
     """No new work for a node; its current work moves. Undone by `drain = false`."""
+
+    SetRunPolicy: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyRequest,
+        seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyResponse,
+    ]
+    """Priority and quota of a training job that shares the pool with others. Idempotent."""
+
+    ListRuns: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.scheduler.v1.scheduler_service_pb2.ListRunsRequest,
+        seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse,
+    ]
+    """Every training job that has nodes, gangs or a policy."""
+
+    PlanSplit: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
+        seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse,
+    ]
+    """How many nodes should generate and how many train, from a profile (StreamRL, Alg. 1). Changes nothing."""
 
 class SchedulerServiceServicer(metaclass=abc.ABCMeta):
     """The tag scheduler: nodes say what they can do, it says what they do now."""
@@ -186,5 +222,29 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.DrainNodeResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.DrainNodeResponse]]:
         """No new work for a node; its current work moves. Undone by `drain = false`."""
+
+    @abc.abstractmethod
+    def SetRunPolicy(
+        self,
+        request: seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.SetRunPolicyResponse]]:
+        """Priority and quota of a training job that shares the pool with others. Idempotent."""
+
+    @abc.abstractmethod
+    def ListRuns(
+        self,
+        request: seamflow.scheduler.v1.scheduler_service_pb2.ListRunsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse]]:
+        """Every training job that has nodes, gangs or a policy."""
+
+    @abc.abstractmethod
+    def PlanSplit(
+        self,
+        request: seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse]]:
+        """How many nodes should generate and how many train, from a profile (StreamRL, Alg. 1). Changes nothing."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
