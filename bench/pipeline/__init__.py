@@ -1,0 +1,1 @@
+"""Six ways to run reinforcement learning on the same nodes, compared on emulated GPUs."""
