@@ -246,11 +246,20 @@ class Rollouts:
             if settled.effect is not Effect.IGNORED:
                 self._metrics.settled(settled)
 
+    async def _count_tokens(self, run_id: str) -> None:
+        """Add what was appended lately to the run's own count."""
+        # Taken before the call: several sweeps of a run may be under way.
+        num_new = self._new_tokens.pop(run_id, 0)
+        try:
+            if num_new:
+                await self._store.runs.add_stored_tokens(run_id, num_new)
+        except BaseException:
+            self._new_tokens[run_id] += num_new
+            raise
+
     async def sweep(self, run_id: str) -> int:
         """Give up rollouts whose lease is over, settle what is closed; return how many."""
-        if num_new := self._new_tokens[run_id]:
-            await self._store.runs.add_stored_tokens(run_id, num_new)
-            self._new_tokens[run_id] -= num_new
+        await self._count_tokens(run_id)
         lost = await self._store.runs.expired(run_id, _SWEEP_BATCH)
         for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
             names = [lease.rollout_id for lease in lost if lease.surplus is surplus]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import Reason, ServiceError
 from services.chassis.server import started
 from tests.trajectory_manager.client import Client
-from tests.trajectory_manager.support import RULES, Run, failed, rewarded
+from tests.trajectory_manager.support import RULES, Run, failed, rewarded, tokens
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.packing import pack_logprobs
@@ -24,6 +25,7 @@ from trajectory_manager.redis_store import SCRIPTS, redis_store
 from trajectory_manager.retention import Retention
 from trajectory_manager.retention_store import EndedGroup
 from trajectory_manager.store import Store
+from trajectory_manager.token_records import Append
 
 
 async def new_run(store: Store, **rules: Any) -> Run:
@@ -77,6 +79,28 @@ async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
     assert (await store.runs.readiness(run.run_id)).num_stored_tokens == before - 7
     again = await retention(run).delete(run.run_id, asked)
     assert (again.num_deleted, again.needed) == (0, ("g2/0/1", "eval"))
+
+
+async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
+    """Every agent that waits for a task sweeps, and the count decides whether admission is open."""
+    run = await new_run(store)
+    rollouts = run.rollouts  # one process: what it appended is counted by whoever sweeps first
+    for number in range(3):
+        name = f"r{number}"
+        await run.start(name)
+        opened = await run.begin(name, "t", [1])
+        given = Append(
+            run_id=run.run_id,
+            rollout_id=name,
+            turn_id="t",
+            epoch=opened.turn.epoch,
+            offset=0,
+            tokens=tokens([1, 2, 3]),
+        )
+        await rollouts.append([given])
+        await asyncio.gather(*(rollouts.sweep(run.run_id) for _ in range(5)))
+        counted = (await store.runs.readiness(run.run_id)).num_stored_tokens
+        assert counted == 3 * (number + 1)
 
 
 async def test_an_unsettled_rollout_is_needed(store: Store) -> None:
