@@ -1,10 +1,10 @@
 """Typed configuration: default < TOML file < environment < flag. Nothing unknown passes.
 
-A config class is a flat frozen dataclass derived from `ServerConfig`. Its field `max_staleness` in
-the table `trainer` is set by `max_staleness` under `[trainer]` in the file given with `--config`,
-by `SEAMFLOW_TRAINER_MAX_STALENESS`, or by `--max-staleness`. A field with
-`metadata={"secret": True}` is never printed and can also be read from a mounted file: `..._FILE`,
-`--...-file`.
+A config class is a frozen dataclass derived from `ServerConfig`. Its field `max_staleness` in the
+table `trainer` is set by `max_staleness` under `[trainer]` in the file given with `--config`, by
+`SEAMFLOW_TRAINER_MAX_STALENESS`, or by `--max-staleness`. A field with `metadata={"secret": True}`
+is never printed and can also be read from a mounted file: `..._FILE`, `--...-file`. A field may
+also be a tuple, or a mapping by name, of frozen dataclasses: tables within the table.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from services.chassis import flags
 from services.chassis.errors import ConfigError, ExitCode, StartupError, UsageError
-from services.chassis.values import describe, from_text, from_toml
+from services.chassis.values import describe, from_text, from_toml, is_structured
 
 __all__ = ["ConfigError", "ServerConfig", "UsageError", "load", "load_or_exit", "redacted"]
 
@@ -36,6 +36,7 @@ TABLES = (
     "trainer",
     "weights",
     "dataloader",
+    "ranker",
     "agent_runner",
     "launcher",
 )
@@ -220,7 +221,8 @@ def _setting(
         converted = from_text(value, wanted) if text else from_toml(value, wanted)
     except ValueError as error:
         shown = "it" if _is_secret(known[key]) else repr(value)
-        raise ConfigError(f"{origin}: {shown} is not {describe(wanted)}") from error
+        why = str(error) if is_structured(wanted) else f"{shown} is not {describe(wanted)}"
+        raise ConfigError(f"{origin}: {why}") from error
     secret = _is_secret(known[key]) and isinstance(converted, str)
     return key, _Setting(Secret(converted) if secret else converted, origin)
 
@@ -284,6 +286,12 @@ def _toml(value: object) -> str:
         return str(value)
     if isinstance(value, tuple):
         return f"[{', '.join(_toml(part) for part in value)}]"
+    if is_dataclass(value):
+        named = {entry.name: getattr(value, entry.name) for entry in fields(value)}
+        return _toml({name: part for name, part in named.items() if part is not None})
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{_toml(str(key))} = {_toml(part)}" for key, part in value.items())
+        return f"{{{pairs}}}"
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

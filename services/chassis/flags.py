@@ -106,8 +106,11 @@ def _parser(config_class: type[Any], table: str) -> argparse.ArgumentParser:
 
 def _add(parser: argparse.ArgumentParser, entry: Field[Any], wanted: Any, text: str) -> None:
     option = f"--{entry.name.replace('_', '-')}"
-    required = entry.default is MISSING and entry.default_factory is MISSING
-    default = "required" if required else f"default {entry.default!r}"
+    default = "required"
+    if entry.default_factory is not MISSING:
+        default = f"default {entry.default_factory()!r}"
+    elif entry.default is not MISSING:
+        default = f"default {entry.default!r}"
     common: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": entry.name}
     help_text = f"{text} ({default})".replace("%", "%%")
     if wanted is bool:

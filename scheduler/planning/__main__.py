@@ -1,0 +1,3 @@
+from scheduler.planning.cli import main
+
+main()

@@ -1,0 +1,160 @@
+"""`python -m scheduler.planning`: plans for people, from what a profiler measured."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from scheduler.planning.allocation import Split, split_datacentres, split_nodes
+from scheduler.planning.files import read_dataflow, read_profiles
+from scheduler.planning.placement import place
+from scheduler.planning.profile import StageProfile
+from scheduler.planning.tables import BEST, placement_table, span_table, split_table
+from services.chassis.errors import ExitCode, StartupError, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["main"]
+
+_DESCRIPTION = """\
+Plan who does what on how many nodes.
+
+--profile: split nodes between generation and training so that an iteration is shortest (StreamRL,
+Alg. 1). The file holds the seconds of one iteration's stage by the number of nodes that do it:
+
+  [generation]
+  8 = 310.0
+  16 = 165.0
+  64 = 52.0
+
+  [training]
+  8 = 190.0
+  64 = 31.0
+
+Counts in between are interpolated in 1 / nodes; fewer than measured cannot do a stage, more bring
+nothing, so measure up to what you have. Nodes of one datacentre are given with --nodes; where one
+generates and another one trains, with --generation-nodes and --training-nodes.
+
+--roles: find which tags each node should carry (ReaL, RLHFuse). The file has a table for each tag:
+
+  [rollout]
+  seconds = { 4 = 620.0, 64 = 52.0 }
+  elastic = true                  # goes on while others of its nodes do something else
+  switch_seconds = 6.0            # from something else to this
+  active_bytes = 60_000_000_000   # device memory of a node while it does this
+  parked_bytes = 0                # and while it does something else
+
+  [reward]
+  seconds = { 1 = 80.0, 8 = 10.0 }
+  streams_from = ["rollout"]      # takes its samples as they come
+  shares_nodes = false            # wants nodes of its own
+
+  [train]
+  seconds = { 8 = 190.0, 64 = 31.0 }
+  after = ["reward"]              # begins when it has ended; left out: may be an iteration behind
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the plan; a mistake ends with its exit code and a line that names the cure."""
+    parser = _parser()
+    try:
+        given = parser.parse_args(argv)
+        _print(_placed(given) if given.roles else _split(given))
+    except ModuleNotFoundError as error:
+        cure = f"this command needs {error.name}: pip install 'seamflow[launcher]'"
+        parser.exit(ExitCode.UNAVAILABLE, f"{parser.prog}: {cure}\n")
+    except StartupError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m scheduler.planning",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = parser.add_mutually_exclusive_group(required=True)
+    files.add_argument("--profile", type=Path, help="split: seconds of both stages")
+    files.add_argument("--roles", type=Path, help="placement: costs and order of the roles")
+    parser.add_argument("--nodes", type=int, help="nodes of one datacentre")
+    parser.add_argument(
+        "--generation-nodes", type=int, help="split: nodes of the one that generates"
+    )
+    parser.add_argument("--training-nodes", type=int, help="split: nodes of the one that trains")
+    parser.add_argument("--device-bytes", type=int, help="placement: device memory of a node")
+    return parser
+
+
+def _split(given: argparse.Namespace) -> list[Table]:
+    pair = (given.generation_nodes, given.training_nodes)
+    one = given.nodes is not None and pair == (None, None)
+    two = given.nodes is None and None not in pair
+    if not (one or two) or given.device_bytes is not None:
+        raise UsageError("--profile takes --nodes, or --generation-nodes and --training-nodes")
+    generation, training = read_profiles(given.profile)
+    try:
+        if one:
+            return [_one_datacentre(generation, training, given.nodes)]
+        return [_two_datacentres(generation, training, *pair)]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _placed(given: argparse.Namespace) -> list[Table]:
+    pair = (given.generation_nodes, given.training_nodes)
+    if None in (given.nodes, given.device_bytes) or pair != (None, None):
+        raise UsageError("--roles takes --nodes and --device-bytes")
+    dataflow = read_dataflow(given.roles)
+    try:
+        placement = place(dataflow, given.nodes, given.device_bytes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return [placement_table(placement), span_table(placement)]
+
+
+def _one_datacentre(generation: StageProfile, training: StageProfile, nodes: int) -> Table:
+    """The best split, between those that give generation one to seven eighths."""
+    best = split_nodes(generation.seconds, training.seconds, nodes)
+    shares = {nodes * eighths // 8 for eighths in range(1, 8)} - {0}
+    even = _at(generation, training, nodes // 2, nodes - nodes // 2)
+    splits = {best, *(_at(generation, training, share, nodes - share) for share in shares)}
+    possible = [split for split in splits if math.isfinite(split.seconds)]
+    return split_table(f"{nodes} nodes", sorted(possible, key=_nodes), {even: "even", best: BEST})
+
+
+def _two_datacentres(
+    generation: StageProfile, training: StageProfile, generation_nodes: int, training_nodes: int
+) -> Table:
+    best = split_datacentres(generation.seconds, training.seconds, generation_nodes, training_nodes)
+    whole = _at(generation, training, generation_nodes, training_nodes)
+    title = f"{generation_nodes} nodes that generate, {training_nodes} that train"
+    return split_table(title, sorted({best, whole}, key=_nodes), {whole: "all", best: BEST})
+
+
+def _at(generation: StageProfile, training: StageProfile, x: int, y: int) -> Split:
+    return Split(
+        generation_nodes=x,
+        training_nodes=y,
+        generation_seconds=generation.seconds(x),
+        training_seconds=training.seconds(y),
+    )
+
+
+def _nodes(split: Split) -> tuple[int, int]:
+    return split.generation_nodes, split.training_nodes
+
+
+def _print(tables: Sequence[Table]) -> None:
+    from rich.console import Console
+
+    Console().print(*tables)

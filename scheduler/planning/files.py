@@ -1,0 +1,93 @@
+"""What a planner is told, read from TOML files."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scheduler.planning.dataflow import Dataflow, Role
+from scheduler.planning.profile import StageProfile
+from services.chassis.errors import ConfigError
+from services.chassis.values import from_toml
+
+__all__ = ["read_dataflow", "read_profiles"]
+
+_STAGES = ("generation", "training")
+
+
+def read_profiles(path: Path) -> tuple[StageProfile, StageProfile]:
+    """The profiles of generation and training: `[generation]` and `[training]`, nodes = seconds.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    tables = _read(path)
+    for name in tables.keys() - set(_STAGES):
+        raise ConfigError(f"{path}: {name}: unknown key, give [generation] and [training]")
+    profiles = []
+    for name in _STAGES:
+        with _named(f"{path}: [{name}]"):
+            profiles.append(_profile(tables.get(name)))
+    generation, training = profiles
+    return generation, training
+
+
+def read_dataflow(path: Path) -> Dataflow:
+    """The roles: a table for each tag, with `seconds` by nodes and any other field of `Role`.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    roles = []
+    for tag, table in _read(path).items():
+        with _named(f"{path}: [{tag}]"):
+            roles.append(_role(tag, table))
+    with _named(str(path)):
+        return Dataflow(roles=tuple(roles))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """A complaint within names `place`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _role(tag: str, table: object) -> Role:
+    if not isinstance(table, dict):
+        raise ValueError(f"{table!r} is no table: give the role's seconds and costs")  # noqa: TRY004
+    for key in ("tag", "profile") & table.keys():
+        raise ValueError(f"{key}: unknown key, the tag is the table's name, its profile `seconds`")
+    profile = _profile(table.get("seconds"))
+    points = {"nodes": list(profile.nodes), "stage_seconds": list(profile.stage_seconds)}
+    costs = {key: value for key, value in table.items() if key != "seconds"}
+    role: Role = from_toml({"tag": tag, "profile": points} | costs, Role)
+    return role
+
+
+def _profile(table: object) -> StageProfile:
+    if not isinstance(table, dict):
+        raise ValueError("seconds by number of nodes are not set: give 8 = 310.0 and others")  # noqa: TRY004
+    return StageProfile.of(
+        {_count(nodes): from_toml(seconds, float) for nodes, seconds in table.items()}
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is no number of nodes, give a whole number")
+    return int(text)

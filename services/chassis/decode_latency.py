@@ -1,0 +1,117 @@
+"""Seconds of one decode step by batch size: what dispatch, migration and simulation predict with.
+
+StreamRL calls it PTL(BS), per-token latency (arXiv 2504.15930, Alg. 2); RLHFuse takes BS_max from
+it (arXiv 2409.13221, inter-stage fusion). One table, so that all of them predict the same.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+__all__ = ["DecodeLatency"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLatency:
+    """A measured table, piecewise linear between its points.
+
+    Constant below the first point; beyond the last the last piece goes on, and a table of one point
+    is constant everywhere.
+
+    Example: DecodeLatency.of({8: 0.0085, 32: 0.010}).seconds(20) == 0.00925
+
+    Raises:
+        ValueError: no point, or one that is not positive, not finite or below its predecessor.
+    """
+
+    batches: tuple[int, ...]
+    """Batch sizes measured, ascending."""
+    step_seconds: tuple[float, ...]
+    """Seconds of one decode step (one token for each sequence of the batch) at each of them."""
+
+    def __post_init__(self) -> None:
+        if not self.batches or len(self.batches) != len(self.step_seconds):
+            raise ValueError(
+                f"decode latency has {len(self.batches)} batch sizes and {len(self.step_seconds)} "
+                "times: give at least one point, a time for each batch size"
+            )
+        before = (0, 0.0)
+        for point in zip(self.batches, self.step_seconds, strict=True):
+            _check(point, before)
+            before = point
+
+    @classmethod
+    def of(cls, table: Mapping[int, float]) -> Self:
+        """From batch size -> seconds, in any order."""
+        points = sorted(table.items())
+        return cls(
+            batches=tuple(batch for batch, _ in points),
+            step_seconds=tuple(seconds for _, seconds in points),
+        )
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, object]) -> Self:
+        """From a TOML table, whose keys are text: `8 = 0.0085`.
+
+        Raises:
+            ValueError: a key that is no whole number, a value that is no number; see the class.
+        """
+        return cls.of({_batch(key): _seconds(key, value) for key, value in table.items()})
+
+    def seconds(self, batch: float) -> float:
+        """Seconds of one decode step of `batch` sequences."""
+        batches, times = self.batches, self.step_seconds
+        if batch <= batches[0] or len(batches) == 1:
+            return times[0]
+        right = min(bisect_right(batches, batch), len(batches) - 1)
+        slope = (times[right] - times[right - 1]) / (batches[right] - batches[right - 1])
+        return times[right - 1] + slope * (batch - batches[right - 1])
+
+    def saturation(self, factor: float) -> int:
+        """BS_max: the largest batch whose step takes at most `factor` times the fastest one.
+
+        Up to it a larger batch is as good as free. Never beyond the last batch measured.
+
+        Raises:
+            ValueError: `factor` below 1.
+        """
+        if not factor >= 1:
+            raise ValueError(f"factor is {factor}: it must be at least 1")
+        limit = factor * self.step_seconds[0]
+        return bisect_right(range(1, self.batches[-1] + 1), limit, key=self.seconds)
+
+
+def _check(point: tuple[int, float], before: tuple[int, float]) -> None:
+    (batch, seconds), (batch_before, seconds_before) = point, before
+    if batch <= batch_before:
+        raise ValueError(
+            f"decode latency names batch size {batch} after {batch_before}: "
+            "give positive batch sizes in ascending order, each once"
+        )
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(
+            f"decode latency at batch size {batch} is {seconds} s: give a positive, finite time"
+        )
+    if seconds < seconds_before:
+        raise ValueError(
+            f"decode latency at batch size {batch} is {seconds} s, below the {seconds_before} s of "
+            f"batch size {batch_before}: a larger batch is never faster, measure both again"
+        )
+
+
+def _batch(key: str) -> int:
+    if not key.isdecimal():
+        raise ValueError(f"decode latency names batch size {key!r}: give a whole number")
+    return int(key)
+
+
+def _seconds(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(  # noqa: TRY004 -- a user's mistake
+            f"decode latency at batch size {key} is {value!r}: give seconds as a number"
+        )
+    return float(value)
