@@ -38,7 +38,13 @@ async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
     store = await _open_store(config)
     try:
         leases = Leases(config.lease_seconds, config.lease_margin_seconds, time.monotonic)
-        pool = Pool(store=store, policy=policy, leases=leases, clock=time.time)
+        pool = Pool(
+            store=store,
+            policy=policy,
+            leases=leases,
+            clock=time.time,
+            leave_seconds=config.leave_seconds,
+        )
         await pool.open()
 
         async def sweep_forever() -> None:
@@ -58,7 +64,9 @@ async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
 
 
 def _policy(config: SchedulerConfig) -> AllocationPolicy:
-    return load_policy(config.policy, lend=config.lend, min_dwell_seconds=config.min_dwell_seconds)
+    return load_policy(
+        config.policy, lending=config.lending, min_dwell_seconds=config.min_dwell_seconds
+    )
 
 
 async def _open_store(config: SchedulerConfig) -> Store:

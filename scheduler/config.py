@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from services.chassis.config import ServerConfig
 
@@ -23,15 +24,18 @@ class SchedulerConfig(ServerConfig):
     """A node is lost this long after its lease ran out."""
     policy: str = "preemptive"
     """Who does what: a built-in policy, or "package.module:Class"."""
-    lend: bool = True
-    """Nodes that can train do rollout while no gang wants them."""
+    lending: Literal["gated", "always", "never"] = "gated"
+    """Nodes that can train, or do anything else for a gang, roll out while no gang wants them:
+    when it pays by what was measured, always, or never."""
     min_dwell_seconds: float = 0.0
     """A node that a gang gave back is not lent before this; set it to what a switch costs."""
+    leave_seconds: float = 120.0
+    """A node that was given to a gang and is still at its old work after this is done without."""
     max_events: int = 100_000
     """Entries the audit log keeps."""
 
     def __post_init__(self) -> None:
-        for name in ("lease_seconds", "lease_margin_seconds"):
+        for name in ("lease_seconds", "lease_margin_seconds", "leave_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
         if self.min_dwell_seconds < 0:

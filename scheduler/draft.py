@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from statistics import fmean
 
+from scheduler.lending import Lending, Outlook, Stake, Verdict
 from scheduler.policy import AllocationPolicy, Plan
 from scheduler.records import (
+    ROLLOUT,
     AllocationEvent,
     Assignment,
     EventKind,
     Gang,
     GangKey,
     Node,
+    NodeReport,
     NodeState,
+    RunPolicy,
     State,
 )
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
 
 __all__ = ["Draft"]
+
+_UNCONDITIONAL = Verdict(lend=True, cause="")
+_NEWEST = 0.5
+"""Weight of the newest switch in the mean of a node's switches."""
 
 
 class Draft:
@@ -31,8 +41,11 @@ class Draft:
     """
 
     def __init__(self, state: State, policy: AllocationPolicy, now: float) -> None:
-        self._nodes = dict(state.nodes)
+        self._nodes = state.nodes
+        self._own_nodes: dict[str, Node] | None = None
         self._gangs = dict(state.gangs)
+        self._runs = dict(state.runs)
+        self._lendings = dict(state.lendings)
         self._epoch = state.last_epoch
         self._arrival = state.last_arrival
         self._sequence = state.last_sequence
@@ -44,49 +57,83 @@ class Draft:
     @property
     def state(self) -> State:
         """What would hold."""
+        self._own_nodes = None  # handed out: the next change copies
         return State(
-            nodes=dict(self._nodes),
+            nodes=self._nodes,
             gangs=dict(self._gangs),
+            runs=dict(self._runs),
+            lendings=dict(self._lendings),
             last_epoch=self._epoch,
             last_arrival=self._arrival,
             last_sequence=self._sequence,
         )
 
-    def register(self, node: Node) -> None:
-        """Let a node join or come back; it always gets a new epoch, and so does its gang.
+    def register(self, *nodes: Node) -> None:
+        """Let nodes join or come back; each always gets a new epoch, and so does its gang.
 
-        Only what the node says of itself is taken from `node`; an operator's drain stays.
+        Only what a node says of itself is taken from `nodes`; an operator's drain stays.
         """
-        known = self._nodes.get(node.node_id, node)
-        node = replace(
-            node,
-            assignment=known.assignment,
-            draining=known.draining,
-            released_time=known.released_time,
-        )
-        cause = "came back" if node.node_id in self._nodes else "joined"
-        self._put(node, EventKind.REGISTERED, cause)
-        self.replan(f"{node.node_id} {cause}", renewed=node.node_id)
+        causes = []
+        for node in nodes:
+            known = self._nodes.get(node.node_id, node)
+            cause = "came back" if node.node_id in self._nodes else "joined"
+            causes.append(f"{node.node_id} {cause}")
+            joined = replace(
+                node,
+                assignment=known.assignment,
+                draining=known.draining,
+                released_time=known.released_time,
+                switch_seconds=known.switch_seconds,
+            )
+            self._put(joined, EventKind.REGISTERED, cause)
+        self.replan(", ".join(causes), renewed=[node.node_id for node in nodes])
 
-    def report(self, node_id: str, state: NodeState, reported: int, known: int) -> None:
+    def report(
+        self,
+        node_id: str,
+        state: NodeState,
+        reported: int,
+        known: int,
+        *,
+        switch_seconds: float | None = None,
+        report: NodeReport | None = None,
+    ) -> None:
         """Take a heartbeat: the node stands at `state` for `reported`, and knows epoch `known`.
+
+        Args:
+            node_id: the node.
+            state: where it stands.
+            reported: epoch it has taken up.
+            known: newest epoch it was told.
+            switch_seconds: what the switch to where it stands took.
+            report: what its agent measured.
 
         Raises:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
         """
         node = self._node(node_id)
-        current = node.assignment.epoch
-        if node.state is NodeState.LOST or not node.registered_epoch <= known <= current:
-            raise stale_epoch(f"node {node_id}", known, current)
-        if not node.reported_epoch <= reported <= known:
-            raise stale_epoch(f"report of node {node_id}", reported, node.reported_epoch)
+        _check_epochs(node, reported, known)
+        if report is not None:
+            node = self._keep(replace(node, report=report))
         if (state, reported) == (node.state, node.reported_epoch):
             return
-        leaving = state is NodeState.DRAINING and reported == current
-        node = replace(node, state=state, reported_epoch=reported, leaving=leaving)
-        self._put(node, EventKind.REPORTED, "leaving" if leaving else "heartbeat")
-        if leaving:
+        current = reported == node.assignment.epoch
+        if switch_seconds is not None and current and node.warm:
+            node = _switched(node, switch_seconds)
+        was_overdue = node.overdue
+        node = replace(
+            node,
+            state=state,
+            reported_epoch=reported,
+            leaving=state is NodeState.DRAINING and current,
+            overdue=was_overdue and not current,
+            warm=node.warm or state in (NodeState.ACTIVE, NodeState.IDLE),
+        )
+        self._put(node, EventKind.REPORTED, "leaving" if node.leaving else "heartbeat")
+        if node.leaving:
             self.replan(f"{node_id} is leaving")
+        elif was_overdue and current:
+            self.replan(f"{node_id} left its old work")
 
     def see_epoch(self, epoch: int) -> None:
         """Never give out an epoch that somebody has already seen, even if the store forgot it."""
@@ -99,18 +146,47 @@ class Draft:
             ServiceError: ALREADY_EXISTS, the same gang asked for something else.
         """
         standing = self._gangs.get(gang.key)
-        if standing is None:
+        if standing is None or standing.parked:
             self._arrival += 1
             standing = replace(gang, arrival=self._arrival)
         elif (standing.tag, standing.num_nodes) != (gang.tag, gang.num_nodes):
             raise already_exists("gang", gang.gang_id)
         self._gangs[gang.key] = replace(standing, needed_time=gang.needed_time)
+        if gang.needed_time is None:
+            self._measure(gang.key, self._now)
         self.replan(f"gang {gang.gang_id} requested")
 
-    def release(self, key: GangKey) -> None:
-        """Let a gang give its nodes back; a gang that does not exist has none."""
-        if self._gangs.pop(key, None) is not None:
-            self.replan(f"gang {key[1]} released")
+    def release(self, key: GangKey, outlook: Outlook | None = None) -> None:
+        """Let a gang give its nodes back; a gang that does not exist has none.
+
+        With an `outlook` the policy judges whether lending them pays; without one they are lent.
+        If not, the gang is parked: its nodes need no switch when it asks again, and are anybody's
+        who asks before.
+        """
+        gang = self._gangs.get(key)
+        if gang is None or (gang.parked and outlook is not None):
+            return
+        verdict = _UNCONDITIONAL if outlook is None else self._judge(gang, outlook)
+        if outlook is None and key in self._lendings:
+            self._lendings[key] = self._lendings[key].abandoned()
+        if verdict.lend:
+            del self._gangs[key]
+        else:
+            self._gangs[key] = replace(gang, parked=True, needed_time=None)
+            self._log(EventKind.KEPT, f"gang {gang.gang_id}: {verdict.cause}", run_id=gang.run_id)
+        self.replan("; ".join(filter(None, (f"gang {gang.gang_id} released", verdict.cause))))
+
+    def set_run_policy(self, run_id: str, policy: RunPolicy) -> None:
+        """Give a run its place among the others."""
+        if self._runs.get(run_id) == policy:
+            return
+        self._runs[run_id] = policy
+        cause = (
+            f"run {run_id}: priority {policy.priority}, max_nodes {policy.max_nodes}, "
+            f"rollout_share {policy.rollout_share:g}"
+        )
+        self._log(EventKind.POLICY, cause, run_id=run_id)
+        self.replan(cause)
 
     def drain(self, node_id: str, wanted: bool) -> None:
         """Give a node no more work, or work again.
@@ -134,37 +210,32 @@ class Draft:
         if lost:
             self.replan(f"lost {', '.join(lost)}")
 
-    def replan(self, cause: str, renewed: str | None = None) -> Plan:
+    def give_up(self, leave_seconds: float) -> None:
+        """Plan without the nodes that were given to a gang so long ago and are still elsewhere."""
+        late = [node for node in self._nodes.values() if self._is_late(node, leave_seconds)]
+        for node in late:
+            cause = f"did not leave its old work within {leave_seconds:g} s"
+            self._put(replace(node, overdue=True), EventKind.OVERDUE, cause)
+        if late:
+            self.replan(f"overdue: {', '.join(sorted(node.node_id for node in late))}")
+
+    def replan(self, cause: str, renewed: Iterable[str] = ()) -> Plan:
         """Carry the policy's plan out: each changed assignment gets its own new epoch.
 
         A gang whose members changed, or one of whose members registered again (`renewed`), starts
         afresh: all of it gets new epochs.
         """
-        plan = self._policy.plan(list(self._nodes.values()), list(self._gangs.values()), self._now)
-        afresh = self._reformed(plan, renewed)
-        for node in sorted(self._nodes.values(), key=lambda node: node.node_id):
-            wanted = plan.assignments.get(node.node_id, Assignment())
-            is_new = replace(node.assignment, epoch=0) != wanted or node.node_id == renewed
-            if is_new or (wanted.gang_id and (node.run_id, wanted.gang_id) in afresh):
-                self._assign(node, wanted, cause, is_registration=node.node_id == renewed)
+        nodes, again = list(self._nodes.values()), set(renewed)
+        plan = self._policy.plan(nodes, list(self._gangs.values()), self._now, self._runs)
+        afresh = _reformed(nodes, plan, again)
+        for node in sorted(nodes, key=lambda node: node.node_id):
+            wanted = plan.assignments.get(node.node_id, _NOTHING)
+            is_new = node.assignment.work != wanted.work or node.node_id in again
+            if is_new or _key(node, wanted) in afresh:
+                self._assign(node, wanted, cause, is_registration=node.node_id in again)
+        self._dissolve(plan)
+        self._tell_waiting(plan.waiting)
         return plan
-
-    def _reformed(self, plan: Plan, renewed: str | None) -> set[GangKey]:
-        reformed = set()
-        for key in self._gangs:
-            before = {
-                node_id
-                for node_id, node in self._nodes.items()
-                if (node.run_id, node.assignment.gang_id) == key
-            }
-            after = {
-                node_id
-                for node_id, wanted in plan.assignments.items()
-                if (self._nodes[node_id].run_id, wanted.gang_id) == key
-            }
-            if before != after or renewed in after:
-                reformed.add(key)
-        return reformed
 
     def _assign(self, node: Node, wanted: Assignment, cause: str, *, is_registration: bool) -> None:
         self._epoch += 1
@@ -172,16 +243,89 @@ class Draft:
         node = replace(
             node,
             assignment=replace(wanted, epoch=self._epoch),
+            assigned_time=self._now,
             registered_epoch=self._epoch if is_registration else node.registered_epoch,
             released_time=self._now if left_gang else node.released_time,
         )
         self._put(node, EventKind.ASSIGNED, cause)
 
+    def _dissolve(self, plan: Plan) -> None:
+        """Forget the parked gangs whose nodes somebody wanted."""
+        parked = {key for key, gang in self._gangs.items() if gang.parked}
+        if parked:
+            nodes = self._nodes.values()
+            kept = {_key(n, plan.assignments.get(n.node_id, _NOTHING)) for n in nodes}
+            for key in parked - kept:
+                del self._gangs[key]
+
+    def _tell_waiting(self, waiting: Mapping[GangKey, str]) -> None:
+        """Log why a gang waits, whenever that changed."""
+        for key, gang in self._gangs.items():
+            reason = waiting.get(key, "")
+            if reason == gang.waits_for:
+                continue
+            self._gangs[key] = replace(gang, waits_for=reason)
+            if reason:
+                self._log(EventKind.WAITING, f"gang {gang.gang_id}: {reason}", run_id=gang.run_id)
+
+    def _judge(self, gang: Gang, outlook: Outlook) -> Verdict:
+        """The policy's verdict on lending, once the batch before has been measured."""
+        if gang.needed_time is not None:
+            # It asked ahead and never again, so that was when its batch was full.
+            self._measure(gang.key, min(gang.needed_time, self._now))
+        lendable = [node for node in self._members(gang) if ROLLOUT in node.capability_tags]
+        if not lendable:
+            return Verdict(lend=False, cause="kept: its nodes cannot roll out")
+        generating = sum(
+            node.assignment.tag == ROLLOUT and node.assigned_run == gang.run_id
+            for node in self._nodes.values()
+        )
+        stake = Stake(
+            outlook=outlook,
+            num_dedicated=generating,
+            num_lent=len(lendable),
+            toggle_seconds=sum(_mean_switch(lendable, tag) for tag in (ROLLOUT, gang.tag)),
+        )
+        lending = self._lendings.get(gang.key, Lending())
+        verdict = self._policy.judge(lending, stake)
+        self._lendings[gang.key] = lending.begun(verdict, outlook, self._now)
+        return verdict
+
+    def _measure(self, key: GangKey, now: float) -> None:
+        """The gang's batch was full at `now`."""
+        if key in self._lendings:
+            self._lendings[key] = self._lendings[key].ended(now)
+
+    def _members(self, gang: Gang) -> list[Node]:
+        return [node for node in self._nodes.values() if node.gang_key == gang.key]
+
+    def _is_late(self, node: Node, leave_seconds: float) -> bool:
+        """Whether a gang waits for a node that is still at its old work."""
+        if node.assigned_time is None or not node.assignment.gang_id or not node.available:
+            return False
+        there = node.reported_epoch == node.assignment.epoch or node.state is NodeState.IDLE
+        return not there and self._now - node.assigned_time >= leave_seconds
+
     def _put(self, node: Node, kind: EventKind, cause: str) -> None:
-        self._nodes[node.node_id] = node
+        self._log(kind, cause, node=self._keep(node))
+
+    def _keep(self, node: Node) -> Node:
+        if self._own_nodes is None:
+            self._nodes = self._own_nodes = dict(self._nodes)
+        self._own_nodes[node.node_id] = node
+        return node
+
+    def _log(
+        self, kind: EventKind, cause: str, *, node: Node | None = None, run_id: str = ""
+    ) -> None:
         self._sequence += 1
         event = AllocationEvent(
-            sequence=self._sequence, time=self._now, node=node, kind=kind, cause=cause
+            sequence=self._sequence,
+            time=self._now,
+            kind=kind,
+            cause=cause,
+            node=node,
+            run_id=run_id,
         )
         self.events.append(event)
 
@@ -191,3 +335,50 @@ class Draft:
         if node_id not in self._nodes:
             raise not_found("node", node_id)
         return self._nodes[node_id]
+
+
+_NOTHING = Assignment()
+
+
+def _check_epochs(node: Node, reported: int, known: int) -> None:
+    """Refuse a heartbeat of an earlier life of the node's agent, or of one that went back."""
+    current = node.assignment.epoch
+    if node.state is NodeState.LOST or not node.registered_epoch <= known <= current:
+        raise stale_epoch(f"node {node.node_id}", known, current)
+    if not node.reported_epoch <= reported <= known:
+        raise stale_epoch(f"report of node {node.node_id}", reported, node.reported_epoch)
+
+
+def _key(node: Node, assignment: Assignment) -> GangKey | None:
+    """The gang that the node would be of."""
+    if not assignment.gang_id:
+        return None
+    return assignment.run_id or node.run_id, assignment.gang_id
+
+
+def _reformed(nodes: Iterable[Node], plan: Plan, renewed: set[str]) -> set[GangKey | None]:
+    """The gangs whose members change, or are there anew."""
+    before: dict[GangKey | None, set[str]] = defaultdict(set)
+    after: dict[GangKey | None, set[str]] = defaultdict(set)
+    for node in nodes:
+        before[node.gang_key].add(node.node_id)
+        after[_key(node, plan.assignments.get(node.node_id, _NOTHING))].add(node.node_id)
+    return {
+        key
+        for key, members in after.items()
+        if key is not None and (members != before[key] or members & renewed)
+    }
+
+
+def _switched(node: Node, seconds: float) -> Node:
+    """The node with one more switch in its means."""
+    tag = node.assignment.tag
+    mean = node.switch_seconds.get(tag, seconds)
+    mean += _NEWEST * (seconds - mean)
+    return replace(node, switch_seconds={**node.switch_seconds, tag: mean})
+
+
+def _mean_switch(nodes: Iterable[Node], tag: str) -> float:
+    """Mean seconds of a switch to `tag`; 0 while none was measured."""
+    known = [node.switch_seconds[tag] for node in nodes if tag in node.switch_seconds]
+    return fmean(known) if known else 0.0

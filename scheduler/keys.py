@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["COUNTERS", "EVENTS", "GANGS", "NODES"]
+__all__ = ["COUNTERS", "EVENTS", "GANGS", "LENDINGS", "NODES", "RUNS"]
 
 COUNTERS = "sf:scheduler:{pool}:counters"
 """Hash: `incarnation`, and the `last_*` counters of the state."""
@@ -10,5 +10,9 @@ NODES = "sf:scheduler:{pool}:nodes"
 """Hash: node_id -> JSON."""
 GANGS = "sf:scheduler:{pool}:gangs"
 """Hash: [run_id, gang_id] as JSON -> JSON."""
+RUNS = "sf:scheduler:{pool}:runs"
+"""Hash: run_id -> its policy as JSON."""
+LENDINGS = "sf:scheduler:{pool}:lendings"
+"""Hash: [run_id, gang_id] as JSON -> what was measured of its lending, as JSON."""
 EVENTS = "sf:scheduler:{pool}:events"
 """Sorted set: JSON by sequence."""

@@ -1,19 +1,27 @@
-"""Which node does what: pure functions of nodes, gangs and the clock.
+"""Which node does what: pure functions of nodes, gangs, runs and the clock.
 
-A training gang preempts rollout and gets all of its nodes or none; every other node that can does
-rollout (SeamlessFlow, arXiv 2508.11553, tag scheduler). Lending is optional, the return is not.
+A gang preempts rollout and gets all of its nodes or none; every other node that can does rollout
+(SeamlessFlow, arXiv 2508.11553, tag scheduler). Lending is optional, the return is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
 
-from scheduler.records import ROLLOUT, TRAIN, Assignment, Gang, GangKey, Node, NodeState
+from scheduler import lending as gate
+from scheduler.lending import Lending, Stake, Verdict
+from scheduler.placement import Placement, place
+from scheduler.records import ROLLOUT, Assignment, Gang, GangKey, Node, RunPolicy
+from scheduler.sharing import divide
 from services.chassis import plugins
 
-__all__ = ["POLICIES", "AllocationPolicy", "Plan", "PreemptivePolicy", "load_policy"]
+__all__ = ["POLICIES", "AllocationPolicy", "LendingMode", "Plan", "PreemptivePolicy", "load_policy"]
+
+LendingMode = Literal["gated", "always", "never"]
+_NOTHING = Assignment()
+_NO_RUNS: Mapping[str, RunPolicy] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,55 +30,97 @@ class Plan:
 
     assignments: Mapping[str, Assignment]
     """By node_id, with epoch 0: epochs are given out by whoever carries the plan out."""
-    unplaced: tuple[GangKey, ...] = ()
-    """Gangs that hold no node, in order of arrival."""
+    waiting: Mapping[GangKey, str] = field(default_factory=dict)
+    """Why each gang that holds no node waits, in the order in which they will be placed."""
+
+    @property
+    def unplaced(self) -> tuple[GangKey, ...]:
+        """Gangs that hold no node."""
+        return tuple(self.waiting)
 
 
 class AllocationPolicy(Protocol):
     """Decides who does what; asked after every change, so it must keep what is well placed."""
 
-    def plan(self, nodes: Sequence[Node], gangs: Sequence[Gang], now: float) -> Plan:
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        gangs: Sequence[Gang],
+        now: float,
+        runs: Mapping[str, RunPolicy] = ...,
+    ) -> Plan:
         """Assign every available node; `now` is in seconds since 1970.
 
-        A gang is either named by exactly `num_nodes` assignments or is in `unplaced`.
+        A gang is named by exactly `num_nodes` assignments, or is in `waiting`, or was parked.
         """
+        ...
+
+    def judge(self, lending: Lending, stake: Stake) -> Verdict:
+        """Whether the nodes that a gang gives back shall roll out; else its gang is `parked`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptivePolicy:
-    """Gangs in order of arrival, rollout everywhere else.
+    """Gangs by priority and arrival (`placement.py`), rollout everywhere else (`sharing.py`)."""
 
-    A gang that waits reserves the nodes it could use, so later ones cannot starve it; it holds none
-    of them, so they roll out meanwhile. A gang larger than all its nodes together reserves nothing.
-    """
-
-    lend: bool = True
-    """Nodes that can train do rollout while no gang wants them."""
+    lending: LendingMode = "gated"
+    """Nodes that a gang could ask for do rollout meanwhile: when it pays, always, or never."""
     min_dwell_seconds: float = 0.0
     """A node that a gang gave back is not lent before this has passed."""
 
-    def plan(self, nodes: Sequence[Node], gangs: Sequence[Gang], now: float) -> Plan:
+    def __post_init__(self) -> None:
+        if self.lending not in get_args(LendingMode):
+            modes = ", ".join(get_args(LendingMode))
+            raise ValueError(f"lending is {self.lending!r}: give one of {modes}")
+
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        gangs: Sequence[Gang],
+        now: float,
+        runs: Mapping[str, RunPolicy] = _NO_RUNS,
+    ) -> Plan:
         """See `AllocationPolicy.plan`."""
         pool = {node.node_id: node for node in nodes if node.available}
-        members = _place(pool, sorted(gangs, key=lambda gang: gang.arrival), now)
-        held = {
-            node.node_id: assignment
-            for gang, team in members
-            for node, assignment in zip(team, _ranks(gang, len(team)), strict=True)
-        }
-        idle = {name: self._background(node, now) for name, node in pool.items()}
-        placed = {gang.key for gang, _ in members}
-        unplaced = tuple(gang.key for gang in gangs if gang.key not in placed)
-        return Plan(assignments=idle | held, unplaced=unplaced)
+        placement = place(pool.values(), gangs, runs, now)
+        self._keep_parked(placement, gangs, pool.values())
+        assignments = dict.fromkeys(pool, _NOTHING)
+        for gang in gangs:
+            for rank, node in enumerate(placement.teams.get(gang.key, ())):
+                assignments[node.node_id] = _membership(gang, node, rank)
+        free = [node for name, node in pool.items() if assignments[name] is _NOTHING]
+        able = [node for node in free if self._may_roll_out(node, now)]
+        shares = divide(able, placement.used, runs)
+        for name, run_id in shares.items():
+            assignments[name] = _rollout(pool[name], run_id)
+        return Plan(assignments=assignments, waiting=placement.waiting)
 
-    def _background(self, node: Node, now: float) -> Assignment:
-        lent = TRAIN in node.capability_tags
+    def judge(self, lending: Lending, stake: Stake) -> Verdict:
+        """See `AllocationPolicy.judge`."""
+        if self.lending == "gated":
+            return gate.judge(lending, stake)
+        return Verdict(lend=self.lending == "always", cause=f"lending is {self.lending!r}")
+
+    def _keep_parked(
+        self, placement: Placement, gangs: Sequence[Gang], nodes: Collection[Node]
+    ) -> None:
+        """Leave parked gangs their nodes, unless nobody else would generate: what such a gang
+        waits for would never come."""
+        for gang in [gang for gang in gangs if gang.parked]:
+            others = (node for node in nodes if node.gang_key != gang.key)
+            if any(
+                gang.run_id in node.runs_for(ROLLOUT) and not placement.is_taken(node)
+                for node in others
+            ):
+                placement.keep(gang)
+
+    def _may_roll_out(self, node: Node, now: float) -> bool:
         if ROLLOUT not in node.capability_tags:
-            return Assignment()
-        if lent and not (self.lend and self._rested(node, now)):
-            return Assignment()
-        return Assignment(tag=ROLLOUT, lent=lent)
+            return False
+        if not _is_lendable(node):
+            return True
+        return self.lending != "never" and self._rested(node, now)
 
     def _rested(self, node: Node, now: float) -> bool:
         if node.assignment.tag == ROLLOUT or node.released_time is None:
@@ -83,65 +133,37 @@ POLICIES = {"preemptive": f"{__name__}:PreemptivePolicy"}
 """Built-in policies by name."""
 
 
-def load_policy(name: str, *, lend: bool, min_dwell_seconds: float) -> AllocationPolicy:
+def load_policy(name: str, *, lending: LendingMode, min_dwell_seconds: float) -> AllocationPolicy:
     """The built-in policy `name`, or the plug-in "package.module:Class", with the given settings.
 
     Raises:
         ConfigError: neither a built-in nor a loadable plug-in, or a setting it refuses.
     """
     policy: AllocationPolicy = plugins.make(
-        "policy", name, POLICIES, lend=lend, min_dwell_seconds=min_dwell_seconds
+        "policy", name, POLICIES, lending=lending, min_dwell_seconds=min_dwell_seconds
     )
     return policy
 
 
-def _place(
-    pool: Mapping[str, Node], gangs: Sequence[Gang], now: float
-) -> list[tuple[Gang, list[Node]]]:
-    """The gangs that get their nodes, with them; whole gangs first, then by arrival."""
-    free = dict(pool)
-    members = []
-    waiting = []
-    for gang in gangs:
-        team = [node for node in pool.values() if _holds(gang, node)]
-        if len(team) == gang.num_nodes:
-            members.append((gang, _take(free, team)))
-        elif gang.needed_time is None or gang.needed_time <= now:
-            waiting.append(gang)
-    for gang in waiting:
-        candidates = [node for node in free.values() if _fits(gang, node)]
-        if len(candidates) >= gang.num_nodes:
-            best = sorted(candidates, key=lambda node: _preference(gang, node))
-            members.append((gang, _take(free, best[: gang.num_nodes])))
-        elif sum(_fits(gang, node) for node in pool.values()) >= gang.num_nodes:
-            _take(free, candidates)
-    return members
+def _is_lendable(node: Node) -> bool:
+    """Whether it can do something that a gang could ask for."""
+    return len(node.capability_tags) > 1
 
 
-def _take(free: dict[str, Node], team: Iterable[Node]) -> list[Node]:
-    """Remove `team` from `free`; gives it in rank order, the same for the same nodes."""
-    ordered = sorted(team, key=lambda node: (-node.train_priority, node.node_id))
-    for node in ordered:
-        del free[node.node_id]
-    return ordered
+def _membership(gang: Gang, node: Node, rank: int) -> Assignment:
+    return Assignment(
+        tag=gang.tag,
+        gang_id=gang.gang_id,
+        rank_offset=rank,
+        world_size=gang.num_nodes,
+        run_id=_other_than_own(node, gang.run_id),
+    )
 
 
-def _holds(gang: Gang, node: Node) -> bool:
-    return _fits(gang, node) and node.assignment.gang_id == gang.gang_id
+def _rollout(node: Node, run_id: str) -> Assignment:
+    return Assignment(tag=ROLLOUT, lent=_is_lendable(node), run_id=_other_than_own(node, run_id))
 
 
-def _fits(gang: Gang, node: Node) -> bool:
-    return node.run_id == gang.run_id and gang.tag in node.capability_tags
-
-
-def _preference(gang: Gang, node: Node) -> tuple[bool, bool, float, str]:
-    """Smaller is better: its own nodes, idle ones, those suited best, then by name."""
-    idle = node.state is NodeState.IDLE and not node.assignment.tag
-    return not _holds(gang, node), not idle, -node.train_priority, node.node_id
-
-
-def _ranks(gang: Gang, size: int) -> list[Assignment]:
-    return [
-        Assignment(tag=gang.tag, gang_id=gang.gang_id, rank_offset=rank, world_size=size)
-        for rank in range(size)
-    ]
+def _other_than_own(node: Node, run_id: str) -> str:
+    """As assignments name runs: the node's own is empty."""
+    return "" if run_id == node.run_id else run_id

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
 from scheduler.draft import Draft
 from scheduler.leases import Leases
 from scheduler.policy import AllocationPolicy
-from scheduler.records import AllocationEvent, EventKind, GangKey, Node, NodeState, State
+from scheduler.records import (
+    AllocationEvent,
+    EventKind,
+    GangKey,
+    Node,
+    NodeReport,
+    NodeState,
+    State,
+)
 from scheduler.store import Store, SupersededError
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
@@ -30,6 +39,7 @@ class Pool:
         policy: decides who does what.
         leases: who was heard of lately.
         clock: seconds since 1970.
+        leave_seconds: a node that was given to a gang leaves its old work within this.
     """
 
     def __init__(
@@ -39,11 +49,14 @@ class Pool:
         policy: AllocationPolicy,
         leases: Leases,
         clock: Callable[[], float],
+        leave_seconds: float,
     ) -> None:
         self._store = store
         self._policy = policy
         self._leases = leases
         self._clock = clock
+        self._leave_seconds = leave_seconds
+        self._opened = clock()
         self._incarnation = 0
         self._state = State()
         self._in_doubt = False
@@ -55,8 +68,18 @@ class Pool:
             "scheduler", "assignments_total", "Assignments given out, by activity tag.", ("tag",)
         )
         self._lost = metrics.counter("scheduler", "lost_nodes_total", "Leases that ran out.")
+        self._overdue = metrics.counter(
+            "scheduler", "overdue_nodes_total", "Nodes that did not leave their old work in time."
+        )
         self._standing = metrics.gauge(
             "scheduler", "nodes", "Nodes by activity tag and reported state.", ("tag", "state")
+        )
+
+        self._waiting = metrics.gauge(
+            "scheduler",
+            "waiting_gangs",
+            "Gangs that have no nodes, by what they wait for.",
+            ("on",),
         )
 
     async def open(self) -> None:
@@ -91,15 +114,30 @@ class Pool:
         await self._apply(lambda draft: draft.register(node))
         return self._state.nodes[node.node_id]
 
-    async def heartbeat(self, node_id: str, state: NodeState, reported: int, known: int) -> None:
+    async def heartbeat(
+        self,
+        node_id: str,
+        state: NodeState,
+        reported: int,
+        known: int,
+        *,
+        switch_seconds: float | None = None,
+        report: NodeReport | None = None,
+    ) -> None:
         """Take a node's report, and renew its lease if it is the node agent's newest life.
+
+        See `Draft.report`.
 
         Raises:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
         """
         if known > self._state.last_epoch:
             await self._apply(lambda draft: draft.see_epoch(known))
-        await self._apply(lambda draft: draft.report(node_id, state, reported, known))
+        await self._apply(
+            lambda draft: draft.report(
+                node_id, state, reported, known, switch_seconds=switch_seconds, report=report
+            )
+        )
         self._heard(node_id)
 
     async def change(self, change: Change) -> None:
@@ -136,17 +174,20 @@ class Pool:
         try:
             superseded = not await self._store.is_newest(self._incarnation)
             if not superseded:
-                await self._apply(self._overdue)
+                await self._apply(self._by_time)
         except ServiceError as error:
             get_logger().warning("sweep_failed", reason=error.reason, error=error.message)
             return
         if superseded:
             raise DependencyUnavailable("store", "another scheduler has taken it over")
 
-    def _overdue(self, draft: Draft) -> None:
+    def _by_time(self, draft: Draft) -> None:
         nodes = draft.state.nodes.values()
         held = [node.node_id for node in nodes if node.state is not NodeState.LOST]
         draft.lose(self._leases.expired(held))
+        # While the scheduler was away no node could learn of its new work.
+        if self._clock() - self._opened >= self._leave_seconds:
+            draft.give_up(self._leave_seconds)
         draft.replan("time passed")
 
     async def _apply(self, change: Change) -> None:
@@ -156,6 +197,7 @@ class Pool:
             change(draft)
             after = draft.state
             if after == before:
+                self._state = after  # reports of nodes are not stored
                 return
             self._in_doubt = True
             try:
@@ -186,10 +228,15 @@ class Pool:
     def _tell(self, events: list[AllocationEvent]) -> None:
         for event in events:
             node = event.node
+            if node is None:
+                get_logger().info(f"run_{event.kind}", run_id=event.run_id, cause=event.cause)
+                continue
             if event.kind is EventKind.ASSIGNED:
                 self._assigned.labels(node.assignment.tag).inc()
             elif event.kind is EventKind.LOST:
                 self._lost.inc()
+            elif event.kind is EventKind.OVERDUE:
+                self._overdue.inc()
             get_logger().info(
                 f"node_{event.kind}",
                 node_id=node.node_id,
@@ -202,8 +249,12 @@ class Pool:
                 cause=event.cause,
             )
         self._standing.clear()
-        for node in self._state.nodes.values():
-            self._standing.labels(node.assignment.tag, node.state).inc()
+        standing = Counter((node.assignment.tag, node.state) for node in self._state.nodes.values())
+        for labels, number in standing.items():
+            self._standing.labels(*labels).set(number)
+        self._waiting.clear()
+        for gang in self._state.waiting():
+            self._waiting.labels(gang.waits_for.partition(":")[0]).inc()
 
 
 def gang_granted(key: GangKey) -> Callable[[State], bool]:

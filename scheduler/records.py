@@ -1,4 +1,4 @@
-"""What the scheduler knows: nodes, gangs, and the epochs it has given out.
+"""What the scheduler knows: nodes, gangs, runs, and the epochs it has given out.
 
 IDLE -> ACTIVATING -> ACTIVE -> DRAINING -> IDLE     moved and reported by the node agent
 any  -> LOST                                         moved by the scheduler when the lease runs out
@@ -8,8 +8,10 @@ LOST -> IDLE                                         moved by the node agent's n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from scheduler.lending import Lending
 
 __all__ = [
     "ROLLOUT",
@@ -19,16 +21,19 @@ __all__ = [
     "EventKind",
     "Gang",
     "GangKey",
+    "Hardware",
     "Node",
+    "NodeReport",
     "NodeState",
+    "RunPolicy",
     "State",
     "Worker",
 ]
 
 ROLLOUT = "rollout"
-"""Activity tag of every node that no gang holds."""
+"""Activity tag of every node that no gang holds. Gangs ask for any other tag."""
 TRAIN = "train"
-"""Capability tag of a node that is lent while it does rollout."""
+"""The tag that trainers ask for."""
 
 GangKey = tuple[str, str]
 """run_id and gang_id."""
@@ -52,6 +57,10 @@ class EventKind(StrEnum):
     REPORTED = "reported"
     LOST = "lost"
     DRAINED = "drained"
+    OVERDUE = "overdue"
+    WAITING = "waiting"
+    KEPT = "kept"
+    POLICY = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +71,34 @@ class Worker:
     """Capability tag it serves."""
     address: str
     """host:port."""
+    run_id: str = ""
+    """Training job it works for; empty: the node's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What a node is made of, all its devices together; 0: not known."""
+
+    memory_bytes_per_second: float = 0.0
+    """Of the device memory."""
+    flops: float = 0.0
+    """Dense floating-point operations per second in the training dtype."""
+    device_bytes: int = 0
+    """Device memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node's agent measured last."""
+
+    used_device_bytes: int = 0
+    """Device memory in use."""
+    num_turns: int = 0
+    """Turns its rollout server runs or holds in its queue."""
+    tokens_per_second: float = 0.0
+    """Tokens it samples."""
+    used_host_bytes: int = 0
+    """Host memory of its worker processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +112,25 @@ class Assignment:
     gang_id: str = ""
     """Gang it belongs to; empty for rollout."""
     lent: bool = False
-    """True when a node that can train does rollout meanwhile."""
+    """True when a node that a gang could ask for does rollout meanwhile."""
     rank_offset: int = 0
     """Place of the node among its gang's; every node counts as one rank."""
     world_size: int = 0
     """Nodes of the gang; 0 outside a gang."""
+    run_id: str = ""
+    """Training job to do it for; empty: the node's own."""
+
+    @property
+    def work(self) -> tuple[str, str, str, int, int, bool]:
+        """All of it but the epoch: two assignments of the same work need no switch."""
+        return (
+            self.tag,
+            self.run_id,
+            self.gang_id,
+            self.rank_offset,
+            self.world_size,
+            self.lent,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +161,56 @@ class Node:
     """Its agent winds the present assignment up by itself: it is about to end."""
     released_time: float | None = None
     """When a gang last gave it back, seconds since 1970."""
+    assigned_time: float | None = None
+    """When it got its assignment, seconds since 1970."""
+    overdue: bool = False
+    """It did not leave its old activity for a gang in time, and has not left it since."""
+    warm: bool = False
+    """It has finished a switch since it registered: that first one was a start."""
+    hardware: Hardware = field(default_factory=Hardware)
+    """What it is made of."""
+    switch_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Mean seconds of its switches by the activity tag they led to."""
+    report: NodeReport | None = field(default=None, compare=False)
+    """Its last measurements. Not stored, so a new one alone is no change of the state."""
+
+    @property
+    def assigned_run(self) -> str:
+        """The run it does its assignment for."""
+        return self.assignment.run_id or self.run_id
+
+    @property
+    def gang_key(self) -> GangKey | None:
+        """The gang that holds it."""
+        gang_id = self.assignment.gang_id
+        return (self.assigned_run, gang_id) if gang_id else None
+
+    @property
+    def num_turns(self) -> int:
+        """Turns it runs, as far as it is known."""
+        return 0 if self.report is None else self.report.num_turns
+
+    def runs_for(self, tag: str) -> tuple[str, ...]:
+        """The runs it can do `tag` for, sorted: those that have a worker for it here.
+
+        A node that names no worker for a tag it can do does it for its own run.
+        """
+        if tag not in self.capability_tags:
+            return ()
+        if not self.workers:
+            return (self.run_id,)
+        runs = {worker.run_id or self.run_id for worker in self.workers if worker.tag == tag}
+        return tuple(sorted(runs)) if runs else (self.run_id,)
+
+    @property
+    def runs(self) -> frozenset[str]:
+        """Its own run, and those it has a worker for."""
+        return frozenset((self.run_id, *(worker.run_id or self.run_id for worker in self.workers)))
+
+    def seen_by(self, run_id: str) -> Node:
+        """As the processes of one run shall see it: without the workers of others."""
+        mine = tuple(worker for worker in self.workers if (worker.run_id or self.run_id) == run_id)
+        return replace(self, workers=mine)
 
     @property
     def taken_up(self) -> bool:
@@ -119,7 +220,8 @@ class Node:
     @property
     def available(self) -> bool:
         """True when the node may be given work."""
-        return not (self.state is NodeState.LOST or self.draining or self.leaving)
+        unfit = self.draining or self.leaving or self.overdue
+        return not (unfit or self.state is NodeState.LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +240,27 @@ class Gang:
     """Place in the order of requests."""
     needed_time: float | None = None
     """Takes no node before this, seconds since 1970; None: at once."""
+    waits_for: str = ""
+    """Why it has no nodes, for people; empty: it has them."""
+    parked: bool = False
+    """It gave its nodes back and has them until anybody wants them: lending them does not pay."""
 
     @property
     def key(self) -> GangKey:
         """Unique name."""
         return self.run_id, self.gang_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPolicy:
+    """A run's place among those that share the pool."""
+
+    priority: int = 0
+    """Its gangs are placed before those of a lower priority, and preempt them."""
+    max_nodes: int = 0
+    """Most nodes it may have at once, gangs and rollout together; 0: no limit."""
+    rollout_share: float = 1.0
+    """Its part of the nodes that no gang holds, relative to the other runs'; above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +271,19 @@ class AllocationEvent:
     """Grows by one."""
     time: float
     """Seconds since 1970."""
-    node: Node
-    """The node after the change."""
     kind: EventKind
     """What happened."""
     cause: str
     """Why, for people."""
+    node: Node | None = None
+    """The node after the change; None: it concerns a gang or a run."""
+    run_id: str = ""
+    """The run that a change without a node concerns."""
+
+    def concerns(self, run_id: str) -> bool:
+        """True when the run, or any run if it is empty, has to do with the change."""
+        runs = {self.run_id} if self.node is None else self.node.runs
+        return not run_id or run_id in runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +294,10 @@ class State:
     """By node_id."""
     gangs: Mapping[GangKey, Gang] = field(default_factory=dict)
     """Requests that stand."""
+    runs: Mapping[str, RunPolicy] = field(default_factory=dict)
+    """Policies that were set, by run_id."""
+    lendings: Mapping[GangKey, Lending] = field(default_factory=dict)
+    """What was measured of gangs that give their nodes back."""
     last_epoch: int = 0
     """Newest epoch given out or seen; never goes back."""
     last_arrival: int = 0
@@ -181,9 +310,18 @@ class State:
         held = [
             node
             for node in self.nodes.values()
-            if (node.run_id, node.assignment.gang_id) == gang.key
+            if node.assignment.gang_id == gang.gang_id and node.assigned_run == gang.run_id
         ]
         return sorted(held, key=lambda node: node.assignment.rank_offset)
+
+    def waiting(self) -> list[Gang]:
+        """The gangs that have no nodes, in the order in which they will be placed."""
+        default = RunPolicy()
+
+        def order(gang: Gang) -> tuple[int, int]:
+            return -self.runs.get(gang.run_id, default).priority, gang.arrival
+
+        return sorted((gang for gang in self.gangs.values() if gang.waits_for), key=order)
 
     def granted(self, gang: Gang) -> bool:
         """True when all nodes of `gang` do its work under their present epochs."""

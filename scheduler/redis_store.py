@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from services.chassis.redis_scripts import Scripts
 __all__ = ["RedisStore"]
 
 _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
+_HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS)
 
 
 class RedisStore:
@@ -52,12 +54,17 @@ class RedisStore:
         with store_errors("load"):
             async with self._redis.pipeline(transaction=True) as pipeline:
                 pipeline.hmget(keys.COUNTERS, _COUNTERS)
-                pipeline.hvals(keys.NODES)
-                pipeline.hvals(keys.GANGS)
-                counters, nodes, gangs = await pipeline.execute()
+                for key in _HASHES:
+                    pipeline.hgetall(key)
+                counters, nodes, gangs, runs, lendings = await pipeline.execute()
         return State(
-            nodes={node.node_id: node for node in map(codec.decode_node, nodes)},
-            gangs={gang.key: gang for gang in map(codec.decode_gang, gangs)},
+            nodes={name.decode(): codec.decode_node(node) for name, node in nodes.items()},
+            gangs={codec.decode_key(key): codec.decode_gang(gang) for key, gang in gangs.items()},
+            runs={name.decode(): codec.decode_run_policy(run) for name, run in runs.items()},
+            lendings={
+                codec.decode_key(key): codec.decode_lending(lending)
+                for key, lending in lendings.items()
+            },
             **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
         )
 
@@ -67,7 +74,7 @@ class RedisStore:
         """See `Store.commit`."""
         committed = await self._scripts.call(
             "commit",
-            keys=[keys.COUNTERS, keys.NODES, keys.GANGS, keys.EVENTS],
+            keys=[keys.COUNTERS, keys.EVENTS, *_HASHES],
             args=[incarnation, self._max_events, _changes(before, after, events)],
         )
         if not committed:
@@ -96,16 +103,25 @@ class RedisStore:
 
 def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> str:
     """The argument of `commit.lua`; numbers travel as text, which Lua cannot round."""
-    changes: dict[str, list[str]] = {"counters": [], "nodes": [], "gangs": [], "events": []}
-    for name in _COUNTERS:
-        changes["counters"] += [name, str(getattr(after, name))]
-    for node_id, node in after.nodes.items():
-        if before.nodes.get(node_id) != node:
-            changes["nodes"] += [node_id, codec.encode(node)]
-    for key, gang in after.gangs.items():
-        if before.gangs.get(key) != gang:
-            changes["gangs"] += [codec.encode_key(key), codec.encode(gang)]
-    for event in events:
-        changes["events"] += [str(event.sequence), codec.encode(event)]
-    changes["released"] = [codec.encode_key(key) for key in before.gangs if key not in after.gangs]
+    counters = chain.from_iterable((name, str(getattr(after, name))) for name in _COUNTERS)
+    told = chain.from_iterable((str(event.sequence), codec.encode(event)) for event in events)
+    hashes = [
+        _difference(before.nodes, after.nodes, str),
+        _difference(before.gangs, after.gangs, codec.encode_key),
+        _difference(before.runs, after.runs, str),
+        _difference(before.lendings, after.lendings, codec.encode_key),
+    ]
+    changes = {"counters": list(counters), "events": list(told), "hashes": hashes}
     return json.dumps(changes)
+
+
+def _difference(
+    before: Mapping[Any, Any], after: Mapping[Any, Any], field: Callable[[Any], str]
+) -> dict[str, list[str]]:
+    """What to set and to remove in a hash, by its fields."""
+    changed: list[str] = []
+    for key, record in after.items():
+        known = before.get(key)
+        if known is not record and known != record:
+            changed += (field(key), codec.encode(record))
+    return {"set": changed, "removed": [field(key) for key in before if key not in after]}

@@ -11,6 +11,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
 
 from scheduler import wire
+from scheduler.planning.wire import split_message
 from scheduler.pool import Pool, assignment_differs, gang_granted
 from scheduler.records import Node
 from services.chassis import metrics
@@ -54,12 +55,18 @@ class SchedulerServicer(SchedulerServiceServicer):
         """Take the report; answer when there is something new to do, or when time is up."""
         seconds = wire.wait_seconds(request.wait, self._lease_seconds / 2)
         state = wire.state_record(request.state)
+        switch_seconds = wire.switch_seconds(request)
         await self._pool.heartbeat(
-            request.node_id, state, request.reported_epoch, request.known_epoch
+            request.node_id,
+            state,
+            request.reported_epoch,
+            request.known_epoch,
+            switch_seconds=switch_seconds,
+            report=wire.report_record(request),
         )
-        if request.HasField("switch_seconds"):
+        if switch_seconds is not None:
             node = self._pool.state.nodes[request.node_id]
-            self._switches.labels(node.assignment.tag).observe(request.switch_seconds)
+            self._switches.labels(node.assignment.tag).observe(switch_seconds)
         differs = assignment_differs(request.node_id, request.known_epoch)
         found = await self._pool.until(differs, seconds)
         if request.node_id not in found.nodes:
@@ -85,16 +92,18 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> pb.ReleaseNodesResponse:
         """Let a gang give its nodes back."""
         key = (request.run_id, request.gang_id)
-        await self._pool.change(lambda draft: draft.release(key))
+        outlook = wire.outlook_record(request)
+        await self._pool.change(lambda draft: draft.release(key, outlook))
         return pb.ReleaseNodesResponse()
 
     async def ListNodes(
         self, request: pb.ListNodesRequest, context: Context
     ) -> pb.ListNodesResponse:
-        """All nodes of a job, or all."""
+        """The nodes that serve a job, with its workers alone; or all nodes, whole."""
         nodes = sorted(self._pool.state.nodes.values(), key=lambda node: node.node_id)
-        wanted = [node for node in nodes if request.run_id in ("", node.run_id)]
-        return pb.ListNodesResponse(nodes=[self._message(node) for node in wanted])
+        if request.run_id:
+            nodes = [node.seen_by(request.run_id) for node in nodes if request.run_id in node.runs]
+        return pb.ListNodesResponse(nodes=[self._message(node) for node in nodes])
 
     async def WatchAllocations(
         self, request: pb.WatchAllocationsRequest, context: Context
@@ -105,11 +114,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             raise invalid_argument("after_sequence", after, "it must not be negative")
         while events := await self._pool.next_events(after):
             after = events[-1].sequence
-            told = [
-                wire.event_message(event)
-                for event in events
-                if request.run_id in ("", event.node.run_id)
-            ]
+            told = [wire.event_message(event) for event in events if event.concerns(request.run_id)]
             if told:
                 yield pb.WatchAllocationsResponse(events=told)
 
@@ -136,6 +141,24 @@ class SchedulerServicer(SchedulerServiceServicer):
         """Give a node no more work, or work again."""
         await self._pool.change(lambda draft: draft.drain(request.node_id, request.drain))
         return pb.DrainNodeResponse(node=self._message(self._pool.state.nodes[request.node_id]))
+
+    async def SetRunPolicy(
+        self, request: pb.SetRunPolicyRequest, context: Context
+    ) -> pb.SetRunPolicyResponse:
+        """Give a job its place among the others."""
+        policy = wire.run_policy_record(request)
+        await self._pool.change(lambda draft: draft.set_run_policy(request.run_id, policy))
+        return pb.SetRunPolicyResponse()
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        """Every job that has nodes, gangs or a policy."""
+        return pb.ListRunsResponse(runs=wire.run_messages(self._pool.state))
+
+    async def PlanSplit(
+        self, request: pb.PlanSplitRequest, context: Context
+    ) -> pb.PlanSplitResponse:
+        """Split nodes between generation and training, on paper."""
+        return split_message(request)
 
     def _message(self, node: Node) -> pb.Node:
         return wire.node_message(node, self._pool.heartbeat_time(node.node_id))

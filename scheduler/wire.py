@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from math import isfinite
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
+from scheduler.lending import Outlook
+from scheduler.planning.roofline import train_priority
 from scheduler.records import (
     ROLLOUT,
     AllocationEvent,
     Assignment,
     Gang,
+    Hardware,
     Node,
+    NodeReport,
     NodeState,
+    RunPolicy,
+    State,
     Worker,
 )
 from services.chassis.errors import invalid_argument
@@ -24,7 +33,12 @@ __all__ = [
     "gang_record",
     "node_message",
     "node_record",
+    "outlook_record",
+    "report_record",
+    "run_messages",
+    "run_policy_record",
     "state_record",
+    "switch_seconds",
     "wait_seconds",
 ]
 
@@ -54,12 +68,79 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
     for worker in request.workers:
         if worker.tag not in tags:
             raise invalid_argument("workers.tag", worker.tag, "use one of capability_tags")
+    hardware = Hardware(
+        memory_bytes_per_second=_not_negative(
+            "hardware.memory_bytes_per_second", request.hardware.memory_bytes_per_second
+        ),
+        flops=_not_negative("hardware.flops", request.hardware.flops),
+        device_bytes=request.hardware.device_bytes,
+    )
     return Node(
         node_id=request.node_id,
         run_id=request.run_id,
         capability_tags=tags,
-        workers=tuple(Worker(tag=entry.tag, address=entry.address) for entry in request.workers),
-        train_priority=request.train_priority,
+        workers=tuple(
+            Worker(tag=entry.tag, address=entry.address, run_id=entry.run_id)
+            for entry in request.workers
+        ),
+        train_priority=request.train_priority
+        or train_priority(hardware.memory_bytes_per_second, hardware.flops),
+        hardware=hardware,
+    )
+
+
+def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
+    """What the node measured, if it says."""
+    if not request.HasField("report"):
+        return None
+    return NodeReport(
+        used_device_bytes=request.report.used_device_bytes,
+        num_turns=request.report.num_turns,
+        tokens_per_second=request.report.tokens_per_second,
+        used_host_bytes=request.report.used_host_bytes,
+    )
+
+
+def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
+    """What the node's last switch took, if it made one.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, negative or not finite.
+    """
+    if not request.HasField("switch_seconds"):
+        return None
+    return _not_negative("switch_seconds", request.switch_seconds)
+
+
+def outlook_record(request: pb.ReleaseNodesRequest) -> Outlook | None:
+    """What generation has still to do, if the gang knows.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, no part of a batch.
+    """
+    if not request.HasField("outlook"):
+        return None
+    remaining, batch = request.outlook.remaining_rollouts, request.outlook.batch_rollouts
+    if batch < 1:
+        raise invalid_argument("outlook.batch_rollouts", batch, "give at least 1")
+    if not 0 <= remaining <= batch:
+        cure = f"give 0 to batch_rollouts ({batch})"
+        raise invalid_argument("outlook.remaining_rollouts", remaining, cure)
+    return Outlook(remaining_rollouts=remaining, batch_rollouts=batch)
+
+
+def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
+    """The policy to set.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    _require("run_id", request.run_id)
+    policy = request.policy
+    return RunPolicy(
+        priority=policy.priority,
+        max_nodes=int(_not_negative("policy.max_nodes", policy.max_nodes)),
+        rollout_share=_not_negative("policy.rollout_share", policy.rollout_share) or 1.0,
     )
 
 
@@ -118,7 +199,29 @@ def assignment_message(assignment: Assignment) -> pb.Assignment:
         lent=assignment.lent,
         rank_offset=assignment.rank_offset,
         world_size=assignment.world_size,
+        run_id=assignment.run_id,
     )
+
+
+def run_messages(state: State) -> list[pb.Run]:
+    """Every run that has nodes, gangs or a policy, sorted by name."""
+    standing: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in state.nodes.values():
+        for run_id in node.runs:
+            standing[run_id].update(())
+        if node.assignment.tag:
+            standing[node.assigned_run][node.assignment.tag] += 1
+    waiting = state.waiting()
+    names = {*standing, *state.runs, *(gang.run_id for gang in state.gangs.values())}
+    return [
+        pb.Run(
+            run_id=run_id,
+            policy=_policy_message(state.runs.get(run_id, RunPolicy())),
+            num_nodes=standing[run_id],
+            waiting_gang_ids=[gang.gang_id for gang in waiting if gang.run_id == run_id],
+        )
+        for run_id in sorted(names)
+    ]
 
 
 def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
@@ -126,7 +229,10 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
     return pb.Node(
         node_id=node.node_id,
         capability_tags=node.capability_tags,
-        workers=[pb.Worker(tag=entry.tag, address=entry.address) for entry in node.workers],
+        workers=[
+            pb.Worker(tag=entry.tag, address=entry.address, run_id=entry.run_id)
+            for entry in node.workers
+        ],
         assignment=assignment_message(node.assignment),
         state=_STATES[node.state],
         reported_epoch=node.reported_epoch,
@@ -134,6 +240,13 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
         heartbeat_time=None if heartbeat_time is None else _timestamp(heartbeat_time),
         run_id=node.run_id,
         draining=node.draining,
+        hardware=pb.Hardware(
+            memory_bytes_per_second=node.hardware.memory_bytes_per_second,
+            flops=node.hardware.flops,
+            device_bytes=node.hardware.device_bytes,
+        ),
+        report=None if node.report is None else _report_message(node.report),
+        switch_seconds=node.switch_seconds,
     )
 
 
@@ -142,9 +255,10 @@ def event_message(event: AllocationEvent) -> pb.AllocationEvent:
     return pb.AllocationEvent(
         sequence=event.sequence,
         event_time=_timestamp(event.time),
-        node=node_message(event.node),
+        node=None if event.node is None else node_message(event.node),
         kind=event.kind.value,
         cause=event.cause,
+        run_id=event.run_id,
     )
 
 
@@ -153,6 +267,29 @@ def duration_message(seconds: float) -> Duration:
     span = Duration()
     span.FromNanoseconds(round(seconds * 1e9))
     return span
+
+
+def _policy_message(policy: RunPolicy) -> pb.RunPolicy:
+    return pb.RunPolicy(
+        priority=policy.priority,
+        max_nodes=policy.max_nodes,
+        rollout_share=policy.rollout_share,
+    )
+
+
+def _report_message(report: NodeReport) -> pb.NodeReport:
+    return pb.NodeReport(
+        used_device_bytes=report.used_device_bytes,
+        num_turns=report.num_turns,
+        tokens_per_second=report.tokens_per_second,
+        used_host_bytes=report.used_host_bytes,
+    )
+
+
+def _not_negative(field: str, value: float) -> float:
+    if not (isfinite(value) and value >= 0):
+        raise invalid_argument(field, value, "give a finite number, 0 or more")
+    return value
 
 
 def _require(field: str, value: str) -> None:

@@ -23,7 +23,7 @@ from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher
 from trainer.servicer import TrainerServicer
 
-__all__ = ["build", "main"]
+__all__ = ["build", "main", "peers"]
 
 _TABLE = "trainer"
 _FOLLOW_SECONDS = 15.0
@@ -48,7 +48,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         device = Device(gang)
-        samples, nodes, publisher = await _peers(config, stack)
+        samples, nodes, publisher = await peers(config, stack)
         trainer = Trainer(config, gang, device, samples, nodes, publisher)
         servicer = TrainerServicer(config, trainer, device, gang)
         yield Service(
@@ -57,7 +57,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         )
 
 
-async def _peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, Nodes, Publisher]:
+async def peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, Nodes, Publisher]:
     """The services that the loop calls; `stack` closes their channels."""
     samples = await stack.enter_async_context(channel(config, config.trajectory_manager))
     weights = await stack.enter_async_context(channel(config, config.weights))

@@ -32,6 +32,9 @@ class TrainerConfig(ServerConfig):
     """Names this gang to the scheduler."""
     gang_nodes: int = 1
     """Nodes the gang asks the scheduler for, all or none."""
+    request_ahead_seconds: float = 30.0
+    """Nodes are asked for before the batch is full, by what their way back takes but never more
+    than this. 0: they are asked for when it is full."""
 
     num_steps: int = 100
     """Optimizer steps in all."""
@@ -122,7 +125,14 @@ _POSITIVE = (
     "publish_every",
     "publish_phase_seconds",
 )
-_NOT_NEGATIVE = ("clip_low", "clip_high", "warmup_steps", "weight_decay", "seed")
+_NOT_NEGATIVE = (
+    "request_ahead_seconds",
+    "clip_low",
+    "clip_high",
+    "warmup_steps",
+    "weight_decay",
+    "seed",
+)
 _MATHEMATICS = (
     "algorithm",
     "reward",

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.errors import DeadlineError, NotFoundError, PreconditionError, SeamflowError
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
@@ -22,9 +23,11 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 
 from services.chassis.log import get_logger
+from trainer.readiness import Readiness
 
 __all__ = ["Nodes", "Samples", "persistently"]
 
+_TAG = "train"
 _POLL_SECONDS = 20.0
 """How long one long-poll may last."""
 _PAGE_BYTES = 1 << 20
@@ -58,7 +61,6 @@ class Samples:
         self._run_id = run_id
         self._trainer_id = uuid.uuid4().hex
         self._pending: frozenset[int] = frozenset()
-        self._groups_per_step = 0
         self._leases: dict[int, bytes] = {}
         self.epoch = 0
         """Fencing number; 0 until `reconcile`."""
@@ -71,21 +73,18 @@ class Samples:
         response = await persistently("Reconcile", lambda: self._stub.Reconcile(request))
         self.epoch, self._pending = response.epoch, frozenset(response.pending_steps)
 
-    async def ready(self, step: int, *, poll: bool) -> bool:
-        """Whether enough groups wait for `step`; with `poll`, waits a while for them."""
+    async def ready(self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0) -> Readiness:
+        """How far the batch of `step` is; waits a while until it is further than `more_than`."""
         if step in self._pending:
-            return True
-        wait = _POLL_SECONDS if poll else 0.0
+            return Readiness(0, 0)
         request = sample_pb2.GetReadinessRequest(
-            run_id=self._run_id,
-            min_ready_groups=self._groups_per_step,
-            wait=_duration(wait),
+            run_id=self._run_id, min_ready_groups=more_than + 1, wait=_duration(wait_seconds)
         )
+        timeout = wait_seconds + _MARGIN_SECONDS
         response = await persistently(
-            "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=wait + _MARGIN_SECONDS)
+            "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=timeout)
         )
-        self._groups_per_step = response.groups_per_step
-        return bool(response.num_ready_groups >= response.groups_per_step)
+        return Readiness(response.num_ready_groups, response.groups_per_step)
 
     async def lease(
         self, step: int, base_weight_version: int
@@ -169,36 +168,76 @@ class Nodes:
         )
         self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
         self._asked = True
+        self.return_seconds = 0.0
+        """What the slowest node needs to come back, as the scheduler knows it; 0: not measured."""
 
     async def acquire(self) -> None:
         """Wait until the scheduler has granted all nodes."""
         if self._stub is None:
             return
-        self._asked = True
-        stub = self._stub
-        request = scheduler_pb2.RequestNodesRequest(
-            run_id=self._run_id,
-            gang_id=self._gang_id,
-            tag="train",
-            num_nodes=self._num_nodes,
-            wait=_duration(_POLL_SECONDS),
-        )
-        timeout = _POLL_SECONDS + _MARGIN_SECONDS
-        granted = False
-        while not granted:
-            response = await persistently(
-                "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
-            )
-            granted = response.granted
+        while not await self._request(wait_seconds=_POLL_SECONDS):
+            pass
 
-    async def release(self) -> None:
-        """Give the nodes back, to be lent until the next `acquire`."""
+    async def ask_ahead(self, needed_time: float) -> None:
+        """Let the nodes come back from `needed_time` on, seconds since 1970; `acquire` follows.
+
+        Nothing is asked while no other node would go on generating: what the gang waits for would
+        never come.
+        """
+        if self._stub is not None and await self._others_generate():
+            get_logger().info("nodes_asked_ahead", return_seconds=self.return_seconds)
+            await self._request(needed_time=needed_time)
+
+    async def release(self, outlook: scheduler_pb2.Outlook | None = None) -> None:
+        """Give the nodes back until the next `acquire`; by `outlook` it is judged who uses them."""
         if self._stub is None or not self._asked:
             return
         stub = self._stub
-        request = scheduler_pb2.ReleaseNodesRequest(run_id=self._run_id, gang_id=self._gang_id)
+        request = scheduler_pb2.ReleaseNodesRequest(
+            run_id=self._run_id, gang_id=self._gang_id, outlook=outlook
+        )
         await persistently("ReleaseNodes", lambda: stub.ReleaseNodes(request))
         self._asked = False
+
+    async def _request(
+        self, *, wait_seconds: float = 0.0, needed_time: float | None = None
+    ) -> bool:
+        """Ask once; whether all nodes are granted."""
+        stub = self._stub
+        assert stub is not None
+        self._asked = True
+        request = scheduler_pb2.RequestNodesRequest(
+            run_id=self._run_id,
+            gang_id=self._gang_id,
+            tag=_TAG,
+            num_nodes=self._num_nodes,
+            wait=_duration(wait_seconds),
+            needed_time=None if needed_time is None else _timestamp(needed_time),
+        )
+        timeout = wait_seconds + _MARGIN_SECONDS
+        response = await persistently(
+            "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
+        )
+        if response.nodes:
+            self.return_seconds = max(node.switch_seconds[_TAG] for node in response.nodes)
+        return response.granted
+
+    async def _others_generate(self) -> bool:
+        stub = self._stub
+        assert stub is not None
+        request = scheduler_pb2.ListNodesRequest(run_id=self._run_id)
+        response = await persistently(
+            "ListNodes", lambda: stub.ListNodes(request, timeout=_MARGIN_SECONDS)
+        )
+        rolling_out = [node for node in response.nodes if node.assignment.tag == "rollout"]
+        num_lent = sum(node.assignment.lent for node in rolling_out)
+        return len(rolling_out) - min(num_lent, self._num_nodes) > 0
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    moment = Timestamp()
+    moment.FromNanoseconds(round(seconds * 1e9))
+    return moment
 
 
 def _duration(seconds: float) -> Duration:

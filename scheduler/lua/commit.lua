@@ -1,8 +1,8 @@
 -- Replace what changed, if the caller is the newest scheduler.
--- KEYS: counters, nodes, gangs, events
+-- KEYS: counters, events, then any hashes
 -- ARGV: incarnation, max_events, changes as JSON:
---   {counters: [name, value, ...], nodes: [id, node, ...], gangs: [key, gang, ...],
---    released: [key, ...], events: [sequence, event, ...]}
+--   {counters: [name, value, ...], events: [sequence, event, ...],
+--    hashes: [{set: [field, value, ...], removed: [field, ...]}, ...] in the order of KEYS}
 -- Returns 1, or 0 when the caller is superseded.
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then
   return 0
@@ -16,13 +16,14 @@ local function set(key, pairs_of)
 end
 
 set(KEYS[1], changes.counters)
-set(KEYS[2], changes.nodes)
-set(KEYS[3], changes.gangs)
-for _, key in ipairs(changes.released) do
-  redis.call('HDEL', KEYS[3], key)
+for i, hash in ipairs(changes.hashes) do
+  set(KEYS[2 + i], hash.set)
+  for _, field in ipairs(hash.removed) do
+    redis.call('HDEL', KEYS[2 + i], field)
+  end
 end
 for i = 1, #changes.events, 2 do
-  redis.call('ZADD', KEYS[4], changes.events[i], changes.events[i + 1])
+  redis.call('ZADD', KEYS[2], changes.events[i], changes.events[i + 1])
 end
-redis.call('ZREMRANGEBYRANK', KEYS[4], 0, -1 - tonumber(ARGV[2]))
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[2]))
 return 1

@@ -104,7 +104,7 @@ class Services:
             request = scheduler_pb.WatchAllocationsRequest(run_id=self.run_id, after_sequence=last)
             try:
                 async for response in self.scheduler.WatchAllocations(request):
-                    events.extend(response.events)
+                    events.extend(event for event in response.events if event.HasField("node"))
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.5)  # the scheduler restarts; its log survives
 

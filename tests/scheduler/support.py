@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 
 from scheduler.cli import build
 from scheduler.config import SchedulerConfig
-from scheduler.records import Gang, Node
+from scheduler.draft import Draft
+from scheduler.policy import AllocationPolicy, PreemptivePolicy
+from scheduler.records import Gang, Node, State
 from scheduler.wire import duration_message
 from services.chassis.server import started
 
@@ -33,9 +35,22 @@ def node(name: str, *tags: str, **fields: Any) -> Node:
 
 
 def gang(name: str, num_nodes: int, arrival: int = 1, **fields: Any) -> Gang:
-    """A training gang of `RUN`."""
+    """A training gang, of `RUN` unless said otherwise."""
     fields.setdefault("tag", "train")
-    return Gang(run_id=RUN, gang_id=name, num_nodes=num_nodes, arrival=arrival, **fields)
+    fields.setdefault("run_id", RUN)
+    return Gang(gang_id=name, num_nodes=num_nodes, arrival=arrival, **fields)
+
+
+def after(
+    state: State,
+    change: Callable[[Draft], object],
+    policy: AllocationPolicy = PreemptivePolicy(),  # noqa: B008 -- frozen
+    now: float = 0.0,
+) -> State:
+    """The state after one change."""
+    draft = Draft(state, policy, now)
+    change(draft)
+    return draft.state
 
 
 @asynccontextmanager

@@ -76,12 +76,29 @@ async def test_replaced_scheduler_refuses_and_ends() -> None:
     assert new.state.nodes["a"].assignment.tag == "train"
 
 
-async def _open(store: MemoryStore) -> Pool:
+async def test_deadline_starts_again_with_the_scheduler() -> None:
+    """While it was away no node could learn of its new work: everybody gets the time once more."""
+    store, now = FlakyStore(), [0.0]
+    old = await _open(store, now)
+    for name in "ab":
+        epoch = (await old.register(node(name, *BOTH))).assignment.epoch
+        await old.heartbeat(name, NodeState.ACTIVE, epoch, epoch)
+    await old.change(lambda draft: draft.request(gang("g", 1)))
+    now[0] = 1000.0
+    new = await _open(store, now)
+    for later, name in ((0.0, "a"), (59.0, "a"), (60.0, "b")):
+        now[0] = 1000.0 + later
+        await new.sweep()
+        assert [entry.node_id for entry in new.state.members(gang("g", 1))] == [name]
+
+
+async def _open(store: MemoryStore, now: Sequence[float] = (0.0,)) -> Pool:
     pool = Pool(
         store=store,
         policy=PreemptivePolicy(),
         leases=Leases(10.0, 2.0, lambda: 0.0),
-        clock=lambda: 0.0,
+        clock=lambda: now[0],
+        leave_seconds=60.0,
     )
     await pool.open()
     return pool

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -14,6 +15,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
 from scheduler.leases import Leases
+from scheduler.planning.roofline import train_priority
 from scheduler.wire import duration_message
 from tests.redis_server import RedisServer
 from tests.scheduler.support import (
@@ -27,6 +29,19 @@ from tests.scheduler.support import (
     request_nodes,
     running_scheduler,
 )
+
+
+def _released(remaining: int, batch: int) -> pb.ReleaseNodesRequest:
+    outlook = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch)
+    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=outlook)
+
+
+def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
+    return pb.SetRunPolicyRequest(run_id=RUN, policy=pb.RunPolicy(**fields))
+
+
+async def _nodes(stub: SchedulerServiceStub, run_id: str) -> list[pb.Node]:
+    return list((await stub.ListNodes(pb.ListNodesRequest(run_id=run_id))).nodes)
 
 
 async def test_lend_and_take_back() -> None:
@@ -172,6 +187,81 @@ async def test_audit_log_can_be_followed_from_anywhere() -> None:
         assert seen[-1].node.assignment.tag == "train"
 
 
+async def test_runs_share_the_pool_by_their_policies() -> None:
+    """A node with workers of two runs serves both; each run sees its own workers only."""
+    async with running_scheduler() as (_, stub):
+        workers = [
+            pb.Worker(tag=tag, address=f"{tag}-{run}", run_id=run)
+            for tag in BOTH
+            for run in ("", "other")
+        ]
+        for name in "ab":
+            request = pb.RegisterNodeRequest(
+                node_id=name, run_id=RUN, capability_tags=BOTH, workers=workers
+            )
+            await stub.RegisterNode(request)
+        runs = {entry.node_id: entry.assignment.run_id for entry in (await _nodes(stub, ""))}
+        assert sorted(runs.values()) == ["", "other"]
+        for run_id, own in ((RUN, ""), ("other", "other")):
+            for entry in await _nodes(stub, run_id):
+                assert {worker.run_id for worker in entry.workers} == {own}
+
+        policy = pb.RunPolicy(priority=1, max_nodes=1)
+        await stub.SetRunPolicy(pb.SetRunPolicyRequest(run_id="other", policy=policy))
+        for size in (1, 2):
+            await stub.RequestNodes(
+                pb.RequestNodesRequest(
+                    run_id="other", gang_id=f"g{size}", tag="train", num_nodes=size
+                )
+            )
+        listed = (await stub.ListRuns(pb.ListRunsRequest())).runs
+        assert [entry.run_id for entry in listed] == ["other", RUN]
+        assert (listed[0].policy.priority, listed[0].policy.max_nodes) == (1, 1)
+        assert (dict(listed[0].num_nodes), list(listed[0].waiting_gang_ids)) == (
+            {"train": 1},
+            ["g2"],
+        )
+        assert dict(listed[1].num_nodes) == {"rollout": 1}
+
+        watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id="other"))
+        told = [event for event in (await watch.read()).events if not event.HasField("node")]
+        watch.cancel()
+        assert [(event.kind, event.run_id) for event in told] == [
+            ("policy", "other"),
+            ("waiting", "other"),
+        ]
+        assert told[1].cause == "gang g2: quota: run other may have 1 nodes, it asks for 2"
+
+
+async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
+    """Its priority comes from its hardware; reports and switches are listed."""
+    async with running_scheduler() as (_, stub):
+        hardware = pb.Hardware(memory_bytes_per_second=3.35e12, flops=989e12, device_bytes=80)
+        request = pb.RegisterNodeRequest(
+            node_id="a", run_id=RUN, capability_tags=BOTH, hardware=hardware
+        )
+        epoch = (await stub.RegisterNode(request)).assignment.epoch
+        await heartbeat(stub, "a", epoch)
+        await request_nodes(stub, "g")
+        epoch = (await list_nodes(stub))["a"].assignment.epoch
+        report = pb.NodeReport(num_turns=3, tokens_per_second=7.5, used_host_bytes=9)
+        await stub.Heartbeat(
+            pb.HeartbeatRequest(
+                node_id="a",
+                state=pb.NODE_STATE_ACTIVE,
+                reported_epoch=epoch,
+                known_epoch=epoch,
+                switch_seconds=2.5,
+                report=report,
+            )
+        )
+        entry = (await list_nodes(stub))["a"]
+        assert entry.train_priority == train_priority(3.35e12, 989e12) > 1
+        assert entry.hardware == hardware
+        assert entry.report == report
+        assert dict(entry.switch_seconds) == {"train": 2.5}
+
+
 @pytest.mark.parametrize(
     ("rpc", "request_"),
     [
@@ -181,6 +271,12 @@ async def test_audit_log_can_be_followed_from_anywhere() -> None:
         ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=duration_message(9.0))),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
+        ("ReleaseNodes", _released(remaining=1, batch=0)),
+        ("ReleaseNodes", _released(remaining=5, batch=4)),
+        ("SetRunPolicy", pb.SetRunPolicyRequest()),
+        ("SetRunPolicy", _policy(max_nodes=-1)),
+        ("SetRunPolicy", _policy(rollout_share=float("nan"))),
+        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, switch_seconds=-1.0)),
         ("WatchAllocations", pb.WatchAllocationsRequest(after_sequence=-1)),
         ("DrainNode", pb.DrainNodeRequest()),
     ],

@@ -7,16 +7,33 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
+from scheduler import keys
 from scheduler.draft import Draft
+from scheduler.lending import Outlook
 from scheduler.memory_store import MemoryStore
 from scheduler.policy import PreemptivePolicy
-from scheduler.records import AllocationEvent, State
+from scheduler.records import AllocationEvent, Assignment, Hardware, RunPolicy, State, Worker
 from scheduler.redis_store import RedisStore
 from scheduler.store import Store, SupersededError
 from services.chassis.redis import connect
 from tests.scheduler.support import BOTH, RUN, gang, node
 
 MAX_EVENTS = 5
+OWN = {"tag": "train", "address": "x:2"}
+OLD_NODE = (
+    '{"node_id":"a","run_id":"run","capability_tags":["rollout","train"],'
+    '"workers":[{"tag":"train","address":"127.0.0.1:9"}],"train_priority":0.0,'
+    '"assignment":{"tag":"train","epoch":7,"gang_id":"g","lent":false,"rank_offset":0,'
+    '"world_size":1},"registered_epoch":2,"state":"active","reported_epoch":7,"draining":false,'
+    '"leaving":false,"released_time":null}'
+)
+OLD_GANG = (
+    '{"run_id":"run","gang_id":"g","tag":"train","num_nodes":1,"arrival":2,"needed_time":null}'
+)
+OLD_EVENT = (
+    '{"sequence":5,"time":1.0,"node":' + OLD_NODE + ',"kind":"assigned","cause":"gang g requested"}'
+)
+"""As scheduler 0.1.0 wrote them."""
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -34,7 +51,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
 
 
 async def test_commit_is_what_load_gives(store: Store) -> None:
-    """Nodes, gangs and counters come back as they were, also after one of each went away."""
+    """All of the state comes back as it was, also after a part of it went away."""
     incarnation = await store.open()
     state, events = _busy(State())
     await store.commit(incarnation, State(), state, events)
@@ -69,6 +86,34 @@ async def test_superseded_scheduler_cannot_write(store: Store) -> None:
     assert await store.load() == state
 
 
+async def test_state_of_an_older_scheduler_is_taken_over(redis_url: str) -> None:
+    """What 0.1.0 wrote loads with defaults for what it did not know; its work goes on."""
+    redis: Redis = connect(redis_url)
+    for key in await redis.keys("sf:scheduler:*"):
+        await redis.delete(key)
+    await redis.hset(keys.COUNTERS, mapping={"incarnation": 3, "last_epoch": 7, "last_arrival": 2})
+    await redis.hset(keys.NODES, "a", OLD_NODE)
+    await redis.hset(keys.GANGS, '["run", "g"]', OLD_GANG)
+    await redis.zadd(keys.EVENTS, {OLD_EVENT: 5})
+    opened = RedisStore(redis, MAX_EVENTS)
+    incarnation = await opened.open()
+    state = await opened.load()
+    assert state.nodes["a"].assignment == Assignment(
+        tag="train", epoch=7, gang_id="g", rank_offset=0, world_size=1
+    )
+    assert state.nodes["a"].workers == (Worker(tag="train", address="127.0.0.1:9"),)
+    assert state.granted(state.gangs[RUN, "g"])
+    assert [event.kind for event in await opened.events(0, 9)] == ["assigned"]
+    draft = Draft(state, PreemptivePolicy(), 2.0)
+    draft.replan("time passed")
+    assert draft.state == state, "running work is not touched"
+    assert draft.events == []
+    draft.release((RUN, "g"))
+    await opened.commit(incarnation, state, draft.state, draft.events)
+    assert await opened.load() == draft.state
+    await opened.close()
+
+
 async def test_store_answers(store: Store) -> None:
     """A running store is reachable."""
     assert await store.reachable()
@@ -76,8 +121,21 @@ async def test_store_answers(store: Store) -> None:
 
 def _busy(state: State) -> tuple[State, list[AllocationEvent]]:
     draft = Draft(state, PreemptivePolicy(), 1.5)
-    draft.register(node("a", *BOTH, train_priority=0.25))
+    draft.register(
+        node(
+            "a",
+            *BOTH,
+            train_priority=0.25,
+            workers=(Worker(tag="train", address="x:1", run_id="other"), Worker(**OWN)),
+            hardware=Hardware(flops=1e15, device_bytes=80 << 30),
+            switch_seconds={"train": 2.5},
+        )
+    )
     draft.register(node("b", "rollout"))
+    draft.set_run_policy("other", RunPolicy(priority=-1, max_nodes=2, rollout_share=0.5))
+    for _ in range(2):
+        draft.request(gang("judged", 1))
+        draft.release((RUN, "judged"), Outlook(remaining_rollouts=1, batch_rollouts=3))
     draft.request(gang('odd "name"', 1, needed_time=1.0))
     draft.request(gang("large", 9))
     assert len(draft.events) >= MAX_EVENTS

@@ -622,19 +622,25 @@ class AllocationEvent(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     CAUSE_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Grows by one."""
     kind: builtins.str
-    """What happened: "registered", "assigned", "reported", "lost", "drained"."""
+    """What happened to a node: "registered", "assigned", "reported", "lost", "drained", "overdue" (it does
+    not leave its old work for a gang). Otherwise: "waiting" (a gang, and why), "kept" (a gang that gave
+    its nodes back, and why they are not lent), "policy" (of a job).
+    """
     cause: builtins.str
     """Why, for people."""
+    run_id: builtins.str
+    """Training job that a change without a node concerns."""
     @property
     def event_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When."""
 
     @property
     def node(self) -> global___Node:
-        """The node after the change."""
+        """The node after the change; absent: it concerns a gang or a training job."""
 
     def __init__(
         self,
@@ -644,9 +650,10 @@ class AllocationEvent(google.protobuf.message.Message):
         node: global___Node | None = ...,
         kind: builtins.str = ...,
         cause: builtins.str = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["event_time", b"event_time", "node", b"node"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "event_time", b"event_time", "kind", b"kind", "node", b"node", "sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "event_time", b"event_time", "kind", b"kind", "node", b"node", "run_id", b"run_id", "sequence", b"sequence"]) -> None: ...
 
 global___AllocationEvent = AllocationEvent
 
