@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from services.chassis.child import Child
 from services.chassis.errors import DependencyUnavailable, ExitCode
 from services.launcher.plan import ProcessPlan
 
@@ -47,7 +46,7 @@ class Supervisor:
         """
         self._log_folder = log_folder
         self._calm_seconds, self._restart_seconds = calm_seconds, restart_seconds
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
@@ -55,13 +54,13 @@ class Supervisor:
 
     async def start(self, plan: ProcessPlan) -> None:
         """Start a process and keep it running in the background."""
-        self._processes[plan.name] = await self._spawn(plan)
+        self._children[plan.name] = await self._spawn(plan)
         self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
 
     async def stop(self, name: str) -> None:
         """End one process, by force if it does not go."""
         self._watchers.pop(name).cancel()
-        await _end(self._processes.pop(name))
+        await self._children.pop(name).end(_TERM_SECONDS)
 
     async def finished(self, name: str) -> None:
         """Wait until a process has ended cleanly."""
@@ -73,27 +72,18 @@ class Supervisor:
 
     def kill(self) -> None:
         """End everything now."""
-        for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.kill()
+        for child in self._children.values():
+            child.kill()
 
-    async def _spawn(self, plan: ProcessPlan) -> asyncio.subprocess.Process:
-        with self._log(plan.name).open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *_tied_to_us(plan.command),
-                env=child_environment(plan.environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C in the terminal is ours to pass on, in order.
-                start_new_session=True,
-            )
+    async def _spawn(self, plan: ProcessPlan) -> Child:
+        environment = child_environment(plan.environment)
+        return await Child.start(plan.command, environment, self._log(plan.name))
 
     async def _watch(self, plan: ProcessPlan) -> None:
         attempt, loop = 0, asyncio.get_running_loop()
         while True:
             started = loop.time()
-            code = await self._processes[plan.name].wait()
+            code = await self._children[plan.name].wait()
             if code == ExitCode.CLEAN:
                 return
             if loop.time() - started >= self._calm_seconds:
@@ -102,7 +92,7 @@ class Supervisor:
                 break
             self.num_restarts += 1
             await asyncio.sleep(self._restart_seconds * 2**attempt)
-            self._processes[plan.name] = await self._spawn(plan)
+            self._children[plan.name] = await self._spawn(plan)
             attempt += 1
         if not self._failed.done():
             reason = self._obituary(plan.name, code)
@@ -125,10 +115,10 @@ class Supervisor:
         trace: TracebackType | None,
     ) -> None:
         # Newest first: agents go before the services they use.
-        for name in reversed(list(self._processes)):
+        for name in reversed(self._children):
             self._watchers.pop(name).cancel()
-        processes = list(self._processes.values())
-        await asyncio.gather(*(_end(process) for process in reversed(processes)))
+        children = reversed(self._children.values())
+        await asyncio.gather(*(child.end(_TERM_SECONDS) for child in children))
         if self._failed.done():
             self._failed.exception()  # retrieved: the failure was reported or is of no interest
         else:
@@ -139,21 +129,3 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The launcher's own environment, one thread for each process, and what the plan adds."""
     one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     return {**one_thread, **os.environ, **extra, "PYTHONUNBUFFERED": "1"}
-
-
-def _tied_to_us(command: tuple[str, ...]) -> tuple[str, ...]:
-    """A launcher that is killed outright must leave no process behind; Linux can see to that."""
-    setpriv = shutil.which("setpriv")
-    return command if setpriv is None else (setpriv, "--pdeathsig", "TERM", "--", *command)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    with suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), _TERM_SECONDS)
-    except TimeoutError:
-        process.kill()
-        await process.wait()

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import grpc.aio
 from seamflow.rollout.v1 import rollout_server_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
+from seamflow.worker.v1 import worker_service_pb2 as worker_pb
+from seamflow.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
+
+from services.chassis import metrics
+from services.chassis.log import get_logger
+from services.node_agent.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
+    from seamflow.worker.v1.worker_service_pb2_grpc import WorkerServiceAsyncStub
 
-__all__ = ["ACTIVITIES", "Activity", "RolloutActivity", "TrainActivity"]
+__all__ = [
+    "Activity",
+    "Role",
+    "RolloutActivity",
+    "SupervisedActivity",
+    "TrainActivity",
+    "WorkerActivity",
+    "WorkerStatus",
+    "activity",
+]
 
 # Below the servers' cap on unary calls. A suspension waits for the next optimizer step, which may
 # take minutes; keep-alive notices a dead worker long before, and every call may be repeated.
@@ -23,8 +41,31 @@ _MOVE_SECONDS = 840.0
 _ASK_SECONDS = 10.0
 
 
+class Role(NamedTuple):
+    """What a worker does, and for whom."""
+
+    tag: str
+    """Activity tag."""
+    run_id: str
+    """Training job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """What a worker says of itself."""
+
+    is_off: bool
+    """It has given the device back, or never had it."""
+    used_device_bytes: int = 0
+    """Device memory in use. Of a rollout server or trainer that is on: what it last gave back."""
+    num_turns: int = 0
+    """Turns it runs or holds in its queue."""
+    tokens_per_second: float = 0.0
+    """Tokens it samples."""
+
+
 class Activity(Protocol):
-    """One capability of a node. Every method may be repeated, and raises AioRpcError."""
+    """One worker's part. Every method may be repeated, and raises AioRpcError."""
 
     async def activate(self, epoch: int) -> None:
         """Take the device and work, under assignment `epoch`."""
@@ -34,8 +75,8 @@ class Activity(Protocol):
         """Stop and give the device back; work in flight goes on elsewhere or waits."""
         ...
 
-    async def is_off(self) -> bool:
-        """True when the worker has given the device back, or never had it."""
+    async def status(self) -> WorkerStatus:
+        """Where it stands."""
         ...
 
     async def hand_over(self) -> None:
@@ -48,10 +89,11 @@ class RolloutActivity:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._server: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+        self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
         """Load the newest weights and serve."""
-        state = await self._state()
+        state = (await self._info()).state
         if state == rollout_pb.SERVER_STATE_SERVING:
             return
         if state == rollout_pb.SERVER_STATE_RELEASED:
@@ -62,25 +104,33 @@ class RolloutActivity:
 
     async def deactivate(self, epoch: int) -> None:
         """End running turns INTERRUPTED, then give weights and KV cache back."""
-        if await self.is_off():
+        if (await self.status()).is_off:
             return
         await self.hand_over()
-        await self._server.ReleaseMemory(rollout_pb.ReleaseMemoryRequest(), timeout=_MOVE_SECONDS)
+        given = await self._server.ReleaseMemory(
+            rollout_pb.ReleaseMemoryRequest(), timeout=_MOVE_SECONDS
+        )
+        self._num_bytes = given.num_bytes
 
-    async def is_off(self) -> bool:
-        """True when its memory is released."""
-        return await self._state() == rollout_pb.SERVER_STATE_RELEASED
+    async def status(self) -> WorkerStatus:
+        """Off when its memory is released."""
+        info = await self._info()
+        is_off = info.state == rollout_pb.SERVER_STATE_RELEASED
+        return WorkerStatus(
+            is_off=is_off,
+            used_device_bytes=0 if is_off else self._num_bytes,
+            num_turns=info.num_running + info.num_queued,
+            tokens_per_second=info.tokens_per_second,
+        )
 
     async def hand_over(self) -> None:
         """End running turns INTERRUPTED."""
         abort = rollout_pb.PauseRequest(mode=rollout_pb.PAUSE_MODE_ABORT)
         await self._server.Pause(abort, timeout=_MOVE_SECONDS)
 
-    async def _state(self) -> rollout_pb.ServerState.ValueType:
-        info = await self._server.GetServerInfo(
-            rollout_pb.GetServerInfoRequest(), timeout=_ASK_SECONDS
-        )
-        return info.state
+    async def _info(self) -> rollout_pb.GetServerInfoResponse:
+        request = rollout_pb.GetServerInfoRequest()
+        return await self._server.GetServerInfo(request, timeout=_ASK_SECONDS)
 
 
 class TrainActivity:
@@ -88,6 +138,7 @@ class TrainActivity:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._trainer: TrainerServiceAsyncStub = TrainerServiceStub(channel)  # type: ignore[assignment]
+        self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
         """Move parameters and optimizer state to the device."""
@@ -95,19 +146,110 @@ class TrainActivity:
 
     async def deactivate(self, epoch: int) -> None:
         """Move them out at the next optimizer-step boundary."""
-        await self._trainer.Suspend(trainer_pb.SuspendRequest(epoch=epoch), timeout=_MOVE_SECONDS)
+        given = await self._trainer.Suspend(
+            trainer_pb.SuspendRequest(epoch=epoch), timeout=_MOVE_SECONDS
+        )
+        self._num_bytes = given.num_bytes or self._num_bytes
 
-    async def is_off(self) -> bool:
-        """True when it is suspended; a trainer starts that way."""
+    async def status(self) -> WorkerStatus:
+        """Off when it is suspended; a trainer starts that way."""
         status = await self._trainer.GetStatus(trainer_pb.GetStatusRequest(), timeout=_ASK_SECONDS)
-        return status.state == trainer_pb.TRAINER_STATE_SUSPENDED
+        is_off = status.state == trainer_pb.TRAINER_STATE_SUSPENDED
+        return WorkerStatus(is_off=is_off, used_device_bytes=0 if is_off else self._num_bytes)
 
     async def hand_over(self) -> None:
         """Nothing: a training step cannot move; its checkpoint covers it."""
 
 
-ACTIVITIES: Mapping[str, Callable[[grpc.aio.Channel], Activity]] = {
+class WorkerActivity:
+    """Whatever a worker of anyone's own does on its device: scoring, a critic, a reference."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)  # type: ignore[assignment]
+
+    async def activate(self, epoch: int) -> None:
+        """Take the device."""
+        await self._worker.Activate(worker_pb.ActivateRequest(epoch=epoch), timeout=_MOVE_SECONDS)
+
+    async def deactivate(self, epoch: int) -> None:
+        """Give it back at the next point where nothing is lost."""
+        request = worker_pb.DeactivateRequest(epoch=epoch)
+        await self._worker.Deactivate(request, timeout=_MOVE_SECONDS)
+
+    async def status(self) -> WorkerStatus:
+        """As it says; a worker starts off."""
+        status = await self._worker.GetStatus(worker_pb.GetStatusRequest(), timeout=_ASK_SECONDS)
+        return WorkerStatus(
+            is_off=status.state == worker_pb.WORKER_STATE_OFF,
+            used_device_bytes=status.used_device_bytes,
+        )
+
+    async def hand_over(self) -> None:
+        """Nothing: its calls in flight end when it is deactivated."""
+
+
+class SupervisedActivity:
+    """The activity of a worker whose process is ours: one that does not let go is killed.
+
+    Killing is the one sure way to take a device back. The process is started again, off: one that
+    comes up with the device in its hands (a rollout server) waits until the device is free.
+
+    Args:
+        inner: what it takes as long as the worker answers.
+        process: the worker's.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, inner: Activity, process: WorkerProcess, clock: Callable[[], float]) -> None:
+        self._inner = inner
+        self._process = process
+        self._clock = clock
+        self._asked: float | None = None  # since when it is asked in vain to let go
+        self._starts_on = isinstance(inner, RolloutActivity)
+        self._killed = metrics.counter(
+            "node_agent", "workers_killed_total", "Workers that did not let go.", ("process",)
+        )
+
+    async def activate(self, epoch: int) -> None:
+        """See the inner activity; a process that has done its work is started again."""
+        self._asked = None
+        self._process.want(True)
+        await self._inner.activate(epoch)
+
+    async def deactivate(self, epoch: int) -> None:
+        """See the inner activity; at the end the worker is off, or dead."""
+        if self._starts_on:
+            self._process.want(False)
+        if self._process.is_running:
+            await self._let_go(epoch)
+        self._asked = None
+
+    async def status(self) -> WorkerStatus:
+        """Off while its process does not run."""
+        return await self._inner.status() if self._process.is_running else WorkerStatus(is_off=True)
+
+    async def hand_over(self) -> None:
+        """See the inner activity."""
+        await self._inner.hand_over()
+
+    async def _let_go(self, epoch: int) -> None:
+        name, seconds = self._process.name, self._process.plan.deactivate_seconds
+        self._asked = self._clock() if self._asked is None else self._asked
+        try:
+            async with asyncio.timeout(self._asked + seconds - self._clock()):
+                await self._inner.deactivate(epoch)
+        except TimeoutError:
+            get_logger().error("worker_killed", process=name, deactivate_seconds=seconds)
+            self._killed.labels(name).inc()
+            await self._process.kill()
+
+
+_ACTIVITIES: Mapping[str, Callable[[grpc.aio.Channel], Activity]] = {
     "rollout": RolloutActivity,
     "train": TrainActivity,
 }
-"""By capability tag; each is made with a channel to the tag's worker."""
+
+
+def activity(tag: str, channel: grpc.aio.Channel) -> Activity:
+    """The activity `tag` of the worker that answers at `channel`."""
+    return _ACTIVITIES.get(tag, WorkerActivity)(channel)

@@ -16,7 +16,9 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
+from services.node_agent.activities import Role
 from services.node_agent.lease import Lease
+from services.node_agent.reporter import Reporter
 from services.node_agent.switcher import Order, Standing, Switcher
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class NodeAgent:
         registration: what the node says of itself.
         scheduler: channel to the scheduler.
         switcher: moves the workers.
+        reporter: measures them.
         lease: shared with the switcher's `may_activate`.
         clock: monotonic seconds.
     """
@@ -58,16 +61,20 @@ class NodeAgent:
         registration: pb.RegisterNodeRequest,
         scheduler: grpc.aio.Channel,
         switcher: Switcher,
+        reporter: Reporter,
         lease: Lease,
         clock: Callable[[], float],
     ) -> None:
         self._registration = registration
         self._scheduler: SchedulerServiceAsyncStub = SchedulerServiceStub(scheduler)  # type: ignore[assignment]
         self._switcher = switcher
+        self._reporter = reporter
         self._lease = lease
         self._clock = clock
         self._known_epoch = 0
         self._told: Standing | None = None
+        self._is_fenced = True  # until the first lease begins
+        self._is_leaving = False
         self.registered = asyncio.Event()
         """Set while the scheduler knows this node."""
         self._fenced = metrics.counter(
@@ -78,19 +85,20 @@ class NodeAgent:
         """Register, heartbeat, switch; when the lease is lost: fence, and register again."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._switcher.run())
-            while True:
+            tasks.create_task(self._reporter.run())
+            while not self._is_leaving:
                 await self._register()
-                while self.registered.is_set() and not self.lease_ran_out():
+                while self.registered.is_set():
                     await self._heartbeat()
-                if self.lease_ran_out():
-                    self._fence()
+                    self._fence_if_due()
 
     async def drain(self) -> None:
-        """Let work in flight go on elsewhere and tell the scheduler that the node leaves."""
-        await self._switcher.hand_over()
-        last = self._report(Standing(pb.NODE_STATE_DRAINING, self._known_epoch), wait=0.0)
-        with suppress(grpc.aio.AioRpcError):
-            await self._scheduler.Heartbeat(last, timeout=_ANSWER_SECONDS)
+        """Tell the scheduler that the node leaves, let work in flight go on elsewhere, and stop.
+
+        Every report from now on says DRAINING.
+        """
+        self._is_leaving = True
+        await asyncio.gather(self._tell_leaving(), self._switcher.leave(self._known_epoch))
 
     def lease_ran_out(self) -> bool:
         """True when the node may no longer work; never for one that can only roll out."""
@@ -103,11 +111,12 @@ class NodeAgent:
         Raises:
             DependencyUnavailable: the scheduler will never take this node as it is.
         """
-        while not self.registered.is_set():
+        while not (self.registered.is_set() or self._is_leaving):
+            self._fence_if_due()
             sent = self._clock()
             try:
                 answer = await self._scheduler.RegisterNode(
-                    self._registration, timeout=_ANSWER_SECONDS
+                    self._registration, timeout=self._patience(_ANSWER_SECONDS)
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _WORTH_RETRYING:
@@ -116,6 +125,7 @@ class NodeAgent:
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
                 self._lease.begin(sent, _seconds(answer.lease_duration))
+                self._is_fenced = False
                 self.registered.set()
                 self._follow(answer.assignment)
 
@@ -141,6 +151,11 @@ class NodeAgent:
             moved.cancel()
             await asyncio.gather(answer, moved, return_exceptions=True)
 
+    async def _tell_leaving(self) -> None:
+        report = self._report(self._switcher.standing, wait=0.0)
+        with suppress(grpc.aio.AioRpcError):
+            self._follow(await self._answer(report, timeout=_ANSWER_SECONDS))
+
     async def _answer(self, report: pb.HeartbeatRequest, timeout: float) -> pb.Assignment:
         response = await self._scheduler.Heartbeat(report, timeout=timeout)
         return response.assignment
@@ -161,6 +176,8 @@ class NodeAgent:
             raise error
 
     def _report(self, standing: Standing, wait: float) -> pb.HeartbeatRequest:
+        if self._is_leaving:
+            standing = Standing(pb.NODE_STATE_DRAINING, self._known_epoch)
         span = Duration()
         span.FromNanoseconds(int(wait * 1e9))
         return pb.HeartbeatRequest(
@@ -170,19 +187,25 @@ class NodeAgent:
             switch_seconds=None if standing is self._told else standing.switch_seconds,
             known_epoch=self._known_epoch,
             wait=span,
+            report=self._reporter.latest,
         )
 
     def _follow(self, assignment: pb.Assignment) -> None:
         # A lower epoch can only come from a scheduler that another has replaced.
         if assignment.epoch >= self._known_epoch:
             self._known_epoch = assignment.epoch
-            self._switcher.follow(Order(assignment.tag, assignment.epoch))
+            role = Role(assignment.tag, assignment.run_id or self._registration.run_id)
+            has_work = bool(assignment.tag) and not self._is_leaving
+            self._switcher.follow(Order(role if has_work else None, assignment.epoch))
 
-    def _fence(self) -> None:
+    def _fence_if_due(self) -> None:
+        if self._is_fenced or not self.lease_ran_out():
+            return
         get_logger().warning("fenced", node_id=self._registration.node_id, epoch=self._known_epoch)
         self._fenced.inc()
+        self._is_fenced = True
         self.registered.clear()
-        self._switcher.follow(Order("", self._known_epoch))
+        self._switcher.follow(Order(None, self._known_epoch))
 
 
 def _seconds(span: Duration) -> float:

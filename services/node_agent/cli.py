@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis.clients import channel
 from services.chassis.server import Service, run
-from services.node_agent.activities import ACTIVITIES
+from services.node_agent.activities import Activity, Role, SupervisedActivity, activity
 from services.node_agent.agent import NodeAgent
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.lease import Lease
+from services.node_agent.reporter import Reporter
+from services.node_agent.roster import Roster
 from services.node_agent.switcher import Switcher
+from services.node_agent.worker_process import WorkerProcess, WorkerProcesses
 
 __all__ = ["build", "main"]
 
@@ -28,13 +31,17 @@ def main() -> None:
 async def build(
     config: NodeAgentConfig, agent_class: type[NodeAgent] = NodeAgent
 ) -> AsyncIterator[Service]:
-    """Connect to the scheduler and to the node's workers."""
-    async with AsyncExitStack() as channels:
+    """Connect to the scheduler and to the node's workers; what an earlier life left is ended."""
+    async with AsyncExitStack() as stack:
+        processes = await stack.enter_async_context(
+            _supervised(
+                config,
+                epoch=lambda: switcher.standing.epoch,
+                changed=lambda: switcher.recheck(),  # noqa: PLW0108 -- it is made below
+            )
+        )
+        activities = await _activities(config, processes.by_address, stack)
         lease = Lease(time.monotonic)
-        activities = {
-            tag: ACTIVITIES[tag](await channels.enter_async_context(channel(config, address)))
-            for tag, address in config.workers.items()
-        }
         switcher = Switcher(
             activities,
             may_activate=lambda: not agent.lease_ran_out(),
@@ -43,8 +50,9 @@ async def build(
         )
         agent = agent_class(
             registration=_registration(config),
-            scheduler=await channels.enter_async_context(channel(config, config.scheduler)),
+            scheduler=await stack.enter_async_context(channel(config, config.scheduler)),
             switcher=switcher,
+            reporter=Reporter(activities, processes.resident_bytes, config.recheck_seconds),
             lease=lease,
             clock=time.monotonic,
         )
@@ -52,7 +60,46 @@ async def build(
         async def is_registered() -> bool:
             return agent.registered.is_set()
 
-        yield Service(background=[agent.run], ready=is_registered, drain=agent.drain)
+        background = [processes.run, agent.run]
+        yield Service(background=background, ready=is_registered, drain=agent.drain)
+
+
+@asynccontextmanager
+async def _supervised(
+    config: NodeAgentConfig, epoch: Callable[[], int], changed: Callable[[], None]
+) -> AsyncIterator[WorkerProcesses]:
+    """The node's worker processes; ended at the end, and by the next life if this one is killed."""
+    if config.state_folder is None:
+        yield WorkerProcesses({})
+        return
+    async with Roster(config.state_folder) as roster:
+        by_address = {
+            plan.address: WorkerProcess(
+                name, plan, roster=roster, epoch=epoch, changed=changed, clock=time.monotonic
+            )
+            for name, plan in config.processes.items()
+        }
+        async with WorkerProcesses(by_address) as processes:
+            yield processes
+
+
+async def _activities(
+    config: NodeAgentConfig, processes: Mapping[str, WorkerProcess], stack: AsyncExitStack
+) -> dict[Role, Activity]:
+    """What each worker of the node can be told, by its role."""
+    activities: dict[Role, Activity] = {}
+    for worker in config.all_workers:
+        connection = await stack.enter_async_context(channel(config, worker.address))
+        inner = activity(worker.tag, connection)
+        process = processes.get(worker.address)
+        if process is None:
+            activities[Role(worker.tag, worker.run_id)] = inner
+            continue
+        if worker.tag == "rollout" and worker.run_id != config.run_id:
+            process.want(False)  # it comes up with the device in its hands, so one at first
+        supervised = SupervisedActivity(inner, process, time.monotonic)
+        activities[Role(worker.tag, worker.run_id)] = supervised
+    return activities
 
 
 def _registration(config: NodeAgentConfig) -> pb.RegisterNodeRequest:
@@ -60,6 +107,18 @@ def _registration(config: NodeAgentConfig) -> pb.RegisterNodeRequest:
         node_id=config.node_id,
         run_id=config.run_id,
         capability_tags=config.capability_tags,
-        workers=[pb.Worker(tag=tag, address=address) for tag, address in config.workers.items()],
+        workers=[
+            pb.Worker(
+                tag=worker.tag,
+                address=worker.address,
+                run_id="" if worker.run_id == config.run_id else worker.run_id,
+            )
+            for worker in config.all_workers
+        ],
         train_priority=config.train_priority,
+        hardware=pb.Hardware(
+            memory_bytes_per_second=config.memory_bytes_per_second,
+            flops=config.flops,
+            device_bytes=config.device_bytes,
+        ),
     )

@@ -1,6 +1,7 @@
 """Moves a node from one activity to the next, in order: the old one ends before the new one begins.
 
 IDLE -> ACTIVATING -> ACTIVE -> DRAINING -> ACTIVATING ...    one order at a time, the newest wins
+                 ACTIVE -> ACTIVATING -> ACTIVE               its worker was lost and came back
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis import metrics
 from services.chassis.log import get_logger
-from services.node_agent.activities import Activity
+from services.node_agent.activities import Activity, Role
 
 __all__ = ["Order", "Standing", "Switcher"]
 
@@ -23,14 +24,15 @@ Step = Callable[[int], Awaitable[None]]
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 2.0
+_SLOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What the node shall do."""
 
-    tag: str
-    """Activity tag; empty: nothing."""
+    role: Role | None
+    """Whose worker shall have the device; None: nobody's."""
     epoch: int
     """Assignment it comes from."""
 
@@ -55,7 +57,7 @@ class Switcher:
     in flight is never cut short, for a worker stopped halfway holds nobody knows what.
 
     Args:
-        activities: by capability tag.
+        activities: by role.
         may_activate: asked before each activation; False while the lease is in doubt.
         clock: monotonic seconds.
         recheck_seconds: how often the workers are made sure of: one may have been restarted.
@@ -63,7 +65,7 @@ class Switcher:
 
     def __init__(
         self,
-        activities: Mapping[str, Activity],
+        activities: Mapping[Role, Activity],
         may_activate: Callable[[], bool],
         clock: Callable[[], float],
         recheck_seconds: float,
@@ -74,124 +76,182 @@ class Switcher:
         self._recheck_seconds = recheck_seconds
         self._wanted: Order | None = None
         self._done: Order | None = None
-        self._active_tag = ""
+        self._active: Role | None = None
+        self._is_leaving = False
         self._news = asyncio.Event()
         self.standing = Standing(pb.NODE_STATE_IDLE, 0)
         """What to report."""
         self.moved = asyncio.Event()
         """Set whenever `standing` changed."""
-        self._switches = metrics.histogram(
-            "node_agent", "switch_seconds", "Seconds a switch took, by new activity tag.", ("tag",)
-        )
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._seconds = {
+            name: metrics.histogram("node_agent", f"{name}_seconds", text, ("tag",))
+            for name, text in (
+                ("switch", "Seconds a switch took, by new activity tag."),
+                ("deactivate", "Of those, seconds to end the old activity, by its tag."),
+                ("activate", "Of those, seconds to begin the new activity, by its tag."),
+            )
+        }
 
     def follow(self, order: Order) -> None:
-        """From now on, do this."""
+        """From now on, do this; what no worker can do is as good as nothing."""
+        if self._wanted is not None and order.epoch < self._wanted.epoch:
+            return
+        if order.role is not None and order.role not in self._activities:
+            get_logger().error("no_such_worker", **_labels(order.role), epoch=order.epoch)
+            order = Order(None, order.epoch)
         if order != self._wanted:
             self._wanted = order
             self._news.set()
 
+    async def leave(self, epoch: int) -> None:
+        """Let work in flight go on elsewhere, and end all; every worker is told once, not more.
+
+        Returns when all have given the device back, or did not answer.
+        """
+        if self._active is not None:
+            with suppress(grpc.aio.AioRpcError):
+                await self._activities[self._active].hand_over()
+        self._is_leaving = True
+        self.follow(Order(None, epoch))
+        await self._idle.wait()
+
+    def recheck(self) -> None:
+        """Make sure of the workers now: one has started or ended."""
+        self._news.set()
+
     async def run(self) -> None:
         """Carry out orders, forever."""
         while True:
-            await self._wait_for_news(self._recheck_seconds)
-            self._news.clear()
+            if self._wanted == self._done:
+                await self._wait_for_news(self._recheck_seconds)
             order = self._wanted
-            if order is None:
-                continue
-            if order != self._done:
+            if order != self._done and order is not None:
                 await self._switch(order)
-            else:
+            elif order is not None:
                 await self._hold(order)
 
-    async def hand_over(self) -> None:
-        """Let work in flight go on elsewhere, as far as the worker answers."""
-        if self._active_tag:
-            with suppress(grpc.aio.AioRpcError):
-                await self._activities[self._active_tag].hand_over()
-
-    async def _hold(self, order: Order) -> None:
-        """Stay as ordered, whatever a worker that was restarted meanwhile takes for its part."""
-        if await self._end_others(order) and order.tag and await self._is_off(order.tag):
-            get_logger().warning("worker_restarted", tag=order.tag, epoch=order.epoch)
-            await self._switch(order)
-
-    async def _is_off(self, tag: str) -> bool:
-        try:
-            return await self._activities[tag].is_off()
-        except grpc.aio.AioRpcError as error:
-            get_logger().warning("worker_unreachable", tag=tag, code=error.code().name)
-            return False  # asked again at the next recheck
-
     async def _switch(self, order: Order) -> None:
-        began, before = self._clock(), self._active_tag
-        if before not in ("", order.tag):
+        began, before = self._clock(), self._active
+        if before not in (None, order.role):
             self._stand(Standing(pb.NODE_STATE_DRAINING, self.standing.epoch))
         if not await self._end_others(order):
             return
         ended = self._clock()
-        if order.tag and not await self._begin(order):
+        if not await self._begin(order):
             return
         self._done = order
-        seconds = self._clock() - began
-        state = pb.NODE_STATE_ACTIVE if order.tag else pb.NODE_STATE_IDLE
-        self._stand(Standing(state, order.epoch, seconds))
-        self._switches.labels(order.tag).observe(seconds)
-        get_logger().info(
-            "switched",
-            from_tag=before,
-            to_tag=order.tag,
-            epoch=order.epoch,
-            deactivate_seconds=ended - began,
-            activate_seconds=began + seconds - ended,
-            switch_seconds=seconds,
-        )
+        now = self._clock()
+        state = pb.NODE_STATE_IDLE if order.role is None else pb.NODE_STATE_ACTIVE
+        self._stand(Standing(state, order.epoch, now - began))
+        self._measure(before, order, ended - began, now - ended)
+
+    async def _hold(self, order: Order) -> None:
+        """Stay as ordered, whatever a worker that was restarted meanwhile takes for its part."""
+        # All at once: one that is frozen must not hide another's end.
+        found = await asyncio.gather(*map(self._is_on, self._activities))
+        for role, is_on in zip(self._activities, found, strict=True):
+            if self._wanted != order:
+                return
+            if role == order.role and not is_on:
+                get_logger().warning("worker_lost", **_labels(role), epoch=order.epoch)
+                if await self._begin(order):
+                    self._stand(Standing(pb.NODE_STATE_ACTIVE, order.epoch))
+            elif role != order.role and is_on:
+                get_logger().warning("worker_intrudes", **_labels(role), epoch=order.epoch)
+                await self._try(self._activities[role].deactivate, order, role)
+
+    async def _is_on(self, role: Role) -> bool:
+        """Whether a worker is known to have the device."""
+        try:
+            return not (await self._activities[role].status()).is_off
+        except grpc.aio.AioRpcError as error:
+            get_logger().warning("worker_unreachable", **_labels(role), code=error.code().name)
+            return False  # asked again at the next recheck
 
     async def _end_others(self, order: Order) -> bool:
         """End every activity but the ordered one; False if a newer order came first."""
-        for tag, activity in self._activities.items():
-            if tag != order.tag and not await self._insist(activity.deactivate, order, tag):
+        for role, activity in self._activities.items():
+            if role != order.role and not await self._insist(activity.deactivate, order, role):
                 return False
-        if self._active_tag != order.tag:
-            self._active_tag = ""
+        if self._active != order.role:
+            self._active = None
         return True
 
     async def _begin(self, order: Order) -> bool:
         """Begin the ordered activity; False if a newer order came first."""
+        role = order.role
+        if role is None:
+            return True
         self._stand(Standing(pb.NODE_STATE_ACTIVATING, order.epoch))
-        self._active_tag = order.tag
+        self._active = role
 
         async def activate(epoch: int) -> None:
             while not self._may_activate() and self._wanted == order:
                 await self._wait_for_news(_FIRST_PAUSE_SECONDS)
             if self._wanted == order:
-                await self._activities[order.tag].activate(epoch)
+                await self._activities[role].activate(epoch)
 
-        return await self._insist(activate, order, order.tag)
+        return await self._insist(activate, order, role)
 
-    async def _insist(self, step: Step, order: Order, tag: str) -> bool:
+    async def _insist(self, step: Step, order: Order, role: Role) -> bool:
         """Repeat `step` until the worker has done it; False if a newer order came first."""
         for pause in _pauses():
-            try:
-                await step(order.epoch)
-            except grpc.aio.AioRpcError as error:
-                get_logger().warning(
-                    "worker_refused", tag=tag, epoch=order.epoch, code=error.code().name
-                )
-            else:
+            done = await self._try(step, order, role)
+            if done or self._wanted != order or self._is_leaving:
                 return self._wanted == order
-            if self._wanted != order:
-                return False
             await self._wait_for_news(pause)
         raise AssertionError("the pauses never end")
+
+    async def _try(self, step: Step, order: Order, role: Role) -> bool:
+        log = get_logger().bind(**_labels(role), epoch=order.epoch)
+        slow = asyncio.get_running_loop().call_later(
+            _SLOW_SECONDS, lambda: log.warning("worker_slow", seconds=_SLOW_SECONDS)
+        )
+        try:
+            await step(order.epoch)
+        except grpc.aio.AioRpcError as error:
+            log.warning("worker_refused", code=error.code().name)
+            return False
+        finally:
+            slow.cancel()
+        return True
 
     async def _wait_for_news(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
+        self._news.clear()
 
     def _stand(self, standing: Standing) -> None:
         self.standing = standing
         self.moved.set()
+        if standing.state == pb.NODE_STATE_IDLE:
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+    def _measure(self, before: Role | None, order: Order, ending: float, beginning: float) -> None:
+        old, new = (role.tag if role else "" for role in (before, order.role))
+        for name, tag, seconds in (
+            ("switch", new, ending + beginning),
+            ("deactivate", old, ending),
+            ("activate", new, beginning),
+        ):
+            self._seconds[name].labels(tag).observe(seconds)
+        get_logger().info(
+            "switched",
+            from_tag=old,
+            to_tag=new,
+            epoch=order.epoch,
+            deactivate_seconds=ending,
+            activate_seconds=beginning,
+        )
+
+
+def _labels(role: Role) -> dict[str, str]:
+    return {"tag": role.tag, "run_id": role.run_id}
 
 
 def _pauses() -> Iterator[float]:

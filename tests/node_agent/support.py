@@ -12,10 +12,17 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     RolloutServerServiceServicer,
     add_RolloutServerServiceServicer_to_server,
 )
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import (
     TrainerServiceServicer,
     add_TrainerServiceServicer_to_server,
+)
+from seamflow.worker.v1 import worker_service_pb2 as worker_pb
+from seamflow.worker.v1.worker_service_pb2_grpc import (
+    WorkerServiceServicer,
+    add_WorkerServiceServicer_to_server,
 )
 
 from services.chassis.config import ServerConfig
@@ -23,7 +30,7 @@ from services.chassis.server import Service, started
 from services.node_agent.agent import NodeAgent
 from services.node_agent.cli import build
 from services.node_agent.config import NodeAgentConfig
-from tests.scheduler.support import BOTH, RUN
+from tests.scheduler.support import BOTH, RUN, list_nodes
 
 
 class Journal:
@@ -55,7 +62,9 @@ class RecordingRolloutServer(RolloutServerServiceServicer):
 
     async def GetServerInfo(self, request: Any, context: Any) -> rollout_pb.GetServerInfoResponse:
         """The state."""
-        return rollout_pb.GetServerInfoResponse(state=self.state)
+        return rollout_pb.GetServerInfoResponse(
+            state=self.state, num_running=3, num_queued=2, tokens_per_second=70.0
+        )
 
     async def Pause(
         self, request: rollout_pb.PauseRequest, context: Any
@@ -69,7 +78,7 @@ class RecordingRolloutServer(RolloutServerServiceServicer):
         """PAUSED -> RELEASED."""
         self._journal.add("release")
         self.state = rollout_pb.SERVER_STATE_RELEASED
-        return rollout_pb.ReleaseMemoryResponse()
+        return rollout_pb.ReleaseMemoryResponse(num_bytes=1000)
 
     async def RestoreMemory(self, request: Any, context: Any) -> rollout_pb.RestoreMemoryResponse:
         """RELEASED -> PAUSED."""
@@ -122,11 +131,40 @@ class RecordingTrainer(TrainerServiceServicer):
         return trainer_pb.ResumeResponse()
 
 
+class RecordingWorker(WorkerServiceServicer):
+    """Keeps the life cycle of a worker of any tag."""
+
+    def __init__(self, journal: Journal, name: str) -> None:
+        self._journal = journal
+        self._name = name
+        self.is_on = False
+
+    async def GetStatus(self, request: Any, context: Any) -> worker_pb.GetStatusResponse:
+        """The state."""
+        state = worker_pb.WORKER_STATE_ON if self.is_on else worker_pb.WORKER_STATE_OFF
+        return worker_pb.GetStatusResponse(state=state, used_device_bytes=500 * self.is_on)
+
+    async def Activate(self, request: Any, context: Any) -> worker_pb.ActivateResponse:
+        """OFF -> ON."""
+        if not self.is_on:
+            self._journal.add(f"{self._name} on")
+            self.is_on = True
+        return worker_pb.ActivateResponse()
+
+    async def Deactivate(self, request: Any, context: Any) -> worker_pb.DeactivateResponse:
+        """ON -> OFF."""
+        if self.is_on:
+            self._journal.add(f"{self._name} off")
+            self.is_on = False
+        return worker_pb.DeactivateResponse()
+
+
 class Workers:
     """The processes of one node, served in this one."""
 
-    def __init__(self) -> None:
-        self.journal = Journal()
+    def __init__(self, journal: Journal | None = None, name: str = "worker") -> None:
+        self.journal = journal or Journal()
+        self.worker = RecordingWorker(self.journal, name)
         self.rollout = RecordingRolloutServer(self.journal)
         self.trainer = RecordingTrainer(self.journal)
 
@@ -136,6 +174,7 @@ class Workers:
         servicers = [
             (add_RolloutServerServiceServicer_to_server, self.rollout),
             (add_TrainerServiceServicer_to_server, self.trainer),
+            (add_WorkerServiceServicer_to_server, self.worker),
         ]
         config = ServerConfig(port=port, drain_seconds=0.1)
         async with started(Service(servicers=servicers), config) as bound:
@@ -145,9 +184,10 @@ class Workers:
 def agent_config(
     name: str,
     scheduler_port: int,
-    workers: str,
+    address: str,
     tags: tuple[str, ...] = BOTH,
     recheck_seconds: float = 60.0,
+    **settings: Any,
 ) -> NodeAgentConfig:
     """Configuration of a node agent whose workers share one address."""
     return NodeAgentConfig(
@@ -157,9 +197,10 @@ def agent_config(
         run_id=RUN,
         capability_tags=tags,
         scheduler=f"127.0.0.1:{scheduler_port}",
-        rollout_server=workers if "rollout" in tags else None,
-        trainer=workers if "train" in tags else None,
+        rollout_server=address if "rollout" in tags else None,
+        trainer=address if "train" in tags else None,
         recheck_seconds=recheck_seconds,
+        **settings,
     )
 
 
@@ -170,3 +211,27 @@ async def running_agent(
     """A node agent in this process, drained at the end."""
     async with build(config, agent_class) as service, started(service, config, "node_agent"):
         yield
+
+
+async def active(stub: SchedulerServiceStub, name: str, tag: str) -> None:
+    """Wait until the scheduler knows that `name` does `tag`, as assigned."""
+    watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
+    try:
+        while True:
+            node = (await list_nodes(stub)).get(name, pb.Node())
+            taken_up = node.reported_epoch == node.assignment.epoch
+            if (node.assignment.tag, node.state) == (tag, pb.NODE_STATE_ACTIVE) and taken_up:
+                return
+            await watch.read()
+    finally:
+        watch.cancel()
+
+
+async def state_of(stub: SchedulerServiceStub, name: str, state: pb.NodeState) -> None:
+    """Wait until the scheduler knows `name` in `state`."""
+    watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
+    try:
+        while (await list_nodes(stub)).get(name, pb.Node()).state != state:
+            await watch.read()
+    finally:
+        watch.cancel()

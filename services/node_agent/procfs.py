@@ -1,0 +1,94 @@
+"""Other processes of this machine, as Linux tells of them in /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Identity", "Process", "family", "is_alive", "kill", "look", "processes"]
+
+_PROC = Path("/proc")
+_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
+# Places in /proc/<pid>/stat, counted from the state, which follows the name in parentheses.
+_STATE, _PARENT, _START_TICKS, _RESIDENT_PAGES = 0, 1, 19, 21
+
+
+class Identity(NamedTuple):
+    """One life of a process. Its id alone is not enough: ids are given out again."""
+
+    pid: int
+    """Process id."""
+    started: str
+    """Boot of the machine, and clock ticks from then to the start of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that was there when somebody looked."""
+
+    identity: Identity
+    """Which one."""
+    parent: int
+    """Process id of its parent."""
+    resident_bytes: int
+    """Host memory it occupies, shared pages included."""
+    is_over: bool
+    """It has ended, and only its parent has not taken notice."""
+
+
+def look(pid: int) -> Process | None:
+    """The process with this id now; None: there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    parts = text.rpartition(") ")[2].split()
+    return Process(
+        identity=Identity(pid, f"{_BOOT_ID.read_text().strip()}/{parts[_START_TICKS]}"),
+        parent=int(parts[_PARENT]),
+        resident_bytes=int(parts[_RESIDENT_PAGES]) * os.sysconf("SC_PAGESIZE"),
+        is_over=parts[_STATE] in "ZX",
+    )
+
+
+def processes() -> dict[int, Process]:
+    """All processes by id."""
+    found = (look(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
+    return {process.identity.pid: process for process in found if process is not None}
+
+
+def family(pid: int, among: Mapping[int, Process]) -> list[Process]:
+    """A process with all that descend from it; empty when it is not there."""
+    children: dict[int, list[int]] = {}
+    for one, process in among.items():
+        children.setdefault(process.parent, []).append(one)
+    members = [pid] if pid in among else []
+    for member in members:  # grows while it is walked
+        members.extend(children.get(member, ()))
+    return [among[member] for member in members]
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether exactly this process still runs."""
+    process = look(identity.pid)
+    return process is not None and process.identity == identity and not process.is_over
+
+
+def kill(identity: Identity) -> None:
+    """SIGKILL exactly this process; nothing happens if it has ended.
+
+    The descriptor is opened before the start time is compared, so that the signal cannot reach
+    another process that got the id in between.
+    """
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(identity.pid)
+        try:
+            if is_alive(identity):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)

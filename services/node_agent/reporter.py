@@ -1,0 +1,67 @@
+"""What the node is doing, in numbers, measured now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import grpc.aio
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+
+from services.chassis import metrics
+from services.node_agent.activities import Activity, Role, WorkerStatus
+
+__all__ = ["Reporter"]
+
+
+class Reporter:
+    """Asks all workers at once, again and again; one that does not answer counts as nothing.
+
+    Args:
+        activities: by role.
+        host_bytes: measures the worker processes.
+        seconds: pause between two rounds.
+    """
+
+    def __init__(
+        self,
+        activities: Mapping[Role, Activity],
+        host_bytes: Callable[[], Awaitable[int]],
+        seconds: float,
+    ) -> None:
+        self._activities = activities
+        self._host_bytes = host_bytes
+        self._seconds = seconds
+        self.latest: pb.NodeReport | None = None
+        """The newest measurement; None before the first."""
+        self._device = metrics.gauge(
+            "node_agent", "used_device_bytes", "Device memory in use, as the workers say."
+        )
+        self._host = metrics.gauge(
+            "node_agent", "used_host_bytes", "Host memory of the supervised worker processes."
+        )
+
+    async def run(self) -> None:
+        """Measure, forever."""
+        while True:
+            self.latest = await self._measure()
+            self._device.set(self.latest.used_device_bytes)
+            self._host.set(self.latest.used_host_bytes)
+            await asyncio.sleep(self._seconds)
+
+    async def _measure(self) -> pb.NodeReport:
+        asked = [_answer(activity) for activity in self._activities.values()]
+        found = [status for status in await asyncio.gather(*asked) if status is not None]
+        return pb.NodeReport(
+            used_device_bytes=sum(status.used_device_bytes for status in found),
+            num_turns=sum(status.num_turns for status in found),
+            tokens_per_second=sum(status.tokens_per_second for status in found),
+            used_host_bytes=await self._host_bytes(),
+        )
+
+
+async def _answer(activity: Activity) -> WorkerStatus | None:
+    try:
+        return await activity.status()
+    except grpc.aio.AioRpcError:
+        return None

@@ -1,0 +1,153 @@
+"""Every process this agent has started, on disk, so that its next life can end what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from services.chassis import metrics
+from services.chassis.errors import DependencyUnavailable
+from services.chassis.log import get_logger
+from services.node_agent import procfs
+from services.node_agent.procfs import Identity
+
+__all__ = ["Roster"]
+
+_FILE = "processes.json"
+_LOCK = "lock"
+_LOOK_SECONDS = 0.02
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A worker process and what it has started."""
+
+    epoch: int
+    """Assignment under which it was started."""
+    members: frozenset[Identity]
+    """It, its descendants, and those of them whose parents have ended."""
+
+
+class Roster:
+    """Who is there, by the name of the worker process.
+
+    The agent can be killed at any moment, so a process is written down as soon as it is started.
+    The file need not outlive the machine: nor do the processes.
+
+    Args:
+        folder: this agent's alone; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[str, _Entry] = {}
+        self._lock = -1
+        self._zombies = metrics.counter(
+            "node_agent", "zombies_killed_total", "Processes of an earlier life that were killed."
+        )
+
+    async def __aenter__(self) -> Self:
+        """Take the folder, and end what an earlier life of the agent left.
+
+        Raises:
+            DependencyUnavailable: another agent has the folder; or a process cannot be ended, so it
+                may still hold the device.
+        """
+        if procfs.look(os.getpid()) is None:
+            raise DependencyUnavailable("/proc", "worker processes are supervised on Linux only")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._take()
+        self._entries = self._read()
+        await self._end_zombies()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._lock)
+
+    def add(self, name: str, pid: int, epoch: int) -> None:
+        """Worker process `name` was started with id `pid`."""
+        process = procfs.look(pid)
+        if process is not None:
+            self._put(name, _Entry(epoch, frozenset({process.identity})))
+
+    async def look(self, name: str, pid: int) -> int:
+        """Note what worker process `name` has started; returns the host bytes of all of it."""
+        table = await asyncio.to_thread(procfs.processes)
+        family = procfs.family(pid, table)
+        if (entry := self._entries.get(name)) is not None:
+            found = {member.identity for member in family if not member.is_over}
+            orphans = {identity for identity in entry.members if procfs.is_alive(identity)}
+            self._put(name, _Entry(entry.epoch, frozenset(found | orphans)))
+        return sum(member.resident_bytes for member in family)
+
+    async def clear(self, name: str) -> None:
+        """Kill what is left of worker process `name`; returns when nothing is."""
+        entry = self._entries.get(name, _Entry(0, frozenset()))
+        for identity in entry.members:
+            procfs.kill(identity)
+        while any(procfs.is_alive(identity) for identity in entry.members):
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._put(name, None)
+
+    async def _end_zombies(self) -> None:
+        for name, entry in dict(self._entries).items():
+            alive = sorted(one.pid for one in entry.members if procfs.is_alive(one))
+            if alive:
+                get_logger().warning("zombie", process=name, pids=alive, epoch=entry.epoch)
+                self._zombies.inc(len(alive))
+            try:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self.clear(name)
+            except TimeoutError as error:
+                message = f"processes {alive} of an earlier node agent do not end on SIGKILL"
+                raise DependencyUnavailable(name, message) from error
+
+    def _take(self) -> None:
+        self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            message = "another node agent runs with it; end that one, or set another state_folder"
+            raise DependencyUnavailable(f"state_folder {self._folder}", message) from error
+
+    def _put(self, name: str, entry: _Entry | None) -> None:
+        if self._entries.get(name) == entry:
+            return
+        self._entries.pop(name, None)
+        if entry is not None:
+            self._entries[name] = entry
+        self._write()
+
+    def _write(self) -> None:
+        content = {
+            name: {"epoch": entry.epoch, "members": sorted(entry.members)}
+            for name, entry in self._entries.items()
+        }
+        partial = self._folder / f"{_FILE}.part"
+        partial.write_text(json.dumps(content))
+        partial.replace(self._folder / _FILE)
+
+    def _read(self) -> dict[str, _Entry]:
+        text = "{}"
+        with suppress(FileNotFoundError):
+            text = (self._folder / _FILE).read_text()
+        # A machine that crashed may leave it empty, and no process either.
+        content = json.loads(text or "{}")
+        return {
+            name: _Entry(entry["epoch"], frozenset(Identity(*one) for one in entry["members"]))
+            for name, entry in content.items()
+        }
