@@ -20,6 +20,7 @@ PROCESSES = {
     "services.weights",
     "services.node_agent",
     "services.dataloader",
+    "services.ranker",
     "services.launcher",
 }
 OURS = ("trajectory_manager", "rollout", "scheduler", "trainer", "services", "examples", "bench")

@@ -38,7 +38,12 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
         )
         yield Service(
             servicers=[(add_RolloutServiceServicer_to_server, servicer)],
-            background=[recorder.keep_sending, servers.keep_known, servers.keep_versions],
+            background=[
+                recorder.keep_sending,
+                servers.keep_known,
+                servers.keep_versions,
+                servers.keep_planned,
+            ],
         )
         await servers.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.chassis.config import ServerConfig
+from services.chassis.decode_latency import DecodeLatency
 
 __all__ = ["GatewayConfig"]
 
@@ -31,8 +33,15 @@ class GatewayConfig(ServerConfig):
     max_version_lag: int = 1
     """A server may be this many versions behind the newest committed one and still get turns."""
     dispatch: str = "least_load"
-    """Which turn gets which server: least_load, prefix_affinity, longest_first (ends a step
-    soonest), or "package.module:Name"."""
+    """Which turn gets which server: least_load, prefix_affinity, longest_first, skew_aware (ends a
+    step soonest), skew_aware_sum or skew_aware_max (as printed), or "package.module:Name"."""
+    decode_latency: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a decode step of your servers by batch size, for skew_aware: {1 = 0.0085, ...}.
+    Empty: learned from what servers report."""
+    lengths: str = "running_means"
+    """How long turns will be: running_means, ranker, or "package.module:Name"."""
+    ranker: str | None = None
+    """Where lengths are predicted, for lengths = "ranker"."""
     overcommit: float = 1.25
     """A server gets turns up to this many times its slots, so that none of them is ever idle."""
     max_waiting_turns: int = 16_384
@@ -46,6 +55,12 @@ class GatewayConfig(ServerConfig):
 
     def __post_init__(self) -> None:
         """Refuse what would let no turn through."""
+        self.server_latency()
+        if (self.lengths == "ranker") != (self.ranker is not None):
+            raise ValueError(
+                f"lengths is {self.lengths!r} and ranker is {self.ranker!r}: "
+                'for the ranker give its address and lengths = "ranker", else neither'
+            )
         if self.overcommit <= 0:
             raise ValueError(f"overcommit is {self.overcommit}: must be over 0")
         if self.max_waiting_turns < 1:
@@ -54,3 +69,7 @@ class GatewayConfig(ServerConfig):
             raise ValueError(
                 f"hedge_after_seconds is {self.hedge_after_seconds}: must be over 0, or left out"
             )
+
+    def server_latency(self) -> DecodeLatency | None:
+        """The table `decode_latency`; None: there is none."""
+        return DecodeLatency.from_table(self.decode_latency) if self.decode_latency else None

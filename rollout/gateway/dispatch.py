@@ -6,17 +6,24 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from services.chassis import plugins
 
+if TYPE_CHECKING:
+    from services.chassis.decode_latency import DecodeLatency
+
 __all__ = [
     "Ask",
+    "CacheFirst",
     "Candidate",
     "DispatchPolicy",
+    "Fleet",
     "LeastLoad",
     "LongestFirst",
+    "Planning",
     "PrefixAffinity",
+    "least_loaded",
     "load_dispatch",
 ]
 
@@ -64,8 +71,33 @@ class DispatchPolicy(Protocol):
         """Where `ask` waits: least first, ties by arrival. Asked once, when it arrives."""
         ...
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
-        """Pick one of at least one servers for `ask`."""
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Pick one of at least one servers for `ask`.
+
+        None: none of them, it waits on, and with it all behind it. Asked again when a turn has
+        left a server, so never None where a candidate has no turn at all.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All that a gateway has to give out, and to whom."""
+
+    num_waiting: int
+    """Turns without a server."""
+    servers: Sequence[Candidate]
+    """Every server that may serve, whether it has room or not."""
+    latency: DecodeLatency | None = None
+    """Decode latency of a server as configured; None: it is not."""
+
+
+@runtime_checkable
+class Planning(Protocol):
+    """What a dispatch policy may be besides: one that prepares for all turns at once."""
+
+    def plan(self, fleet: Fleet) -> None:
+        """Called when the number of turns has changed by an eighth, and every second."""
         ...
 
 
@@ -78,7 +110,7 @@ class LeastLoad:
 
     def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
         """The least loaded server."""
-        return min(candidates, key=lambda c: (c.num_turns / _slots(c), c.server_id))
+        return least_loaded(candidates)
 
 
 class PrefixAffinity(LeastLoad):
@@ -94,6 +126,18 @@ class PrefixAffinity(LeastLoad):
         share = (1 + sum(c.num_turns for c in candidates)) / sum(map(_slots, candidates))
         with_room = [c for c in candidates if c.num_turns < math.ceil(_BALANCE * share * _slots(c))]
         return max(with_room, key=lambda c: _rank(ask.group, c.server_id))
+
+
+class CacheFirst(PrefixAffinity):
+    """The longest prefix first, to the server that has it cached.
+
+    For agents of many turns: those that are far get on, so that a server works through few rollouts
+    whose keys and values fit, instead of computing those of many again at each turn.
+    """
+
+    def order(self, ask: Ask) -> float:
+        """A rollout that has begun never waits for one that has not."""
+        return -math.inf if ask.continues else -float(ask.num_tokens)
 
 
 class LongestFirst(LeastLoad):
@@ -118,6 +162,10 @@ BUILT_IN = {
     "least_load": f"{__name__}:LeastLoad",
     "prefix_affinity": f"{__name__}:PrefixAffinity",
     "longest_first": f"{__name__}:LongestFirst",
+    "cache_first": f"{__name__}:CacheFirst",
+    "skew_aware": "rollout.gateway.skew:SkewAware",
+    "skew_aware_sum": "rollout.gateway.skew:SkewAwareSum",
+    "skew_aware_max": "rollout.gateway.skew:SkewAwareMax",
 }
 
 
@@ -125,6 +173,11 @@ def load_dispatch(name: str) -> DispatchPolicy:
     """A built-in by name, or what anyone's own "package.module:Name" makes without arguments."""
     policy: DispatchPolicy = plugins.make("dispatch", name, BUILT_IN)
     return policy
+
+
+def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
+    """The server with the smallest share of its slots taken."""
+    return min(candidates, key=lambda c: (c.num_turns / _slots(c), c.server_id))
 
 
 def _slots(candidate: Candidate) -> int:

@@ -32,6 +32,8 @@ class Prompt:
         if self._messages:
             self._keyed = _is_append_only(self._messages, template)
             self._ids = [] if self._keyed else template.encode(self._messages)
+        self.num_answers = sum(m["role"] == "assistant" for m in self._messages)
+        """Answers of the policy that it holds; 0 for a prompt of ids, which does not tell."""
 
     def begin_request(
         self, request: pb.GenerateRequest, attempt_id: str
@@ -50,12 +52,18 @@ class Prompt:
             credential_digest=digest(request.credential),
         )
 
+    def known_ids(self) -> Sequence[int]:
+        """Ids of the whole prompt, where they do not depend on what the store holds; else none."""
+        if self._keyed and not self.num_answers and not self._ids:
+            self._ids = self.template.encode(self._messages)
+        return self._ids
+
     def remaining_ids(self, begun: store_pb.BeginTurnResponse) -> list[int]:
         """Ids of the prompt after the matched prefix: this turn's environment tokens."""
         if not self._keyed:
             return self._ids[len(begun.prefix_token_ids) :]
         if not begun.num_matched_messages:
-            return self.template.encode(self._messages)
+            return self._ids or self.template.encode(self._messages)
         last = begun.prefix_token_ids[-1]
         return self.template.encode_after(self._messages, begun.num_matched_messages, last)
 

@@ -25,7 +25,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from rollout.gateway import streams
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch import Ask, Candidate, load_dispatch
-from rollout.gateway.lengths import RunningMeans
+from rollout.gateway.lengths import load_lengths
 from rollout.gateway.waiting import WaitingTurns
 from services.chassis import clients, metrics
 from services.chassis.log import get_logger
@@ -91,10 +91,17 @@ class Servers:
         self._config = config
         self._servers: dict[str, Server] = {}
         self._min_version = 0
-        policy = load_dispatch(config.dispatch)
-        self._waiting = WaitingTurns(policy, self._with_room, config.max_waiting_turns)
-        self.lengths = RunningMeans()
-        """What turns have told of the length of others."""
+        self._waiting = WaitingTurns(
+            load_dispatch(config.dispatch),
+            self._with_room,
+            config.max_waiting_turns,
+            serving=self._serving,
+            latency=config.server_latency(),
+        )
+        self.keep_planned = self._waiting.keep_planned
+        """Lets the dispatch policy prepare; runs until cancelled."""
+        self.lengths = load_lengths(config)
+        """How long turns will be."""
 
     def stream(
         self, ask: Ask, pinned_version: int | None, request: streams.Request
@@ -131,6 +138,7 @@ class Servers:
     async def close(self) -> None:
         """Forget all servers."""
         await self._set_known(())
+        await self.lengths.close()
 
     async def _listed(self, stub: SchedulerServiceAsyncStub) -> set[str]:
         request = scheduler_service_pb2.ListNodesRequest(run_id=self._config.run_id)
@@ -182,8 +190,11 @@ class Servers:
             except grpc.aio.AioRpcError:
                 server.info = None
             self._waiting.assign()
-            _SERVERS.set(sum(self._may_serve(s, None) for s in self._servers.values()))
+            _SERVERS.set(len(self._serving()))
             await asyncio.sleep(self._config.poll_seconds)
+
+    def _serving(self) -> list[Server]:
+        return [server for server in self._servers.values() if self._may_serve(server, None)]
 
     def _with_room(self, pinned_version: int | None) -> list[Server]:
         return [

@@ -7,7 +7,7 @@ server), the turn continues from its recorded prefix on whichever server may ser
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +22,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway import tokens
 from rollout.gateway.dispatch import Ask
-from rollout.gateway.lengths import remaining
+from rollout.gateway.lengths import Beginning, remaining
 from rollout.gateway.peers import answered, forwarded
 from rollout.gateway.prompt import Prompt
 from rollout.gateway.servers import Server, Servers
@@ -105,6 +105,8 @@ class Turn:
     async def _begin(self) -> tokens_pb2.Tokens:
         """Open the turn in the store; returns the sampled tokens it already has."""
         begin = self._prompt.begin_request(self._request, self._attempt_id)
+        # Asked now, so that the answer comes while the store opens the turn.
+        self._servers.lengths.foresee(self._beginning(self._prompt.known_ids()))
         answer = await answered(lambda: self._store.BeginTurn(begin))
         self._epoch, self._finish = answer.epoch, answer.finish_reason
         self._is_closed = self._finish in _ENDED
@@ -118,6 +120,7 @@ class Turn:
         num_environment = tokens.num_environment(stored)
         self._prompt_ids = [*answer.prefix_token_ids, *stored.token_ids[:num_environment]]
         self._sampled = list(stored.token_ids[num_environment:])
+        self._servers.lengths.foresee(self._beginning(self._prompt_ids))
         await self._check_nothing_lost()
         return tokens.after(stored, num_environment)
 
@@ -149,7 +152,7 @@ class Turn:
         except (asyncio.CancelledError, grpc.aio.UsageError):
             _raise_if_cancelled()  # else the server has left and its channel is closed
         if self._finish in _ENDED:
-            self._servers.lengths.ended(ask.group, len(self._sampled))
+            self._servers.lengths.ended(self._beginning(self._prompt_ids), len(self._sampled))
         else:
             _RESUMED.inc()
 
@@ -244,17 +247,24 @@ class Turn:
         return wanted, max(self._deadline - asyncio.get_running_loop().time(), 0.0)
 
     def _ask(self) -> Ask:
-        # A leased rollout is named task/slot/attempt.
-        task_id, _, _ = self._request.rollout_id.rpartition("/")[0].rpartition("/")
-        group, num_sampled = task_id or self._request.rollout_id, len(self._sampled)
+        beginning, num_sampled = self._beginning(self._prompt_ids), len(self._sampled)
         most = self._request.sampling.max_new_tokens - num_sampled
-        expected = self._servers.lengths.expected(group)
+        expected = self._servers.lengths.expected(beginning)
         return Ask(
-            group=group,
+            group=beginning.group,
             num_tokens=len(self._prompt_ids) + num_sampled,
             max_new_tokens=most,
             expected_tokens=remaining(expected, num_sampled, most),
             continues=bool(num_sampled or self._num_streams),
+        )
+
+    def _beginning(self, token_ids: Sequence[int]) -> Beginning:
+        # A leased rollout is named task/slot/attempt.
+        task_id, _, _ = self._request.rollout_id.rpartition("/")[0].rpartition("/")
+        return Beginning(
+            group=task_id or self._request.rollout_id,
+            token_ids=token_ids,
+            turn_index=self._prompt.num_answers,
         )
 
     def _finished(self) -> pb.GenerateResponse:

@@ -15,16 +15,18 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from rollout.gateway.dispatch import Ask, DispatchPolicy
+from rollout.gateway.dispatch import Ask, DispatchPolicy, Fleet, Planning
 from services.chassis import metrics
 from services.chassis.errors import Reason, exhausted
 
 if TYPE_CHECKING:
     from rollout.gateway.servers import Server
+    from services.chassis.decode_latency import DecodeLatency
 
 __all__ = ["WaitingTurns"]
 
 _RETRY_SECONDS = 1.0
+_PLAN_SECONDS = 1.0
 _WAITING = metrics.gauge("rollout_gateway", "waiting_turns", "Turns without a rollout server.")
 _SECONDS = metrics.histogram(
     "rollout_gateway", "wait_seconds", "Time that a turn waited for a rollout server."
@@ -46,11 +48,20 @@ class WaitingTurns:
         with_room: WithRoom,
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        serving: Callable[[], Sequence[Server]] = tuple,
+        latency: DecodeLatency | None = None,
     ) -> None:
+        """`serving` and `latency` are for policies that plan: all servers, and their pace."""
         self._policy = policy
+        self._planner = policy if isinstance(policy, Planning) else None
         self._with_room = with_room
         self._max_waiting = max_waiting
         self._clock = clock
+        self._serving = serving
+        self._latency = latency
+        self._num_taken = 0
+        self._num_planned = 0
         self._num_arrived = 0
         # By pinned version, each sorted: thousands are moved in microseconds.
         self._queues: dict[int | None, list[_Entry]] = {}
@@ -89,35 +100,67 @@ class WaitingTurns:
     def left(self, server: Server) -> None:
         """A turn is no longer on `server`."""
         server.num_turns -= 1
+        self._num_taken -= 1
         self.assign()
+
+    async def keep_planned(self) -> None:
+        """Let a policy that plans do so every second; runs until cancelled."""
+        while self._planner is not None:
+            self._plan(self._planner)
+            self.assign()
+            await asyncio.sleep(_PLAN_SECONDS)
 
     def assign(self) -> None:
         """Give turns to servers, as long as there are both."""
-        while self._assign_one():
+        num_turns = len(self) + self._num_taken
+        if self._planner is not None and 8 * abs(num_turns - self._num_planned) > self._num_planned:
+            self._plan(self._planner)
+        held: set[int | None] = set()
+        while self._assign_one(held):
             pass
         _WAITING.set(len(self))
 
-    def _assign_one(self) -> bool:
-        """The first turn in order that some server has room for."""
-        ready = {pin: servers for pin in self._queues if (servers := self._with_room(pin))}
+    def _assign_one(self, held: set[int | None]) -> bool:
+        """The first turn in order that some server has room for; `held`: queues that wait on."""
+        ready = {
+            pin: servers
+            for pin in self._queues
+            if pin not in held and (servers := self._with_room(pin))
+        }
         if not ready:
             return False
         pinned = min(ready, key=lambda pin: self._queues[pin][0][0])
-        key, ask, server = self._queues[pinned][0]
-        self._remove(pinned, key)
-        if server.cancelled():
+        key, ask, waiting = self._queues[pinned][0]
+        if waiting.cancelled():
+            self._remove(pinned, key)
             return True
         try:
-            server.set_result(self._taken(ask, ready[pinned]))
+            taken = self._taken(ask, ready[pinned])
         except Exception as error:  # a policy of somebody's own: this turn's failure alone
-            server.set_exception(error)
+            self._remove(pinned, key)
+            waiting.set_exception(error)
+            return True
+        if taken is None:
+            held.add(pinned)
+            return True
+        self._remove(pinned, key)
+        waiting.set_result(taken)
         return True
 
-    def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server:
+    def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server | None:
         candidates = [server.candidate() for server in servers]
-        chosen = servers[candidates.index(self._policy.choose(ask, candidates))]
+        choice = self._policy.choose(ask, candidates)
+        if choice is None:
+            return None
+        chosen = servers[candidates.index(choice)]
         chosen.num_turns += 1
+        self._num_taken += 1
         return chosen
+
+    def _plan(self, planner: Planning) -> None:
+        servers = [server.candidate() for server in self._serving()]
+        self._num_planned = len(self) + self._num_taken
+        planner.plan(Fleet(num_waiting=len(self), servers=servers, latency=self._latency))
 
     def _check_room(self, ask: Ask) -> None:
         if len(self) >= self._max_waiting and not ask.continues:

@@ -1,0 +1,1 @@
+"""Learns from the trajectories of a run how long answers will be."""

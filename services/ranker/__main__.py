@@ -1,0 +1,3 @@
+from services.ranker.cli import main
+
+main()

@@ -1,0 +1,43 @@
+"""Wires the ranker together: `python -m services.ranker`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, cast
+
+from seamflow.ranker.v1.ranker_service_pb2_grpc import add_RankerServiceServicer_to_server
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from services.chassis.clients import channel
+from services.chassis.errors import ConfigError
+from services.chassis.server import Service, run
+from services.ranker.config import RankerConfig
+from services.ranker.feed import TurnFeed
+from services.ranker.ranker import Ranker
+from services.ranker.servicer import RankerServicer
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["build", "main"]
+
+
+def main() -> None:
+    """Serve until a signal."""
+    run("ranker", RankerConfig, build)
+
+
+@asynccontextmanager
+async def build(config: RankerConfig) -> AsyncIterator[Service]:
+    """Connect to the trajectory manager and follow the run."""
+    if find_spec("sklearn") is None:
+        raise ConfigError("the ranker needs scikit-learn: pip install 'seamflow[ranker]'")
+    async with channel(config, config.trajectory_manager) as manager:
+        store = cast("TrajectoryServiceAsyncStub", TrajectoryServiceStub(manager))
+        ranker = Ranker(config, TurnFeed(store, config.run_id))
+        servicer = RankerServicer(config.run_id, ranker)
+        yield Service(
+            servicers=[(add_RankerServiceServicer_to_server, servicer)], background=[ranker.run]
+        )

@@ -1,0 +1,73 @@
+"""What is known of a turn before it is sampled, as a set of columns of a large sparse matrix.
+
+Columns are hashed: no vocabulary has to be kept, and any tokenizer will do. Which of them tell
+anything is for the regression to find out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NUM_COLUMNS", "Beginning", "Columns", "columns"]
+
+NUM_COLUMNS = 1 << 18
+"""Room for so many different features; the few thousand of a run seldom share one."""
+Columns = NDArray[np.int64]
+"""Columns of one turn, shape [n], ascending."""
+
+_HEAD, _TAIL = 512, 512
+_MAX_TURN_INDEX = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """A turn as it begins."""
+
+    task_id: str
+    """What is asked: the same for all rollouts of a group."""
+    token_ids: Sequence[int]
+    """Every token that it continues."""
+    turn_index: int
+    """Turns of the same rollout before it."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The task without the epoch that the dataloader puts behind it (`name@epoch`), and index.
+
+        Turns of one place are answers to the same question, or to its later parts.
+        """
+        name, _, epoch = self.task_id.rpartition("@")
+        return (name if name and epoch.isdecimal() else self.task_id), self.turn_index
+
+
+def columns(beginning: Beginning) -> Columns:
+    """Words and pairs of words of the prompt, its length, and the turn's index.
+
+    Of a long prompt the beginning and the end are read.
+    """
+    ids = np.asarray(beginning.token_ids, dtype=np.uint64)
+    if len(ids) > _HEAD + _TAIL:
+        ids = np.concatenate([ids[:_HEAD], ids[-_TAIL:]])
+    pairs = (ids[:-1] + np.uint64(1)) << np.uint64(32) | ids[1:]
+    half_octave = round(2 * math.log2(1 + len(beginning.token_ids)))
+    turn_index = min(beginning.turn_index, _MAX_TURN_INDEX)
+    facts = [_named(f"length {half_octave}"), _named(f"turn {turn_index}")]
+    return np.unique(np.concatenate([_hashed(ids), _hashed(pairs), np.array(facts, np.int64)]))
+
+
+def _hashed(keys: NDArray[np.uint64]) -> Columns:
+    """Shape [n] -> [n]; the finisher of SplitMix64, whose upper bits are the best mixed."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (keys >> np.uint64(65 - NUM_COLUMNS.bit_length())).astype(np.int64)
+
+
+def _named(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % NUM_COLUMNS

@@ -1,0 +1,75 @@
+"""ranker.v1.RankerService: expected lengths for gateways, facts for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+from seamflow.ranker.v1 import ranker_service_pb2 as pb
+from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceServicer
+
+from services.chassis.errors import invalid_argument, not_found
+from services.ranker.features import Beginning
+from services.ranker.ranker import Ranker
+
+__all__ = ["RankerServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_PROMPTS = 1024
+
+
+class RankerServicer(RankerServiceServicer):
+    """Answers from what was learned last."""
+
+    def __init__(self, run_id: str, ranker: Ranker) -> None:
+        self._run_id = run_id
+        self._ranker = ranker
+
+    async def PredictLengths(  # noqa: N802
+        self, request: pb.PredictLengthsRequest, context: Context
+    ) -> pb.PredictLengthsResponse:
+        """See the contract."""
+        self._check_run(request.run_id)
+        if len(request.prompts) > _MAX_PROMPTS:
+            cure = f"at most {_MAX_PROMPTS} in one request"
+            raise invalid_argument("prompts", f"{len(request.prompts)} prompts", cure)
+        learned = self._ranker.learned
+        if learned is None:
+            raise not_found("ranker of run", request.run_id)
+        beginnings = [
+            Beginning(
+                task_id=prompt.task_id,
+                token_ids=prompt.token_ids,
+                turn_index=_not_negative(f"prompts[{i}].turn_index", prompt.turn_index),
+            )
+            for i, prompt in enumerate(request.prompts)
+        ]
+        return pb.PredictLengthsResponse(expected_tokens=learned.expected_tokens(beginnings))
+
+    async def GetRanker(  # noqa: N802
+        self, request: pb.GetRankerRequest, context: Context
+    ) -> pb.GetRankerResponse:
+        """See the contract; before it has learned anything all is 0."""
+        self._check_run(request.run_id)
+        learned = self._ranker.learned
+        if learned is None:
+            return pb.GetRankerResponse()
+        response = pb.GetRankerResponse(
+            num_turns=learned.num_turns,
+            recall=learned.recall,
+            median_tokens=learned.median_tokens,
+            p90_tokens=learned.p90_tokens,
+        )
+        response.trained_time.FromDatetime(learned.time)
+        return response
+
+    def _check_run(self, run_id: str) -> None:
+        if run_id != self._run_id:
+            raise not_found("ranker of run", run_id)
+
+
+def _not_negative(field: str, value: int) -> int:
+    if value < 0:
+        raise invalid_argument(field, value, "must be at least 0")
+    return value
