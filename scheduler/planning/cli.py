@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         given = parser.parse_args(argv)
         _print(_placed(given) if given.roles else _split(given))
     except ModuleNotFoundError as error:
-        cure = f"this command needs {error.name}: pip install 'seamflow[launcher]'"
+        cure = f"this command needs {error.name}: pip install 'seamflow[scheduler]'"
         parser.exit(ExitCode.UNAVAILABLE, f"{parser.prog}: {cure}\n")
     except StartupError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
