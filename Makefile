@@ -11,7 +11,8 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-install bench-store bench-growth \
-	bench-generation bench-backpressure bench-turns bench-rollout bench-weights chaos-store model-store \
+	bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
+	chaos-store chaos-scheduler model-store \
 	test test-sglang test-sdk-range check proto descriptors up down clean help .venv-sglang
 
 help: ## What there is to make.
@@ -52,8 +53,17 @@ bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through everything beside SGLang 
 bench-turns: $(VENV)/.dev ## 1,000 turns at a time through one gateway on emulated engines, 100 cancelled at once.
 	$(RUN) bench.turns
 
+bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulated fleet with skew-aware dispatch.
+	$(RUN) bench.ranker
+
+bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated: table, timelines, staleness.
+	$(RUN) bench.pipeline
+
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
 	$(RUN) bench.chaos.store
+
+chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: nobody holds one twice.
+	$(RUN) bench.chaos.scheduler
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) bench.model

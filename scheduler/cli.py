@@ -47,9 +47,12 @@ async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
         )
         await pool.open()
 
+        # Also often enough to be confirmed as the newest within the margin.
+        pause = min(config.lease_seconds / _SWEEPS_PER_LEASE, config.lease_margin_seconds / 2)
+
         async def sweep_forever() -> None:
             while True:
-                await asyncio.sleep(config.lease_seconds / _SWEEPS_PER_LEASE)
+                await asyncio.sleep(pause)
                 await pool.sweep()
 
         servicer = SchedulerServicer(pool, config.lease_seconds)

@@ -24,9 +24,28 @@ class Leases:
 
     def __init__(self, seconds: float, margin: float, clock: Callable[[], float]) -> None:
         self._length = seconds + margin
+        self._margin = margin
+        self._confirmed = clock()
         self._clock = clock
         self._heard: dict[str, float] = {}
         self._watching_since = self._last_look = clock()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether this scheduler was the newest so lately that none after it has lost a node yet.
+
+        One that took over waits `seconds + margin`; whoever renews a lease `margin` after it was
+        last confirmed renews it until then, and no longer.
+        """
+        return self._clock() - self._confirmed <= self._margin
+
+    def now(self) -> float:
+        """Seconds, to be given to `confirm`."""
+        return self._clock()
+
+    def confirm(self, asked: float) -> None:
+        """The store, asked at `asked`, said that this scheduler is the newest."""
+        self._confirmed = max(asked, self._confirmed)
 
     def renew(self, node_id: str) -> None:
         """A heartbeat of `node_id` came in."""

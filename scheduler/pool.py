@@ -131,6 +131,8 @@ class Pool:
         Raises:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
         """
+        if not self._leases.trusted:
+            raise unavailable(Reason.STORE_UNAVAILABLE, "the store does not confirm this scheduler")
         if known > self._state.last_epoch:
             await self._apply(lambda draft: draft.see_epoch(known))
         await self._apply(
@@ -157,8 +159,9 @@ class Pool:
 
         A watcher that is ahead of the log (its store was lost) starts again at the oldest kept.
         """
-        if after > self._state.last_sequence:
-            after = 0
+        async with self._one_at_a_time:  # what is being committed is in the log already
+            if after > self._state.last_sequence:
+                after = 0
         while not (self._closing or self._state.last_sequence > after):
             await self._changed.wait()
         if self._closing:
@@ -171,9 +174,11 @@ class Pool:
         Raises:
             DependencyUnavailable: a newer scheduler has taken over; this one must end.
         """
+        asked = self._leases.now()
         try:
             superseded = not await self._store.is_newest(self._incarnation)
             if not superseded:
+                self._leases.confirm(asked)
                 await self._apply(self._by_time)
         except ServiceError as error:
             get_logger().warning("sweep_failed", reason=error.reason, error=error.message)
@@ -191,6 +196,13 @@ class Pool:
         draft.replan("time passed")
 
     async def _apply(self, change: Change) -> None:
+        """Commit a change, also when its caller goes away meanwhile.
+
+        A commit that nobody waits for could land after the next one was drafted without it.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._committed(change)))
+
+    async def _committed(self, change: Change) -> None:
         async with self._one_at_a_time:
             before = await self._settled()
             draft = Draft(before, self._policy, self._clock())

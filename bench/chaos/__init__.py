@@ -1,6 +1,9 @@
-"""Chaos of the trajectory store: real processes are killed, frozen, cut off; then all is counted.
+"""Chaos: real processes are killed, frozen, cut off; then all is counted.
 
-What was acknowledged is written down outside the system (`history.py`) and held against what the
-store gives back in the end (`checker.py`). Every promise has a negative control: one safety rule is
-switched off, and the same checker must find the violation.
+Of the trajectory store (`store.py`): what was acknowledged is written down outside the system
+(`history.py`) and held against what the store gives back in the end (`checker.py`). Of the
+scheduler and its nodes (`scheduler.py`): who held which device when, and whose effects were
+accepted, is written down (`scheduler_ledger.py`) and held against what may be
+(`scheduler_checker.py`). Every promise has a negative control: one safety rule is switched off, and
+the same checker must find the violation.
 """

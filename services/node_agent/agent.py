@@ -75,6 +75,7 @@ class NodeAgent:
         self._told: Standing | None = None
         self._is_fenced = True  # until the first lease begins
         self._is_leaving = False
+        self._was_answered = True
         self.registered = asyncio.Event()
         """Set while the scheduler knows this node."""
         self._fenced = metrics.counter(
@@ -133,15 +134,17 @@ class NodeAgent:
         """Report once. A report is cut short as soon as there is something new to report."""
         self._switcher.moved.clear()
         sent, standing = self._clock(), self._switcher.standing
-        wait = self._lease.seconds / 3
-        report = self._report(standing, wait)
-        answer = asyncio.create_task(self._answer(report, timeout=self._patience(2 * wait)))
+        third = self._lease.seconds / 3
+        # A scheduler that was away may soon be again: the lease is renewed before news are awaited.
+        report = self._report(standing, third if self._was_answered else 0.0)
+        answer = asyncio.create_task(self._answer(report, timeout=self._patience(2 * third)))
         moved = asyncio.create_task(self._switcher.moved.wait())
         try:
             await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 assignment = answer.result()
                 self._lease.renew(sent)
+                self._was_answered = True
                 self._told = standing
                 self._follow(assignment)
         except grpc.aio.AioRpcError as error:
@@ -166,6 +169,7 @@ class NodeAgent:
         return min(limit, max(remaining, _LEAST_SECONDS)) if remaining > 0 else limit
 
     async def _unanswered(self, error: grpc.aio.AioRpcError) -> None:
+        self._was_answered = False
         if error.code() in _UNKNOWN_TO_SCHEDULER:
             get_logger().warning("registration_void", error=error.details())
             self.registered.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +15,8 @@ from scheduler.records import AllocationEvent, NodeState, State
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
 from tests.scheduler.support import BOTH, gang, node
 
+MARGIN = 2.0
+
 
 class FlakyStore(MemoryStore):
     """Loses the answer of the commits it is told to, before or after they happened."""
@@ -21,11 +24,20 @@ class FlakyStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__(max_events=100)
         self.failing = ""
+        self.reachable_now = asyncio.Event()
+        self.reachable_now.set()
+
+    async def is_newest(self, incarnation: int) -> bool:
+        """See `Store.is_newest`."""
+        if self.failing:
+            raise unavailable(Reason.STORE_UNAVAILABLE, "nobody answered")
+        return await super().is_newest(incarnation)
 
     async def commit(
         self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
     ) -> None:
         """See `Store.commit`."""
+        await self.reachable_now.wait()
         if self.failing != "before":
             await super().commit(incarnation, before, after, events)
         if self.failing:
@@ -61,6 +73,61 @@ async def test_heartbeats_need_no_store() -> None:
     assert pool.state.nodes["a"].taken_up
 
 
+async def test_leases_end_when_the_store_is_gone_for_longer_than_the_margin() -> None:
+    """Nobody can tell whether another scheduler has taken over, and moves these nodes' work."""
+    store, now = FlakyStore(), [0.0]
+    pool = await _open(store, lease_now=now)
+    epoch = (await pool.register(node("a", *BOTH))).assignment.epoch
+    store.failing = "before"
+    for now[0] in (0.0, MARGIN):
+        await pool.sweep()
+        await pool.heartbeat("a", NodeState.IDLE, 0, epoch)
+    now[0] = MARGIN + 1
+    await pool.sweep()
+    with pytest.raises(ServiceError) as caught:
+        await pool.heartbeat("a", NodeState.IDLE, 0, epoch)
+    assert caught.value.reason is Reason.STORE_UNAVAILABLE
+    store.failing = ""
+    await pool.sweep()
+    await pool.heartbeat("a", NodeState.IDLE, 0, epoch)
+
+
+async def test_a_change_outlives_its_caller() -> None:
+    """A cancelled heartbeat must not leave a commit behind that lands after the next one."""
+    store = FlakyStore()
+    pool = await _open(store)
+    epoch = (await pool.register(node("a", *BOTH))).assignment.epoch
+    store.reachable_now.clear()
+    caller = asyncio.create_task(pool.heartbeat("a", NodeState.ACTIVE, epoch, epoch))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait({caller})
+    store.reachable_now.set()
+    await pool.change(lambda draft: draft.request(gang("g", 1)))
+    assert pool.state == await store.load()
+    numbers = [event.sequence for event in await store.events(0, 100)]
+    assert numbers == sorted(set(numbers))
+    assert NodeState.ACTIVE in {e.node.state for e in await store.events(0, 100) if e.node}
+
+
+async def test_a_watcher_that_asks_during_a_commit_is_told_nothing_twice() -> None:
+    """The log already holds what the pool does not count yet; that is no store that lost events."""
+    store = FlakyStore()
+    pool = await _open(store)
+    await pool.register(node("a", *BOTH))
+    await pool.register(node("b", *BOTH))
+    seen = pool.state.last_sequence
+    store.reachable_now.clear()
+    change = asyncio.create_task(pool.change(lambda draft: draft.request(gang("g", 2))))
+    await asyncio.sleep(0)
+    watcher = asyncio.create_task(pool.next_events(seen + 1))
+    await asyncio.sleep(0)
+    store.reachable_now.set()
+    await change
+    assert [event.sequence for event in await watcher][:1] == [seen + 2]
+
+
 async def test_replaced_scheduler_refuses_and_ends() -> None:
     """Frozen while another took over: it changes nothing, its callers retry, and it goes away."""
     store = FlakyStore()
@@ -92,11 +159,13 @@ async def test_deadline_starts_again_with_the_scheduler() -> None:
         assert [entry.node_id for entry in new.state.members(gang("g", 1))] == [name]
 
 
-async def _open(store: MemoryStore, now: Sequence[float] = (0.0,)) -> Pool:
+async def _open(
+    store: MemoryStore, now: Sequence[float] = (0.0,), lease_now: Sequence[float] = (0.0,)
+) -> Pool:
     pool = Pool(
         store=store,
         policy=PreemptivePolicy(),
-        leases=Leases(10.0, 2.0, lambda: 0.0),
+        leases=Leases(10.0, MARGIN, lambda: lease_now[0]),
         clock=lambda: now[0],
         leave_seconds=60.0,
     )
