@@ -123,10 +123,10 @@ class Pool:
         *,
         switch_seconds: float | None = None,
         report: NodeReport | None = None,
-    ) -> None:
+    ) -> bool:
         """Take a node's report, and renew its lease if it is the node agent's newest life.
 
-        See `Draft.report`.
+        See `Draft.report`. False: the same was reported before, its answer was lost.
 
         Raises:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
@@ -135,12 +135,13 @@ class Pool:
             raise unavailable(Reason.STORE_UNAVAILABLE, "the store does not confirm this scheduler")
         if known > self._state.last_epoch:
             await self._apply(lambda draft: draft.see_epoch(known))
-        await self._apply(
+        events = await self._apply(
             lambda draft: draft.report(
                 node_id, state, reported, known, switch_seconds=switch_seconds, report=report
             )
         )
         self._heard(node_id)
+        return bool(events)
 
     async def change(self, change: Change) -> None:
         """Commit any other change."""
@@ -195,14 +196,14 @@ class Pool:
             draft.give_up(self._leave_seconds)
         draft.replan("time passed")
 
-    async def _apply(self, change: Change) -> None:
-        """Commit a change, also when its caller goes away meanwhile.
+    async def _apply(self, change: Change) -> list[AllocationEvent]:
+        """Commit a change, also when its caller goes away meanwhile; what it put into the log.
 
         A commit that nobody waits for could land after the next one was drafted without it.
         """
-        await asyncio.shield(asyncio.ensure_future(self._committed(change)))
+        return await asyncio.shield(asyncio.ensure_future(self._committed(change)))
 
-    async def _committed(self, change: Change) -> None:
+    async def _committed(self, change: Change) -> list[AllocationEvent]:
         async with self._one_at_a_time:
             before = await self._settled()
             draft = Draft(before, self._policy, self._clock())
@@ -210,7 +211,7 @@ class Pool:
             after = draft.state
             if after == before:
                 self._state = after  # reports of nodes are not stored
-                return
+                return []
             self._in_doubt = True
             try:
                 await self._store.commit(self._incarnation, before, after, draft.events)
@@ -221,6 +222,7 @@ class Pool:
             self._state = after
         self._tell(draft.events)
         self._wake()
+        return draft.events
 
     async def _settled(self) -> State:
         """The state, read again if the last commit's outcome is unknown."""

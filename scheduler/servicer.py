@@ -56,7 +56,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         seconds = wire.wait_seconds(request.wait, self._lease_seconds / 2)
         state = wire.state_record(request.state)
         switch_seconds = wire.switch_seconds(request)
-        await self._pool.heartbeat(
+        is_news = await self._pool.heartbeat(
             request.node_id,
             state,
             request.reported_epoch,
@@ -64,7 +64,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             switch_seconds=switch_seconds,
             report=wire.report_record(request),
         )
-        if switch_seconds is not None:
+        if is_news and switch_seconds is not None:
             node = self._pool.state.nodes[request.node_id]
             self._switches.labels(node.assignment.tag).observe(switch_seconds)
         differs = assignment_differs(request.node_id, request.known_epoch)

@@ -38,10 +38,9 @@ async def test_a_worker_killed_at_work_goes_on_under_the_same_epoch(tmp_path: Pa
         pid = await node.is_up("critic")
         told = len(scheduler.reports)
         os.kill(pid, signal.SIGKILL)
+        await scheduler.until(lambda report: report.state == pb.NODE_STATE_ACTIVATING)
         await scheduler.until_active(epoch)
         after = await node.is_up("critic", except_pids=(pid,))
-        states = [report.state for report in scheduler.reports[told:]]
-        assert states[0] == pb.NODE_STATE_ACTIVATING
         assert {report.reported_epoch for report in scheduler.reports[told:]} == {epoch}
         assert not any(report.HasField("switch_seconds") for report in scheduler.reports[told:])
         assert node.journal()[-1] == ("critic", "on", epoch, after)

@@ -16,7 +16,7 @@ from scheduler.planning.profile import StageProfile
 from scheduler.planning.timeline import Timeline
 from tests.scheduler.planning.roles import role
 
-INSTANCES = 250
+INSTANCES = 120
 
 
 def random_flow(draw: random.Random) -> Dataflow:
