@@ -81,7 +81,7 @@ def test_the_search_finds_the_brute_force_optimum() -> None:
         assert found.seconds == pytest.approx(best, abs=1e-8)
         check(found, flow, num_nodes, device_bytes)
         descents += seconds_by_descent(flow, num_nodes, device_bytes) <= best + 1e-8
-    assert feasible > 200
+    assert feasible > 0.8 * INSTANCES
     assert descents >= 0.95 * feasible
 
 
