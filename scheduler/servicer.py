@@ -64,8 +64,10 @@ class SchedulerServicer(SchedulerServiceServicer):
             switch_seconds=switch_seconds,
             report=wire.report_record(request),
         )
-        if is_news and switch_seconds is not None:
-            node = self._pool.state.nodes[request.node_id]
+        node = self._pool.state.nodes[request.node_id]
+        # A report of an assignment before the present one says nothing of where it led.
+        is_present = request.reported_epoch == node.assignment.epoch
+        if is_news and is_present and switch_seconds is not None:
             self._switches.labels(node.assignment.tag).observe(switch_seconds)
         differs = assignment_differs(request.node_id, request.known_epoch)
         found = await self._pool.until(differs, seconds)

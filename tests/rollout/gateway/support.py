@@ -127,9 +127,9 @@ async def scripted(server: ScriptedServer) -> AsyncIterator[str]:
 @asynccontextmanager
 async def gateway(model: Path, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
     """A gateway of run "run" and a trajectory manager; the stubs of both."""
-    config = TrajectoryManagerConfig(admin_port=-1, drain_seconds=0.2)
+    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2)
     async with started(manager_service(config, memory_store()), config) as manager:
-        given = {"poll_seconds": 0.02, **settings}
+        given = {"port": 0, "poll_seconds": 0.02, **settings}
         ours = GatewayConfig(
             run_id="run",
             model=model,
