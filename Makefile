@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 SEED ?= 0
+WORKERS ?= 2
 PEERS ?= default
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
@@ -56,7 +57,7 @@ bench-turns: $(VENV)/.dev ## 1,000 turns at a time through one gateway on emulat
 bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulated fleet with skew-aware dispatch.
 	$(RUN) bench.ranker
 
-bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated: table, timelines, staleness.
+bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
 	$(RUN) bench.pipeline
 
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
@@ -68,8 +69,8 @@ chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) bench.model
 
-test: $(VENV)/.dev ## All tests.
-	$(RUN) pytest
+test: $(VENV)/.dev ## All tests, shared out by files to WORKERS processes (2; 0: in this one).
+	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
 	$(RUN) pytest -m sglang -s $(SGLANG_TESTS)

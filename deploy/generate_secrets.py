@@ -4,8 +4,10 @@
 
 `--out` gets `ca.pem`, `token`, `credential_secret`, `redis/users.acl` and, for each service,
 `<service>/cert.pem`, `key.pem` and, where it has a store, `redis_url`. `--authority` gets `ca.key`,
-which no service may see. Everything that exists is kept: running it again changes nothing, and a
-half-written output is refused rather than overwritten. To rotate, remove both folders and restart.
+which no service may see. Everything that exists is kept, and what was half written when a first run
+was cut off is refused rather than overwritten. Running it again gives a certificate and a key to
+services that have no key: those that are new, or whose folder a cut off run left half written. To
+rotate, remove both folders and restart.
 
 Needs `cryptography` and nothing else.
 """
@@ -50,6 +52,7 @@ SERVICES: dict[str, tuple[str, ...]] = {
     "trainer": (),
     "node-agent": ("node-agent-a", "node-agent-b"),
     "dataloader": (),
+    "ranker": (),
     "agent-runner": (),
     "create-run": (),
 }
@@ -97,7 +100,7 @@ def generate(authority_folder: Path, out: Path) -> bool:
         FileExistsError: a folder holds files, but not all of them.
     """
     if (out / _COMPLETE).exists() and (authority_folder / "ca.key").exists():
-        return False
+        return _add_services(authority_folder, out)
     for folder in (authority_folder, out):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -112,6 +115,23 @@ def generate(authority_folder: Path, out: Path) -> bool:
         _write(out / name, secrets.token_urlsafe(32).encode())
     _write_redis(out)
     _write(out / _COMPLETE, b"")
+    return True
+
+
+def _add_services(authority_folder: Path, out: Path) -> bool:
+    """Give certificates to the services that an older release did not have."""
+    # A user of Redis cannot be added: Redis has read its users.
+    # The key is written last; a certificate without one is of no use to anybody.
+    services = SERVICES.keys() - ACCOUNTS.keys()
+    new = sorted(name for name in services if not (out / name / "key.pem").exists())
+    if not new:
+        return False
+    key = serialization.load_pem_private_key((authority_folder / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    certificate = x509.load_pem_x509_certificate((out / "ca.pem").read_bytes())
+    authority = Authority(certificate=certificate, key=key)
+    for name in new:
+        _write_certificate(out / name, authority, (name, *SERVICES[name]))
     return True
 
 
@@ -203,11 +223,16 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Create a file that the group may read (Redis runs as another user of it) and nobody else."""
+    """Write a file whole or not at all; the group may read it, as Redis does, and nobody else."""
     path.parent.mkdir(mode=0o750, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # of a run that was cut off
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    partial.rename(path)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from scheduler.lending import Lending, Outlook, Pace
+from scheduler.balance import Advice, Balance, Batch, Team
+from scheduler.lending import Lending, Mean, Outlook
 from scheduler.records import (
     AllocationEvent,
     Assignment,
@@ -26,6 +27,7 @@ from scheduler.records import (
 )
 
 __all__ = [
+    "decode_balance",
     "decode_event",
     "decode_gang",
     "decode_key",
@@ -40,7 +42,7 @@ Record = TypeVar("Record")
 _Readers = Mapping[str, Callable[[Any], Any]]
 
 
-def encode(record: Node | Gang | RunPolicy | Lending | AllocationEvent) -> str:
+def encode(record: Node | Gang | RunPolicy | Lending | Balance | AllocationEvent) -> str:
     """One line of JSON."""
     content = asdict(record)
     for node in (content, content.get("node") or {}):
@@ -77,11 +79,25 @@ def decode_run_policy(text: bytes) -> RunPolicy:
 def decode_lending(text: bytes) -> Lending:
     """The measurements that `encode` wrote."""
     readers: _Readers = {
-        "dedicated": _reader(Pace),
-        "full": _reader(Pace),
+        "dedicated": _reader(Mean),
+        "full": _reader(Mean),
+        "generation": _reader(Mean),
+        "share": _reader(Mean),
         "outlook": _reader(Outlook),
     }
     return _record(Lending, json.loads(text), readers)
+
+
+def decode_balance(text: bytes) -> Balance:
+    """The measurements that `encode` wrote."""
+    readers: _Readers = {
+        "advice": Advice,
+        "batches": lambda entries: tuple(
+            _record(Batch, entry, {"team": _reader(Team)}) for entry in entries
+        ),
+        "team": _reader(Team),
+    }
+    return _record(Balance, json.loads(text), readers)
 
 
 def decode_event(text: bytes) -> AllocationEvent:

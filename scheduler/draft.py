@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from statistics import fmean
 
+from scheduler.balance import Balance, Team
 from scheduler.lending import Lending, Outlook, Stake, Verdict
 from scheduler.policy import AllocationPolicy, Plan
 from scheduler.records import (
@@ -22,13 +21,12 @@ from scheduler.records import (
     RunPolicy,
     State,
 )
+from scheduler.switches import switched, toggle_seconds
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
 
 __all__ = ["Draft"]
 
 _UNCONDITIONAL = Verdict(lend=True, cause="")
-_NEWEST = 0.5
-"""Weight of the newest switch in the mean of a node's switches."""
 
 
 class Draft:
@@ -46,6 +44,7 @@ class Draft:
         self._gangs = dict(state.gangs)
         self._runs = dict(state.runs)
         self._lendings = dict(state.lendings)
+        self._balances = dict(state.balances)
         self._epoch = state.last_epoch
         self._arrival = state.last_arrival
         self._sequence = state.last_sequence
@@ -63,6 +62,7 @@ class Draft:
             gangs=dict(self._gangs),
             runs=dict(self._runs),
             lendings=dict(self._lendings),
+            balances=dict(self._balances),
             last_epoch=self._epoch,
             last_arrival=self._arrival,
             last_sequence=self._sequence,
@@ -119,7 +119,7 @@ class Draft:
             return
         current = reported == node.assignment.epoch
         if switch_seconds is not None and current and node.warm:
-            node = _switched(node, switch_seconds)
+            node = switched(node, switch_seconds)
         was_overdue = node.overdue
         node = replace(
             node,
@@ -140,35 +140,35 @@ class Draft:
         self._epoch = max(self._epoch, epoch)
 
     def request(self, gang: Gang) -> None:
-        """Let `gang` ask for nodes; asking again changes nothing but `needed_time`.
+        """Let `gang` ask for nodes; asking again changes nothing but `needed_time` and `batch`.
 
         Raises:
             ServiceError: ALREADY_EXISTS, the same gang asked for something else.
         """
         standing = self._gangs.get(gang.key)
+        self._measure(gang, standing)
         if standing is None or standing.parked:
             self._arrival += 1
             standing = replace(gang, arrival=self._arrival)
         elif (standing.tag, standing.num_nodes) != (gang.tag, gang.num_nodes):
             raise already_exists("gang", gang.gang_id)
-        self._gangs[gang.key] = replace(standing, needed_time=gang.needed_time)
-        if gang.needed_time is None:
-            self._measure(gang.key, self._now)
+        batch = gang.batch or standing.batch
+        self._gangs[gang.key] = replace(standing, batch=batch, needed_time=gang.needed_time)
         self.replan(f"gang {gang.gang_id} requested")
 
-    def release(self, key: GangKey, outlook: Outlook | None = None) -> None:
-        """Let a gang give its nodes back; a gang that does not exist has none.
+    def release(self, key: GangKey, outlook: Outlook | None = None, batch: int = 0) -> None:
+        """Let a gang give its nodes back until it wants them for `batch`, if that is told.
 
-        With an `outlook` the policy judges whether lending them pays; without one they are lent.
-        If not, the gang is parked: its nodes need no switch when it asks again, and are anybody's
-        who asks before.
+        With an `outlook` the policy judges whether lending them pays, once for each batch; without
+        one they are lent. If not, the gang is parked: its nodes need no switch when it asks again,
+        and are anybody's who asks before. A gang that does not exist has no nodes.
         """
+        if outlook is None:
+            self._forget(key, batch)
         gang = self._gangs.get(key)
         if gang is None or (gang.parked and outlook is not None):
             return
-        verdict = _UNCONDITIONAL if outlook is None else self._judge(gang, outlook)
-        if outlook is None and key in self._lendings:
-            self._lendings[key] = self._lendings[key].abandoned()
+        verdict = _UNCONDITIONAL if outlook is None else self._judge(gang, outlook, batch)
         if verdict.lend:
             del self._gangs[key]
         else:
@@ -227,11 +227,11 @@ class Draft:
         """
         nodes, again = list(self._nodes.values()), set(renewed)
         plan = self._policy.plan(nodes, list(self._gangs.values()), self._now, self._runs)
-        afresh = _reformed(nodes, plan, again)
+        afresh = plan.reformed(nodes, again)
         for node in sorted(nodes, key=lambda node: node.node_id):
             wanted = plan.assignments.get(node.node_id, _NOTHING)
             is_new = node.assignment.work != wanted.work or node.node_id in again
-            if is_new or _key(node, wanted) in afresh:
+            if is_new or node.gang_under(wanted) in afresh:
                 self._assign(node, wanted, cause, is_registration=node.node_id in again)
         self._dissolve(plan)
         self._tell_waiting(plan.waiting)
@@ -254,7 +254,7 @@ class Draft:
         parked = {key for key, gang in self._gangs.items() if gang.parked}
         if parked:
             nodes = self._nodes.values()
-            kept = {_key(n, plan.assignments.get(n.node_id, _NOTHING)) for n in nodes}
+            kept = {n.gang_under(plan.assignments.get(n.node_id, _NOTHING)) for n in nodes}
             for key in parked - kept:
                 del self._gangs[key]
 
@@ -268,33 +268,77 @@ class Draft:
             if reason:
                 self._log(EventKind.WAITING, f"gang {gang.gang_id}: {reason}", run_id=gang.run_id)
 
-    def _judge(self, gang: Gang, outlook: Outlook) -> Verdict:
-        """The policy's verdict on lending, once the batch before has been measured."""
-        if gang.needed_time is not None:
-            # It asked ahead and never again, so that was when its batch was full.
-            self._measure(gang.key, min(gang.needed_time, self._now))
-        lendable = [node for node in self._members(gang) if ROLLOUT in node.capability_tags]
-        if not lendable:
-            return Verdict(lend=False, cause="kept: its nodes cannot roll out")
-        generating = sum(
-            node.assignment.tag == ROLLOUT and node.assigned_run == gang.run_id
-            for node in self._nodes.values()
-        )
-        stake = Stake(
-            outlook=outlook,
-            num_dedicated=generating,
-            num_lent=len(lendable),
-            toggle_seconds=sum(_mean_switch(lendable, tag) for tag in (ROLLOUT, gang.tag)),
-        )
-        lending = self._lendings.get(gang.key, Lending())
-        verdict = self._policy.judge(lending, stake)
-        self._lendings[gang.key] = lending.begun(verdict, outlook, self._now)
+    def _judge(self, gang: Gang, outlook: Outlook, batch: int) -> Verdict:
+        """What is done with the nodes until `batch`; what was done before has been measured."""
+        key = gang.key
+        lending = self._lendings.get(key, Lending())
+        if lending.is_judged(batch):
+            self._balances[key] = self._balances.get(key, Balance()).waits()
+            lend = lending.lends or not self._members(gang)
+            cause = f"{'lent' if lend else 'kept'}: judged for batch {batch} already"
+            return Verdict(lend=lend, cause=cause)
+        lending = lending.ended(self._now)
+        verdict = self._verdict(gang, lending, outlook)
+        self._lendings[key] = lending.begun(verdict, outlook, self._now, batch)
+        self._done(gang, is_lent=verdict.lend)
         return verdict
 
-    def _measure(self, key: GangKey, now: float) -> None:
-        """The gang's batch was full at `now`."""
-        if key in self._lendings:
-            self._lendings[key] = self._lendings[key].ended(now)
+    def _verdict(self, gang: Gang, lending: Lending, outlook: Outlook) -> Verdict:
+        """The policy's, where there is a choice."""
+        lendable = self._lendable(gang)
+        if not self._members(gang):
+            return Verdict(lend=True, cause="it has no nodes", chosen=False)
+        if not lendable:
+            return Verdict(lend=False, cause="kept: its nodes cannot roll out", chosen=False)
+        stake = Stake(
+            outlook=outlook,
+            num_dedicated=self._num_generating(gang.run_id),
+            num_lent=len(lendable),
+            toggle_seconds=toggle_seconds(lendable, gang.tag),
+        )
+        return self._policy.judge(lending, stake)
+
+    def _measure(self, gang: Gang, standing: Gang | None) -> None:
+        """Tell of a request: of a new batch, unless it repeats one that stands."""
+        key, is_full = gang.key, gang.needed_time is None
+        is_new = standing is None or standing.parked or gang.batch not in (0, standing.batch)
+        if (lending := self._lendings.get(key)) is not None:
+            lending = lending.asked(gang.batch) if is_new else lending
+            self._lendings[key] = lending.filled(self._now) if is_full else lending
+        if is_new:
+            self._done(gang, is_lent=False)
+        if is_full:
+            self._balances[key] = self._balances.get(key, Balance()).full(self._now)
+
+    def _done(self, gang: Gang, *, is_lent: bool) -> None:
+        """The gang has done with its batch, if it had one; tell if that changes the advice."""
+        team = Team(
+            generating=self._num_generating(gang.run_id),
+            training=gang.num_nodes,
+            lent=len(self._lendable(gang)) if is_lent else 0,
+        )
+        before = self._balances.get(gang.key, Balance())
+        self._balances[gang.key] = after = before.done(team, self._now)
+        if after.advice != before.advice:
+            self._log(EventKind.ADVICE, f"gang {gang.gang_id}: {after.cause}", run_id=gang.run_id)
+
+    def _forget(self, key: GangKey, batch: int) -> None:
+        """What follows is no cycle; without a `batch` that the gang goes on to, all is over."""
+        lending, balance = self._lendings.pop(key, None), self._balances.pop(key, None)
+        if batch and lending is not None:
+            self._lendings[key] = lending.abandoned()
+        if batch and balance is not None:
+            self._balances[key] = balance.waits()
+
+    def _num_generating(self, run_id: str) -> int:
+        """Nodes that generate for the run; its gangs hold the others."""
+        return sum(
+            node.assignment.tag == ROLLOUT and node.assigned_run == run_id
+            for node in self._nodes.values()
+        )
+
+    def _lendable(self, gang: Gang) -> list[Node]:
+        return [node for node in self._members(gang) if ROLLOUT in node.capability_tags]
 
     def _members(self, gang: Gang) -> list[Node]:
         return [node for node in self._nodes.values() if node.gang_key == gang.key]
@@ -347,38 +391,3 @@ def _check_epochs(node: Node, reported: int, known: int) -> None:
         raise stale_epoch(f"node {node.node_id}", known, current)
     if not node.reported_epoch <= reported <= known:
         raise stale_epoch(f"report of node {node.node_id}", reported, node.reported_epoch)
-
-
-def _key(node: Node, assignment: Assignment) -> GangKey | None:
-    """The gang that the node would be of."""
-    if not assignment.gang_id:
-        return None
-    return assignment.run_id or node.run_id, assignment.gang_id
-
-
-def _reformed(nodes: Iterable[Node], plan: Plan, renewed: set[str]) -> set[GangKey | None]:
-    """The gangs whose members change, or are there anew."""
-    before: dict[GangKey | None, set[str]] = defaultdict(set)
-    after: dict[GangKey | None, set[str]] = defaultdict(set)
-    for node in nodes:
-        before[node.gang_key].add(node.node_id)
-        after[_key(node, plan.assignments.get(node.node_id, _NOTHING))].add(node.node_id)
-    return {
-        key
-        for key, members in after.items()
-        if key is not None and (members != before[key] or members & renewed)
-    }
-
-
-def _switched(node: Node, seconds: float) -> Node:
-    """The node with one more switch in its means."""
-    tag = node.assignment.tag
-    mean = node.switch_seconds.get(tag, seconds)
-    mean += _NEWEST * (seconds - mean)
-    return replace(node, switch_seconds={**node.switch_seconds, tag: mean})
-
-
-def _mean_switch(nodes: Iterable[Node], tag: str) -> float:
-    """Mean seconds of a switch to `tag`; 0 while none was measured."""
-    known = [node.switch_seconds[tag] for node in nodes if tag in node.switch_seconds]
-    return fmean(known) if known else 0.0

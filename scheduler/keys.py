@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["COUNTERS", "EVENTS", "GANGS", "LENDINGS", "NODES", "RUNS"]
+__all__ = ["BALANCES", "COUNTERS", "EVENTS", "GANGS", "LENDINGS", "NODES", "RUNS"]
 
 COUNTERS = "sf:scheduler:{pool}:counters"
 """Hash: `incarnation`, and the `last_*` counters of the state."""
@@ -14,5 +14,7 @@ RUNS = "sf:scheduler:{pool}:runs"
 """Hash: run_id -> its policy as JSON."""
 LENDINGS = "sf:scheduler:{pool}:lendings"
 """Hash: [run_id, gang_id] as JSON -> what was measured of its lending, as JSON."""
+BALANCES = "sf:scheduler:{pool}:balances"
+"""Hash: [run_id, gang_id] as JSON -> what its batches took, as JSON."""
 EVENTS = "sf:scheduler:{pool}:events"
 """Sorted set: JSON by sequence."""

@@ -1,29 +1,37 @@
 """Whether a gang's nodes shall roll out until it wants them back, judged by what was measured.
 
-The gate is PEARL's: lend when (R / B) * (T_ded - T_full) > T_toggle, where R of the B rollouts of a
-batch have not ended, T_ded and T_full are the seconds of a whole batch without and with the lent
-nodes, and T_toggle is what the way to rollout and back costs. Every batch is measured; what was not
-done for long is tried again, so that a wrong estimate does not live for ever.
+There are two ways: the nodes that a gang gives back are kept, or they are lent. What lending costs
+comes late (switches, rollouts that move back, prompts that are prefilled again), so ways are
+compared by whole cycles, from one release to the next, in seconds per batch: T_ded kept, T_full
+lent. As long as T_full is not known, PEARL's gate decides whether lending is tried at all:
+(R / B) * (T_gen - T_gen / S) > T_toggle, where R of the B rollouts of a batch have not ended, T_gen
+is what generating a batch takes without the lent nodes, and S their speed-up; of what it would be
+with perfect scaling, a part is believed.
 
-UNMEASURED -> lent once -> kept once -> whichever pays, the other one being tried again rarely
+KEPT for a block -> LENT for a block, if that may pay -> the faster way; the other again, rarely
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Lending", "Outlook", "Pace", "Stake", "Verdict", "judge"]
+__all__ = ["Lending", "Mean", "Outlook", "Stake", "Verdict", "judge"]
 
-_MEMORY = 0.8
-"""Weight of what was measured before, against 1 for the newest batch."""
-_MARGIN = 1.5
-"""After a measured loss the gain must be so many times the cost before it is lent again."""
-_DOUBT = 0.25
-"""A difference below this share of T_ded may be chance, so it is looked at again sooner."""
-_PATIENCE_IN_DOUBT = 4
-_PATIENCE = 32
-"""Releases after which the other way is tried again: a small difference, a clear one."""
+_MEMORY = 0.9
+"""Weight of what was measured before, against 1 for the newest cycle."""
+_BLOCK = 3
+"""Cycles before a way is judged. The first is not measured: it begins with what the other left."""
+_MARGIN = 0.02
+"""The other way must be faster by this share, or promise to be."""
+_CLEAR = 0.1
+"""A way is left within its block already if the other is faster by this share."""
+_SCALING = 0.75
+"""Part of perfect scaling that is believed, as long as lending was not measured."""
+_BUDGET = 0.01
+"""Share of all time that may be lost by trying the slower way again."""
+_LEAST_PATIENCE = 12
 _LONGEST_PATIENCE = 256
+"""Cycles between two tries, however little and however much they cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,28 +50,26 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Seconds of generating a whole batch: seconds over batches, the newest weighing most.
+class Mean:
+    """A mean in which the newest weighs most.
 
     A ratio of sums, not a mean of ratios: the last straggler of a batch, measured alone, says
     little of a whole batch and weighs little.
     """
 
-    seconds: float = 0.0
+    total: float = 0.0
     """Measured, decayed."""
-    batches: float = 0.0
-    """Generated meanwhile, decayed."""
+    weight: float = 0.0
+    """What it was measured of, decayed."""
 
     @property
-    def mean(self) -> float | None:
-        """Seconds of a whole batch; None: never measured."""
-        return self.seconds / self.batches if self.batches else None
+    def value(self) -> float | None:
+        """Of a weight of 1; None: never measured."""
+        return self.total / self.weight if self.weight else None
 
-    def after(self, seconds: float, batches: float) -> Pace:
+    def after(self, total: float, weight: float) -> Mean:
         """With one more measurement; 0 and 0: of the other way, this one grew older."""
-        return Pace(
-            seconds=_MEMORY * self.seconds + seconds, batches=_MEMORY * self.batches + batches
-        )
+        return Mean(total=_MEMORY * self.total + total, weight=_MEMORY * self.weight + weight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,109 +94,141 @@ class Verdict:
     """What to do."""
     cause: str
     """Why, with each quantity."""
-    pays: bool | None = None
-    """What the gate says; differs from `lend` where the other way is tried. None: it cannot say."""
-    in_doubt: bool = False
-    """The difference is small enough to be chance."""
+    chosen: bool = True
+    """False: there was no choice, so the cycle tells nothing of either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lending:
-    """What was measured for one gang. Its changes are `begun`, `ended` and `abandoned`."""
+    """What was measured for one gang, and which way it is in.
 
-    dedicated: Pace = field(default_factory=Pace)
-    """T_ded, without the gang's nodes."""
-    full: Pace = field(default_factory=Pace)
-    """T_full, with them."""
-    pays: bool | None = None
-    """The gate's last answer."""
-    steps: int = 0
-    """Releases since the other way was last tried."""
-    patience: int = _PATIENCE_IN_DOUBT
-    """The other way is tried again after so many releases; doubles each time."""
-    lent: bool = False
-    """What was done at the last release."""
+    Its changes: `begun` and `ended` with each cycle, `asked` and `filled` with each batch in it,
+    `abandoned`.
+    """
+
+    dedicated: Mean = field(default_factory=Mean)
+    """T_ded: seconds per batch of whole cycles in which the nodes were kept."""
+    full: Mean = field(default_factory=Mean)
+    """T_full: the same of those in which they were lent."""
+    generation: Mean = field(default_factory=Mean)
+    """T_gen: seconds of waiting, while they were kept, per batch that was waited for."""
+    share: Mean = field(default_factory=Mean)
+    """R / B of those waits: the part of a batch that was."""
+    lends: bool = False
+    """The present way."""
+    cycles: int = 0
+    """That ended since the way was taken."""
     since: float | None = None
-    """When the batch that is being measured began; None: none is."""
+    """When the present cycle began; None: it is not measured."""
     outlook: Outlook | None = None
-    """What was left of it then."""
+    """What was left of a batch then; None: the gang does not wait any more."""
+    batches: int = 0
+    """For which the gang asked in the present cycle."""
+    batch: int = 0
+    """Number of the newest one: waited for, then asked for; 0: not told."""
 
-    def begun(self, verdict: Verdict, outlook: Outlook, now: float) -> Lending:
-        """The nodes were given back at `now`, and `verdict` was carried out."""
-        steps, patience = self._exploration(verdict)
+    def is_judged(self, batch: int) -> bool:
+        """Whether the verdict of the present cycle is that of the batch with this number."""
+        return self.since is not None and 0 < batch == self.batch
+
+    def begun(self, verdict: Verdict, outlook: Outlook, now: float, batch: int = 0) -> Lending:
+        """The nodes were given back at `now` until `batch`, and `verdict` was carried out."""
+        if not verdict.chosen:
+            return self.abandoned()
+        cycles = self.cycles if verdict.lend == self.lends else 0
         return replace(
             self,
-            pays=self.pays if verdict.pays is None else verdict.pays,
-            steps=steps,
-            patience=patience,
-            lent=verdict.lend,
+            lends=verdict.lend,
+            cycles=cycles,
             since=now,
             outlook=outlook,
+            batches=0,
+            batch=batch,
+        )
+
+    def asked(self, batch: int = 0) -> Lending:
+        """The gang wants its nodes for a batch; again for the same number changes nothing."""
+        if self.batches and 0 < batch == self.batch:
+            return self
+        return replace(self, batches=self.batches + 1, batch=batch)
+
+    def filled(self, now: float) -> Lending:
+        """The batch that the gang waited for was full at `now`."""
+        if self.since is None or self.outlook is None:
+            return self
+        done = replace(self, outlook=None)
+        if self.lends or not self.cycles or now <= self.since:
+            return done
+        share = self.outlook.share
+        return replace(
+            done,
+            generation=self.generation.after(now - self.since, share),
+            share=self.share.after(share, 1),
         )
 
     def ended(self, now: float) -> Lending:
-        """The batch was full at `now`."""
-        if self.since is None or self.outlook is None:
-            return self
-        done = self.abandoned()
-        seconds, share = now - self.since, self.outlook.share
-        if seconds <= 0 or share <= 0:
+        """The nodes are given back again at `now`."""
+        if self.since is None or self.batches == 0 or now <= self.since:
+            return self.abandoned()
+        done = replace(self.abandoned(), cycles=self.cycles + 1)
+        if self.cycles == 0:
             return done
-        measured, nothing = (seconds, share), (0.0, 0.0)
+        measured, nothing = (now - self.since, self.batches), (0.0, 0.0)
         return replace(
             done,
-            full=self.full.after(*(measured if self.lent else nothing)),
-            dedicated=self.dedicated.after(*(nothing if self.lent else measured)),
+            full=self.full.after(*(measured if self.lends else nothing)),
+            dedicated=self.dedicated.after(*(nothing if self.lends else measured)),
         )
 
     def abandoned(self) -> Lending:
-        """Nobody will say when the batch was full."""
-        return replace(self, since=None, outlook=None)
-
-    def _exploration(self, verdict: Verdict) -> tuple[int, int]:
-        if verdict.pays is None:
-            return self.steps, self.patience
-        if verdict.pays != self.pays:
-            return 0, _PATIENCE_IN_DOUBT if verdict.in_doubt else _PATIENCE
-        if verdict.pays != verdict.lend:
-            return 0, min(2 * self.patience, _LONGEST_PATIENCE)
-        return self.steps + 1, self.patience
+        """The present cycle tells nothing."""
+        return replace(self, since=None, outlook=None, batches=0)
 
 
 def judge(lending: Lending, stake: Stake) -> Verdict:
-    """Whether to lend. A side that was never measured is estimated, the best case for lending."""
+    """Whether to lend; asked at each release, after the cycle before has `ended`."""
     if stake.num_dedicated == 0:
-        return Verdict(lend=True, cause="lent: no other node generates")
+        return Verdict(lend=True, cause="lent: no other node generates", chosen=False)
     if stake.outlook.remaining_rollouts == 0:
-        return Verdict(lend=False, cause="kept: nothing is left to generate")
-    dedicated, full = _estimates(lending, stake)
-    if dedicated is None or full is None:
-        return Verdict(lend=True, cause="lent: nothing was measured yet")
-    share, cost = stake.outlook.share, stake.toggle_seconds
-    gain = share * (dedicated - full)
-    pays = gain > cost * (_MARGIN if lending.pays is False else 1.0)
-    formula = f"{share:.2g} * ({dedicated:.3g} - {full:.3g}) s {'>' if gain > cost else '<='}"
-    formula += f" {cost:.3g} s"
-    if pays and lending.dedicated.mean is None:
-        lend, why = False, "to measure a batch without: "
-    elif pays == lending.pays and lending.steps >= lending.patience:
-        lend, why = not pays, "to measure again: "
-    else:
-        lend, why = pays, "not by a clear margin: " if gain > cost and not pays else ""
-    return Verdict(
-        lend=lend,
-        cause=f"{'lent' if lend else 'kept'}: {why}{formula}",
-        pays=pays,
-        in_doubt=abs(dedicated - full) < _DOUBT * dedicated,
-    )
+        return Verdict(lend=False, cause="kept: nothing is left to generate", chosen=False)
+    lend, why = _choice(lending, stake)
+    means = f"T_ded {_seconds(lending.dedicated)}, T_full {_seconds(lending.full)}"
+    return Verdict(lend=lend, cause=f"{'lent' if lend else 'kept'}: {why}; {means}")
 
 
-def _estimates(lending: Lending, stake: Stake) -> tuple[float | None, float | None]:
-    """T_ded and T_full; one that was never measured by perfect scaling from the other."""
-    dedicated, full = lending.dedicated.mean, lending.full.mean
-    speed_up = 1 + stake.num_lent / stake.num_dedicated
-    if dedicated is None and full is not None:
-        dedicated = full * speed_up
-    elif full is None and dedicated is not None:
-        full = dedicated / speed_up
-    return dedicated, full
+def _choice(lending: Lending, stake: Stake) -> tuple[bool, str]:
+    """Whether to lend, and why."""
+    dedicated, full = lending.dedicated.value, lending.full.value
+    present, other = (full, dedicated) if lending.lends else (dedicated, full)
+    margin = _MARGIN if lending.cycles >= _BLOCK else _CLEAR
+    if lending.cycles > 1 and present and other and present > (1 + margin) * other:
+        return not lending.lends, "the other way is faster"
+    if lending.cycles < _BLOCK:
+        return lending.lends, f"cycle {lending.cycles + 1} of {_BLOCK} before it is judged"
+    if dedicated is None or present is None:
+        return False, "to measure a batch without"
+    if other is None:
+        return _may_pay(lending, stake, dedicated)
+    patience = _patience(loss=other / present - 1)
+    if lending.cycles >= patience:
+        return not lending.lends, f"to measure it again after {lending.cycles} cycles"
+    return lending.lends, f"cycle {lending.cycles + 1} of {patience} before the other is tried"
+
+
+def _patience(loss: float) -> int:
+    """Cycles between tries of a way whose cycles take longer by the share `loss`."""
+    return min(max(round(_BLOCK * loss / _BUDGET), _LEAST_PATIENCE), _LONGEST_PATIENCE)
+
+
+def _may_pay(lending: Lending, stake: Stake, dedicated: float) -> tuple[bool, str]:
+    """PEARL's gate by the means of what was measured, and the speed-up that lent nodes promise."""
+    alone, share = lending.generation.value or 0.0, lending.share.value or 0.0
+    together = alone * stake.num_dedicated / (stake.num_dedicated + stake.num_lent)
+    cost, margin = stake.toggle_seconds, _MARGIN * dedicated
+    pays = _SCALING * share * (alone - together) > cost + margin
+    formula = f"{_SCALING} * {share:.2g} * ({alone:.3g} - {together:.3g}) s"
+    return pays, f"promised {formula} {'>' if pays else '<='} {cost:.3g} + {margin:.2g} s"
+
+
+def _seconds(mean: Mean) -> str:
+    return "not measured" if mean.value is None else f"{mean.value:.3g} s"

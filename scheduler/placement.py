@@ -56,6 +56,11 @@ class Placement:
         self._take(gang, team)
         return True
 
+    def drop(self, gang: Gang) -> None:
+        """Take the nodes of a gang that it was left."""
+        self._taken.difference_update(node.node_id for node in self.teams.pop(gang.key))
+        self.used[gang.run_id] -= gang.num_nodes
+
     def place(self, gang: Gang) -> str:
         """Give a gang the nodes that suit it best; why that is not possible, or "".
 

@@ -6,7 +6,8 @@ A gang preempts rollout and gets all of its nodes or none; every other node that
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
@@ -37,6 +38,20 @@ class Plan:
     def unplaced(self) -> tuple[GangKey, ...]:
         """Gangs that hold no node."""
         return tuple(self.waiting)
+
+    def reformed(self, nodes: Iterable[Node], renewed: set[str]) -> set[GangKey | None]:
+        """The gangs whose members change, or are there anew (`renewed`, by node_id)."""
+        before: dict[GangKey | None, set[str]] = defaultdict(set)
+        after: dict[GangKey | None, set[str]] = defaultdict(set)
+        for node in nodes:
+            before[node.gang_key].add(node.node_id)
+            wanted = self.assignments.get(node.node_id, _NOTHING)
+            after[node.gang_under(wanted)].add(node.node_id)
+        return {
+            key
+            for key, members in after.items()
+            if key is not None and (members != before[key] or members & renewed)
+        }
 
 
 class AllocationPolicy(Protocol):
@@ -84,14 +99,11 @@ class PreemptivePolicy:
         """See `AllocationPolicy.plan`."""
         pool = {node.node_id: node for node in nodes if node.available}
         placement = place(pool.values(), gangs, runs, now)
-        self._keep_parked(placement, gangs, pool.values())
+        shares = self._shares(pool.values(), placement, gangs, runs, now)
         assignments = dict.fromkeys(pool, _NOTHING)
         for gang in gangs:
             for rank, node in enumerate(placement.teams.get(gang.key, ())):
                 assignments[node.node_id] = _membership(gang, node, rank)
-        free = [node for name, node in pool.items() if assignments[name] is _NOTHING]
-        able = [node for node in free if self._may_roll_out(node, now)]
-        shares = divide(able, placement.used, runs)
         for name, run_id in shares.items():
             assignments[name] = _rollout(pool[name], run_id)
         return Plan(assignments=assignments, waiting=placement.waiting)
@@ -102,18 +114,31 @@ class PreemptivePolicy:
             return gate.judge(lending, stake)
         return Verdict(lend=self.lending == "always", cause=f"lending is {self.lending!r}")
 
-    def _keep_parked(
-        self, placement: Placement, gangs: Sequence[Gang], nodes: Collection[Node]
-    ) -> None:
-        """Leave parked gangs their nodes, unless nobody else would generate: what such a gang
-        waits for would never come."""
-        for gang in [gang for gang in gangs if gang.parked]:
-            others = (node for node in nodes if node.gang_key != gang.key)
-            if any(
-                gang.run_id in node.runs_for(ROLLOUT) and not placement.is_taken(node)
-                for node in others
-            ):
-                placement.keep(gang)
+    def _shares(
+        self,
+        nodes: Collection[Node],
+        placement: Placement,
+        gangs: Sequence[Gang],
+        runs: Mapping[str, RunPolicy],
+        now: float,
+    ) -> dict[str, str]:
+        """The run each node that no gang holds rolls out for, by node_id.
+
+        Parked gangs keep their nodes, unless nobody else generates for their run: what such a gang
+        waits for would never come.
+        """
+        kept = [gang for gang in gangs if gang.parked and placement.keep(gang)]
+        while True:
+            able = [node for node in nodes if not placement.is_taken(node)]
+            able = [node for node in able if self._may_roll_out(node, now)]
+            shares = divide(able, placement.used, runs)
+            served = set(shares.values())
+            starved = [gang for gang in kept if gang.run_id not in served]
+            if not starved:
+                return shares
+            for gang in starved:
+                placement.drop(gang)
+                kept.remove(gang)
 
     def _may_roll_out(self, node: Node, now: float) -> bool:
         if ROLLOUT not in node.capability_tags:

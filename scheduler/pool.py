@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from scheduler.balance import Advice
 from scheduler.draft import Draft
 from scheduler.leases import Leases
 from scheduler.policy import AllocationPolicy
@@ -74,12 +75,23 @@ class Pool:
         self._standing = metrics.gauge(
             "scheduler", "nodes", "Nodes by activity tag and reported state.", ("tag", "state")
         )
-
         self._waiting = metrics.gauge(
             "scheduler",
             "waiting_gangs",
             "Gangs that have no nodes, by what they wait for.",
             ("on",),
+        )
+        self._advised = metrics.gauge(
+            "scheduler",
+            "advised_generation_nodes",
+            "1: one more node should generate for the gang, 0: none; absent: not measured yet.",
+            ("run_id", "gang_id"),
+        )
+        self._stage_seconds = metrics.gauge(
+            "scheduler",
+            "stage_seconds",
+            "Mean seconds that the gang's newest batches took in each stage.",
+            ("run_id", "gang_id", "stage"),
         )
 
     async def open(self) -> None:
@@ -89,6 +101,7 @@ class Pool:
         get_logger().info(
             "pool_opened", incarnation=self._incarnation, nodes=len(self._state.nodes)
         )
+        self._tell([])
 
     async def close(self) -> None:
         """Answer every long-poll now."""
@@ -269,6 +282,16 @@ class Pool:
         self._waiting.clear()
         for gang in self._state.waiting():
             self._waiting.labels(gang.waits_for.partition(":")[0]).inc()
+        self._tell_balances()
+
+    def _tell_balances(self) -> None:
+        self._advised.clear()
+        self._stage_seconds.clear()
+        for key, balance in self._state.balances.items():
+            if balance.advice is not Advice.UNKNOWN:
+                self._advised.labels(*key).set(balance.advice is Advice.ADD_GENERATION)
+                self._stage_seconds.labels(*key, "generation").set(balance.generation_seconds)
+                self._stage_seconds.labels(*key, "training").set(balance.training_seconds)
 
 
 def gang_granted(key: GangKey) -> Callable[[State], bool]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from scheduler.balance import Balance
 from scheduler.lending import Lending
 
 __all__ = [
@@ -61,6 +62,7 @@ class EventKind(StrEnum):
     WAITING = "waiting"
     KEPT = "kept"
     POLICY = "policy"
+    ADVICE = "advice"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +184,12 @@ class Node:
     @property
     def gang_key(self) -> GangKey | None:
         """The gang that holds it."""
-        gang_id = self.assignment.gang_id
-        return (self.assigned_run, gang_id) if gang_id else None
+        return self.gang_under(self.assignment)
+
+    def gang_under(self, assignment: Assignment) -> GangKey | None:
+        """The gang that would hold it, had it this assignment."""
+        run_id = assignment.run_id or self.run_id
+        return (run_id, assignment.gang_id) if assignment.gang_id else None
 
     @property
     def num_turns(self) -> int:
@@ -238,6 +244,8 @@ class Gang:
     """Nodes wanted."""
     arrival: int = 0
     """Place in the order of requests."""
+    batch: int = 0
+    """Number of the batch it wants its nodes for; 0: not told."""
     needed_time: float | None = None
     """Takes no node before this, seconds since 1970; None: at once."""
     waits_for: str = ""
@@ -298,6 +306,8 @@ class State:
     """Policies that were set, by run_id."""
     lendings: Mapping[GangKey, Lending] = field(default_factory=dict)
     """What was measured of gangs that give their nodes back."""
+    balances: Mapping[GangKey, Balance] = field(default_factory=dict)
+    """What the batches of gangs took, and whether more nodes should generate for them."""
     last_epoch: int = 0
     """Newest epoch given out or seen; never goes back."""
     last_arrival: int = 0

@@ -21,7 +21,7 @@ from services.chassis.redis_scripts import Scripts
 __all__ = ["RedisStore"]
 
 _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
-_HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS)
+_HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
 
 
 class RedisStore:
@@ -56,7 +56,7 @@ class RedisStore:
                 pipeline.hmget(keys.COUNTERS, _COUNTERS)
                 for key in _HASHES:
                     pipeline.hgetall(key)
-                counters, nodes, gangs, runs, lendings = await pipeline.execute()
+                counters, nodes, gangs, runs, lendings, balances = await pipeline.execute()
         return State(
             nodes={name.decode(): codec.decode_node(node) for name, node in nodes.items()},
             gangs={codec.decode_key(key): codec.decode_gang(gang) for key, gang in gangs.items()},
@@ -64,6 +64,10 @@ class RedisStore:
             lendings={
                 codec.decode_key(key): codec.decode_lending(lending)
                 for key, lending in lendings.items()
+            },
+            balances={
+                codec.decode_key(key): codec.decode_balance(balance)
+                for key, balance in balances.items()
             },
             **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
         )
@@ -110,6 +114,7 @@ def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> 
         _difference(before.gangs, after.gangs, codec.encode_key),
         _difference(before.runs, after.runs, str),
         _difference(before.lendings, after.lendings, codec.encode_key),
+        _difference(before.balances, after.balances, codec.encode_key),
     ]
     changes = {"counters": list(counters), "events": list(told), "hashes": hashes}
     return json.dumps(changes)

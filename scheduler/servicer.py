@@ -94,8 +94,8 @@ class SchedulerServicer(SchedulerServiceServicer):
     ) -> pb.ReleaseNodesResponse:
         """Let a gang give its nodes back."""
         key = (request.run_id, request.gang_id)
-        outlook = wire.outlook_record(request)
-        await self._pool.change(lambda draft: draft.release(key, outlook))
+        outlook, batch = wire.outlook_record(request), wire.batch_number(request)
+        await self._pool.change(lambda draft: draft.release(key, outlook, batch))
         return pb.ReleaseNodesResponse()
 
     async def ListNodes(

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
+from scheduler.balance import Advice, Balance
 from scheduler.lending import Outlook
 from scheduler.planning.roofline import train_priority
 from scheduler.records import (
@@ -48,6 +49,10 @@ _STATES = {
     NodeState.ACTIVE: pb.NODE_STATE_ACTIVE,
     NodeState.DRAINING: pb.NODE_STATE_DRAINING,
     NodeState.LOST: pb.NODE_STATE_LOST,
+}
+_ADVICE = {
+    Advice.KEEP: pb.ADVICE_KEEP,
+    Advice.ADD_GENERATION: pb.ADVICE_ADD_GENERATION,
 }
 _REPORTABLE: dict[int, NodeState] = {
     number: state for state, number in _STATES.items() if state is not NodeState.LOST
@@ -174,8 +179,18 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
         gang_id=request.gang_id,
         tag=request.tag,
         num_nodes=request.num_nodes,
+        batch=batch_number(request),
         needed_time=_seconds(request.needed_time) if needed else None,
     )
+
+
+def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:
+    """The batch that the nodes are wanted for; 0: not told.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, negative.
+    """
+    return int(_not_negative("batch", request.batch))
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
@@ -212,6 +227,9 @@ def run_messages(state: State) -> list[pb.Run]:
         if node.assignment.tag:
             standing[node.assigned_run][node.assignment.tag] += 1
     waiting = state.waiting()
+    balances: dict[str, list[pb.Balance]] = defaultdict(list)
+    for (run_id, gang_id), balance in sorted(state.balances.items(), key=lambda item: item[0]):
+        balances[run_id] += _balance_messages(gang_id, balance)
     names = {*standing, *state.runs, *(gang.run_id for gang in state.gangs.values())}
     return [
         pb.Run(
@@ -219,6 +237,7 @@ def run_messages(state: State) -> list[pb.Run]:
             policy=_policy_message(state.runs.get(run_id, RunPolicy())),
             num_nodes=standing[run_id],
             waiting_gang_ids=[gang.gang_id for gang in waiting if gang.run_id == run_id],
+            balances=balances[run_id],
         )
         for run_id in sorted(names)
     ]
@@ -267,6 +286,21 @@ def duration_message(seconds: float) -> Duration:
     span = Duration()
     span.FromNanoseconds(round(seconds * 1e9))
     return span
+
+
+def _balance_messages(gang_id: str, balance: Balance) -> list[pb.Balance]:
+    """One, or none while nothing is known."""
+    if balance.team is None or balance.advice is Advice.UNKNOWN:
+        return []
+    message = pb.Balance(
+        gang_id=gang_id,
+        num_generation_nodes=balance.team.generating,
+        num_training_nodes=balance.team.training,
+        generation_seconds=balance.generation_seconds,
+        training_seconds=balance.training_seconds,
+        advice=_ADVICE[balance.advice],
+    )
+    return [message]
 
 
 def _policy_message(policy: RunPolicy) -> pb.RunPolicy:

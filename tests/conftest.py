@@ -1,14 +1,23 @@
-"""Fixtures for every test: a private Redis server, a private cluster."""
+"""For every test: a private Redis server, a private cluster, one thread, no limit of time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.redis_cluster import RedisCluster
 from tests.redis_server import RedisServer
+
+# Before torch is imported: on models as small as these, threads wait for each other and for the
+# other worker's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test asserts a time, so an example on a busy machine may take what it takes.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

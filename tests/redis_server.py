@@ -17,8 +17,12 @@ from services.chassis.redis_binary import find_redis_server
 __all__ = ["RedisServer", "free_port"]
 
 _START_SECONDS = 20.0
-# In an order of its own for each process, so that two of them seldom meet; each port once.
-_PORTS = iter(random.sample(range(12_000, 32_000), 20_000))
+# Each port once, in an order of its own for each process, so that two of them seldom meet; workers
+# of one session (pytest -n) share the ports, so that these two never do.
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARE = range(12_000 + _WORKER, 32_000, _WORKERS)
+_PORTS = iter(random.sample(_SHARE, len(_SHARE)))
 
 
 class RedisServer:

@@ -47,7 +47,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             await gang.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        device = Device(gang)
+        device = Device(gang, config.gang_nodes)
         samples, nodes, publisher = await peers(config, stack)
         trainer = Trainer(config, gang, device, samples, nodes, publisher)
         servicer = TrainerServicer(config, trainer, device, gang)

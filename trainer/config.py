@@ -36,6 +36,12 @@ class TrainerConfig(ServerConfig):
     """Nodes are asked for before the batch is full, by what their way back takes but never more
     than this. 0: they are asked for when it is full."""
 
+    batch_timeout_seconds: float = 0.0
+    """After so long a wait a step is trained on the groups that are complete. Those that straggle
+    stay for later steps, as long as max_staleness lets them. 0: batches are always whole."""
+    batch_min_groups: int = 1
+    """Fewer groups than this are waited for even then."""
+
     num_steps: int = 100
     """Optimizer steps in all."""
     algorithm: str = "grpo"
@@ -104,6 +110,11 @@ class TrainerConfig(ServerConfig):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number in [0, 1)")
+        if self.batch_min_groups > 1 and self.batch_timeout_seconds == 0:
+            raise ValueError(
+                f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
+                "give batch_timeout_seconds too"
+            )
 
     def mathematics(self) -> dict[str, str | int | float | bool]:
         """The settings that decide what a step computes: two runs that differ here may differ."""
@@ -114,6 +125,7 @@ class TrainerConfig(ServerConfig):
 _POSITIVE = (
     "num_steps",
     "gang_nodes",
+    "batch_min_groups",
     "importance_cap",
     "advantage_epsilon",
     "learning_rate",
@@ -127,6 +139,7 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "request_ahead_seconds",
+    "batch_timeout_seconds",
     "clip_low",
     "clip_high",
     "warmup_steps",

@@ -1,6 +1,8 @@
 """Who has the gang's device: training, or whoever the node is lent to.
 
-HELD -> SUSPENDED -> HELD ..., moved by `suspend` and `resume` between optimizer steps.
+HELD -> MOVING -> SUSPENDED -> MOVING -> HELD ..., moved by `suspend` and `resume` between optimizer
+steps. A move that failed stays MOVING, neither fit to train with nor free for others, until one in
+either direction succeeds.
 """
 
 from __future__ import annotations
@@ -8,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from services.chassis.errors import stale_epoch
+from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailable
 from trainer.commands import Command, Exit, Release, Restore
 from trainer.config import TrainerConfig
 from trainer.gang import Leader, join
@@ -23,6 +25,8 @@ from trainer.worker import Worker
 __all__ = ["Device", "GangThread"]
 
 _RECHECK_SECONDS = 1.0
+_GANG_SECONDS = 10.0
+"""A node waits so long for the others of its gang before its agent is told to look around."""
 
 T = TypeVar("T")
 
@@ -72,78 +76,131 @@ class GangThread:
 
 
 class Device:
-    """Hands the device to training or away, under the scheduler's epochs."""
+    """Hands the gang's device to training or away, under the scheduler's epochs.
 
-    def __init__(self, gang: GangThread) -> None:
+    All ranks move together: they hold their devices while every node of the gang has given its own.
+
+    Args:
+        gang: whose ranks have the state.
+        num_nodes: that the gang is spread over evenly.
+    """
+
+    def __init__(self, gang: GangThread, num_nodes: int = 1) -> None:
         self._gang = gang
+        self._num_nodes = num_nodes
         self._lock = asyncio.Lock()
         self._held = asyncio.Event()
         self._held.set()
-        self._epoch = 0
+        self._suspended = False
+        self._epochs: dict[str, int] = {}
+        self._given: set[str] = set()
         self._num_bytes = 0
 
     @property
     def suspended(self) -> bool:
         """True while the gang has no device memory."""
-        return not self._held.is_set()
+        return self._suspended
+
+    def is_suspended(self, node_id: str = "") -> bool:
+        """True while the gang has no device memory of a node."""
+        return self._suspended or self._is_spare(node_id)
 
     @asynccontextmanager
     async def use(self, acquire: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
         """Keep the device for the block; `acquire` asks for it while it is lent."""
         while True:
-            if self.suspended:
+            if not self._held.is_set():
                 await acquire()
-                await self._resumed()
+                await self._wait_until_held(_RECHECK_SECONDS)
             async with self._lock:
-                if not self.suspended:
+                if self._held.is_set():
                     yield
                     return
 
     async def begin_suspended(self) -> None:
-        """Start without the device, as if lent out, unless an assignment came already."""
-        if self._epoch == 0:
-            await self.suspend(0)
+        """Start without the device, as if lent out, unless all assignments came already."""
+        async with self._lock:
+            if not self._complete:
+                await self._release()
 
-    async def suspend(self, epoch: int) -> int:
-        """Move device state out once the step in progress is done; the bytes given back.
+    async def suspend(self, epoch: int, node_id: str = "") -> int:
+        """Move device state out once the step in progress is done; the bytes the node gets back.
 
         Raises:
-            ServiceError: ABORTED / STALE_EPOCH, a newer assignment is known.
+            ServiceError: ABORTED / STALE_EPOCH, a newer assignment of the node is known.
         """
-        self._advance(epoch)
+        self._advance(epoch, node_id)
+        if self._is_spare(node_id):
+            return 0  # nothing to wait a whole step for
         async with self._lock:
-            self._advance(epoch)
-            if not self.suspended:
-                self._held.clear()
-                answers = await self._gang.do(Release())
-                self._num_bytes = int(sum(answer["num_bytes"] for answer in answers))
+            self._advance(epoch, node_id)
+            if self._is_given(node_id):
+                # Not this node alone: one that was lost said no goodbye, so what the others gave
+                # counts no more either. Those that train on are told so by `is_suspended`.
+                self._given.clear()
+            if not self._complete:
+                await self._release()
             return self._num_bytes
 
-    async def resume(self, epoch: int) -> None:
-        """Move device state back.
+    async def resume(self, epoch: int, node_id: str = "") -> None:
+        """Move device state back, if this was the last node that it waited for.
 
         Raises:
-            ServiceError: ABORTED / STALE_EPOCH, a newer assignment is known.
+            ServiceError: ABORTED / STALE_EPOCH, a newer assignment of the node is known;
+                UNAVAILABLE / PEER_UNAVAILABLE, other nodes of the gang do other work still.
         """
-        self._advance(epoch)
+        self._advance(epoch, node_id)
         async with self._lock:
-            self._advance(epoch)
-            if self.suspended:
-                await self._gang.do(Restore())
-                self._held.set()
+            self._advance(epoch, node_id)
+            self._given.add(node_id)
+            await (self._restore() if self._complete else self._release())
+        await self._wait_until_held(_GANG_SECONDS)
+        if not self._held.is_set():
+            raise self._incomplete()
 
-    def _advance(self, epoch: int) -> None:
-        if epoch < self._epoch:
-            raise stale_epoch("the trainer's assignment", epoch, self._epoch)
-        self._epoch = epoch
+    @property
+    def _complete(self) -> bool:
+        return len(self._given) >= self._num_nodes
 
-    async def _resumed(self) -> None:
-        # Not for ever: the nodes may have been given to somebody else before they resumed us.
-        try:
-            async with asyncio.timeout(_RECHECK_SECONDS):
+    def _is_given(self, node_id: str) -> bool:
+        # A nameless node is its gang's only one: whatever name it is given later, or had before.
+        return node_id in self._given or "" in (node_id, *self._given)
+
+    def _is_spare(self, node_id: str) -> bool:
+        """Whether the gang holds the devices of others and not the node's."""
+        return self._complete and not self._is_given(node_id)
+
+    async def _release(self) -> None:
+        if self._suspended:
+            return
+        self._held.clear()
+        answers = await self._gang.do(Release())
+        self._num_bytes = int(sum(answer["num_bytes"] for answer in answers)) // self._num_nodes
+        self._suspended = True
+
+    async def _restore(self) -> None:
+        if self._held.is_set():
+            return
+        self._suspended = False
+        await self._gang.do(Restore())
+        self._held.set()
+
+    def _advance(self, epoch: int, node_id: str) -> None:
+        known = self._epochs.get(node_id, 0)
+        if epoch < known:
+            raise stale_epoch(f"the trainer's assignment of node {node_id!r}", epoch, known)
+        self._epochs[node_id] = epoch
+
+    def _incomplete(self) -> ServiceError:
+        have = ", ".join(sorted(self._given)) or "none"
+        message = f"the gang needs {self._num_nodes} nodes and was given: {have}; ask again"
+        return unavailable(Reason.PEER_UNAVAILABLE, message)
+
+    async def _wait_until_held(self, seconds: float) -> None:
+        # Not for ever: the nodes may be given to somebody else meanwhile.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 await self._held.wait()
-        except TimeoutError:
-            pass
 
 
 def _lead(config: TrainerConfig) -> Leader:

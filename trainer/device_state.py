@@ -25,22 +25,25 @@ class DeviceState:
         return bool(self._copies)
 
     def release(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Copy the storages of `tensors` to the host and free them; the bytes given back."""
-        assert not self.released, "released twice"
-        storages = {
-            storage.data_ptr(): storage
-            for storage in (tensor.untyped_storage() for tensor in tensors)
-            if storage.nbytes()
-        }
-        self._copies = [(storage, _to_host(storage)) for storage in storages.values()]
-        for storage in storages.values():
+        """Copy the storages of `tensors` to the host and free them; the bytes given back.
+
+        May be repeated, and undoes a `restore` that failed halfway: the copies are kept until then.
+        """
+        if not self.released:
+            storages = {
+                storage.data_ptr(): storage
+                for storage in (tensor.untyped_storage() for tensor in tensors)
+                if storage.nbytes()
+            }
+            self._copies = [(storage, _to_host(storage)) for storage in storages.values()]
+        for storage, _ in self._copies:
             storage.resize_(0)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return sum(copy.numel() for _, copy in self._copies)
 
     def restore(self) -> None:
-        """Give every storage its memory and content back."""
+        """Give every storage its memory and content back. May be repeated."""
         for storage, copy in self._copies:
             storage.resize_(copy.numel())
             _bytes(storage).copy_(copy)

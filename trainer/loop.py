@@ -5,15 +5,12 @@ STARTING -> WAITING -> TRAINING -> WAITING ... -> FINISHED; SUSPENDED whenever t
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis.log import get_logger
@@ -26,8 +23,8 @@ from trainer.config import TrainerConfig
 from trainer.device import Device, GangThread
 from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher, PublishPutOff
-from trainer.readiness import Forecast, Readiness
 from trainer.record import MetricsFile, StepRecord
+from trainer.wait import Batches
 
 __all__ = ["Progress", "Trainer", "find_checkpoint"]
 
@@ -66,10 +63,10 @@ class Trainer:
         self._config = config
         self._gang, self._device = gang, device
         self._samples, self._nodes, self._publisher = samples, nodes, publisher
+        self._batches = Batches(config, samples, nodes)
         self._algorithm = make_algorithm(config)
         self._metrics = MetricsFile(config.metrics_file)
         self._postponed = False
-        self._batch_rollouts = 0
 
     async def train(self) -> None:
         """Reconcile, then step after step until the last one."""
@@ -77,7 +74,7 @@ class Trainer:
         while self.progress.step < self._config.num_steps:
             step = self.progress.step + 1
             record = StepRecord(step, self.progress.weight_version)
-            leased = await self._lease(step, record)
+            leased = await self._batches.next(record)
             async with self._device.use(self._nodes.acquire):
                 await self._optimize(leased, record)
                 if self._due(step, self._config.checkpoint_every):
@@ -93,13 +90,21 @@ class Trainer:
 
     async def save_checkpoint(self) -> int:
         """Checkpoint the newest finished step, unless one covers it; its number."""
-        record = self.progress.record
-        if record is None or self.progress.checkpoint_step == self.progress.step:
+        if self._uncovered() is None:
             return self.progress.checkpoint_step
         async with self._device.use(self._nodes.acquire):
-            await self._checkpoint(record)
+            # Only now: a step in progress has ended meanwhile, and the state is that step's.
+            record = self._uncovered()
+            if record is not None:
+                await self._checkpoint(record)
+        await self._batches.give_back()
         await self._samples.commit(self.progress.checkpoint_step)
         return self.progress.checkpoint_step
+
+    def _uncovered(self) -> StepRecord | None:
+        """The record of the newest finished step, if no checkpoint covers it."""
+        covered = self.progress.checkpoint_step == self.progress.step
+        return None if covered else self.progress.record
 
     async def _begin(self) -> None:
         """Load the newest checkpoint, take over the run's samples, show the weights."""
@@ -132,46 +137,6 @@ class Trainer:
         published = 0 if newest is None else newest.step
         due = self._due(step, self._config.publish_every)
         return published > step or (published < step and due)
-
-    async def _lease(self, step: int, record: StepRecord) -> sample_pb2.LeaseSamplesResponse:
-        """Wait for a batch, giving the nodes back meanwhile; then for the nodes."""
-        while True:
-            with record.phase("wait"):
-                await self._wait_for_batch(step)
-                await self._nodes.acquire()
-            with record.phase("lease"):
-                leased = await self._samples.lease(step, self.progress.weight_version)
-            if leased is not None:
-                self._batch_rollouts = len({sample.rollout_id for sample in leased.samples})
-                return leased
-
-    async def _wait_for_batch(self, step: int) -> None:
-        """Give the nodes back until a batch is full; ask for them so that they are back by then."""
-        ready = await self._samples.ready(step)
-        if ready.full:
-            return
-        await self._nodes.release(self._outlook(ready))
-        lead_seconds = min(self._nodes.return_seconds, self._config.request_ahead_seconds)
-        forecast = Forecast(lead_seconds)
-        while not ready.full:
-            forecast.saw(time.time(), ready)
-            needed_time = forecast.ask_for(time.time())
-            if needed_time is not None:
-                await self._nodes.ask_ahead(needed_time)
-            elif forecast.came_too_early(time.time()):
-                await self._nodes.release()
-            wait_seconds = forecast.look_seconds(time.time())
-            ready = await self._samples.ready(
-                step, more_than=ready.num_ready, wait_seconds=wait_seconds
-            )
-
-    def _outlook(self, ready: Readiness) -> Outlook | None:
-        """What is left of the batch; a group that is not complete counts as a whole."""
-        if self._batch_rollouts == 0:
-            return None
-        share = 1 - ready.num_ready / ready.needed
-        remaining = math.ceil(share * self._batch_rollouts)
-        return Outlook(remaining_rollouts=remaining, batch_rollouts=self._batch_rollouts)
 
     async def _optimize(self, leased: sample_pb2.LeaseSamplesResponse, record: StepRecord) -> None:
         self.progress.training = True

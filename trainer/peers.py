@@ -84,13 +84,15 @@ class Samples:
         response = await persistently(
             "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=timeout)
         )
-        return Readiness(response.num_ready_groups, response.groups_per_step)
+        num_leasable = response.num_ready_groups - response.num_kept_back_groups
+        return Readiness(num_leasable, response.groups_per_step)
 
     async def lease(
-        self, step: int, base_weight_version: int
+        self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_pb2.LeaseSamplesResponse | None:
         """The samples of `step`, kept until `commit`; None if too few were fit to be leased.
 
+        Too few for a whole batch; or, if that is not 0, for `min_groups` of its groups.
         They come page by page: a step may be larger than a message.
         """
         request = sample_pb2.LeaseSamplesRequest(
@@ -101,9 +103,10 @@ class Samples:
             wait=_duration(_LEASE_POLL_SECONDS),
             packed=True,
             max_bytes=_PAGE_BYTES,
+            min_groups=min_groups,
         )
         whole = await self._page(request)
-        if not whole.samples:
+        if not whole.lease_token:
             return None
         self._leases[step] = whole.lease_token
         request.first_sample = whole.next_sample
@@ -168,11 +171,14 @@ class Nodes:
         )
         self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
         self._asked = True
+        self._batch = 0
+        self._released = scheduler_pb2.ReleaseNodesRequest()
         self.return_seconds = 0.0
         """What the slowest node needs to come back, as the scheduler knows it; 0: not measured."""
 
-    async def acquire(self) -> None:
-        """Wait until the scheduler has granted all nodes."""
+    async def acquire(self, batch: int = 0) -> None:
+        """Wait until the scheduler has granted all nodes for `batch`; 0: for the same as before."""
+        self._batch = batch or self._batch
         if self._stub is None:
             return
         while not await self._request(wait_seconds=_POLL_SECONDS):
@@ -188,16 +194,24 @@ class Nodes:
             get_logger().info("nodes_asked_ahead", return_seconds=self.return_seconds)
             await self._request(needed_time=needed_time)
 
-    async def release(self, outlook: scheduler_pb2.Outlook | None = None) -> None:
-        """Give the nodes back until the next `acquire`; by `outlook` it is judged who uses them."""
+    async def release(self, batch: int = 0, outlook: scheduler_pb2.Outlook | None = None) -> None:
+        """Give the nodes back until they are wanted for `batch`; 0: for good.
+
+        By `outlook` it is judged who uses them.
+        """
+        self._batch = batch
+        self._released = scheduler_pb2.ReleaseNodesRequest(
+            run_id=self._run_id, gang_id=self._gang_id, outlook=outlook, batch=batch
+        )
+        await self.give_back()
+
+    async def give_back(self) -> None:
+        """Once more, as by the last `release`, though they were asked for since."""
         if self._stub is None or not self._asked:
             return
-        stub = self._stub
-        request = scheduler_pb2.ReleaseNodesRequest(
-            run_id=self._run_id, gang_id=self._gang_id, outlook=outlook
-        )
+        stub, request = self._stub, self._released
+        self._asked = False  # before the call: whoever asks meanwhile has them to give back again
         await persistently("ReleaseNodes", lambda: stub.ReleaseNodes(request))
-        self._asked = False
 
     async def _request(
         self, *, wait_seconds: float = 0.0, needed_time: float | None = None
@@ -212,6 +226,7 @@ class Nodes:
             tag=_TAG,
             num_nodes=self._num_nodes,
             wait=_duration(wait_seconds),
+            batch=self._batch,
             needed_time=None if needed_time is None else _timestamp(needed_time),
         )
         timeout = wait_seconds + _MARGIN_SECONDS
@@ -229,7 +244,13 @@ class Nodes:
         response = await persistently(
             "ListNodes", lambda: stub.ListNodes(request, timeout=_MARGIN_SECONDS)
         )
-        rolling_out = [node for node in response.nodes if node.assignment.tag == "rollout"]
+        # Of the nodes that this run shares with others, some generate for those.
+        rolling_out = [
+            node
+            for node in response.nodes
+            if node.assignment.tag == "rollout"
+            and (node.assignment.run_id or node.run_id) == self._run_id
+        ]
         num_lent = sum(node.assignment.lent for node in rolling_out)
         return len(rolling_out) - min(num_lent, self._num_nodes) > 0
 

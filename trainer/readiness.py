@@ -1,4 +1,4 @@
-"""When a batch will be full, and so when the gang's nodes have to come back."""
+"""When a trainer has waited enough for a batch, and so when its gang's nodes have to come back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Forecast", "Readiness", "predict_full"]
+__all__ = ["BatchTimeout", "Forecast", "Readiness", "predict_full"]
 
 _LEAST_GROUPS = 4
 _WINDOW_SHARE = 0.25
@@ -20,7 +20,7 @@ class Readiness:
     """How far a batch is."""
 
     num_ready: int
-    """Complete groups that wait for the trainer."""
+    """Complete groups that the trainer may lease."""
     needed: int
     """Groups of a batch."""
 
@@ -28,6 +28,27 @@ class Readiness:
     def full(self) -> bool:
         """True when the batch can be leased."""
         return self.num_ready >= self.needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimeout:
+    """From when on part of a batch is enough.
+
+    SeamlessFlow (arXiv 2508.11553) interrupts rollout by batch size or by timeout.
+    """
+
+    time: float = math.inf
+    """Seconds on the caller's clock; inf: never."""
+    min_groups: int = 1
+    """Complete groups that a part has at least."""
+
+    def enough(self, now: float, ready: Readiness) -> bool:
+        """Whether a step can be trained: on a whole batch, or on a part once it is time."""
+        return ready.full or (now >= self.time and ready.num_ready >= self.min_groups)
+
+    def expected(self, ready: Readiness) -> float:
+        """When `ready` is enough though nothing else comes; inf: never."""
+        return self.time if ready.num_ready >= self.min_groups else math.inf
 
 
 def predict_full(seen: Sequence[tuple[float, int]], needed: int) -> float | None:
@@ -56,29 +77,31 @@ class Forecast:
 
     Args:
         lead_seconds: what the nodes need to come back; 0: never ask ahead.
+        timeout: when the wait ends though the batch is not full.
     """
 
-    def __init__(self, lead_seconds: float) -> None:
+    def __init__(self, lead_seconds: float, timeout: BatchTimeout) -> None:
         self._lead = lead_seconds
+        self._timeout = timeout
         self._seen: list[tuple[float, int]] = []
-        self._begin: float | None = None
+        self._begin = math.inf
         self._end: float | None = None
 
     def saw(self, now: float, readiness: Readiness) -> None:
         """What was ready at `now`."""
         self._seen.append((now, readiness.num_ready))
-        full = predict_full(self._seen, readiness.needed) if self._lead > 0 else None
-        if self._end is None:
-            self._begin = None if full is None else full - self._lead
+        if self._lead > 0 and self._end is None:
+            full = predict_full(self._seen, readiness.needed)
+            part = self._timeout.expected(readiness)
+            self._begin = (part if full is None else min(full, part)) - self._lead
 
     def ask_for(self, now: float) -> float | None:
         """When the nodes have to begin to come back, if that is now; told once."""
-        begin = self._begin
-        if self._end is not None or begin is None or begin > now:
+        if self._end is not None or self._begin > now:
             return None
         # Back for as long as the way took, and the batch is not full: that was worth a way back.
         self._end = now + 2 * self._lead
-        return begin
+        return self._begin
 
     def came_too_early(self, now: float) -> bool:
         """Whether the nodes that were asked for have waited for long enough; told once."""
@@ -90,6 +113,6 @@ class Forecast:
     def look_seconds(self, now: float) -> float:
         """How long to wait for the next group before looking again."""
         due = self._begin if self._end is None else self._end
-        if due is None:
-            return _LONGEST_LOOK_SECONDS
+        if self._timeout.time > now:
+            due = min(due, self._timeout.time)
         return min(max(due - now, _SHORTEST_LOOK_SECONDS), _LONGEST_LOOK_SECONDS)

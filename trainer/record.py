@@ -30,6 +30,7 @@ class StepRecord:
 
     def __init__(self, step: int, base_weight_version: int) -> None:
         self.step = step
+        self.base_weight_version = base_weight_version
         self._numbers: dict[str, Any] = {"base_weight_version": base_weight_version}
         self._seconds: dict[str, float] = {}
         self._sample_ids: list[str] = []
@@ -48,7 +49,8 @@ class StepRecord:
     ) -> None:
         """Describe what the step trains on."""
         rollouts = {item.rollout_id: item for item in sequences}.values()
-        trained = np.array([item.rewards[reward] for item in rollouts])
+        # Rollouts that sampled nothing give no samples.
+        trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
         self._numbers |= {
             **_other_rewards([item.rewards for item in rollouts], reward),
             "reward_mean": float(trained.mean()),
@@ -87,7 +89,7 @@ class StepRecord:
 
     def observe(self) -> None:
         """Show the step to Prometheus."""
-        for name in ("loss", "reward_mean", "grad_norm", "max_staleness"):
+        for name in ("loss", "reward_mean", "grad_norm", "max_staleness", "num_groups"):
             if name in self._numbers:
                 metrics.gauge(_SERVICE, name, f"{name} of the last step").set(self._numbers[name])
         metrics.gauge(_SERVICE, "step", "Finished optimizer steps").set(self.step)

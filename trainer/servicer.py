@@ -44,6 +44,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             world_size=self._gang.world_size,
             checkpoint_step=progress.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},
+            suspended=self._device.is_suspended(request.node_id),
         )
 
     async def Suspend(  # noqa: N802 -- named by the contract
@@ -51,14 +52,15 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.SuspendResponse:
         """Move device state out; answers when it is."""
         # To the end even if the caller goes away: state half moved would be in no known place.
-        num_bytes = await asyncio.shield(self._device.suspend(_epoch(request.epoch)))
+        suspended = self._device.suspend(_epoch(request.epoch), request.node_id)
+        num_bytes = await asyncio.shield(suspended)
         return trainer_pb2.SuspendResponse(num_bytes=num_bytes)
 
     async def Resume(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.ResumeRequest, context: Context
     ) -> trainer_pb2.ResumeResponse:
         """Move device state back; answers when it is."""
-        await asyncio.shield(self._device.resume(_epoch(request.epoch)))
+        await asyncio.shield(self._device.resume(_epoch(request.epoch), request.node_id))
         return trainer_pb2.ResumeResponse()
 
     async def SaveCheckpoint(  # noqa: N802 -- named by the contract
@@ -67,7 +69,9 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         """Checkpoint the newest finished step."""
         if self._trainer.progress.step == 0:
             raise failed_precondition(Reason.WRONG_STATE, "no optimizer step is finished yet")
-        return trainer_pb2.SaveCheckpointResponse(step=await self._trainer.save_checkpoint())
+        # To the end even if the caller goes away: ranks write it, and the nodes are given back.
+        step = await asyncio.shield(self._trainer.save_checkpoint())
+        return trainer_pb2.SaveCheckpointResponse(step=step)
 
     def _state(self) -> trainer_pb2.TrainerState.ValueType:
         if self._trainer.progress.finished:

@@ -64,6 +64,7 @@ class MemoryLedgerStore:
         base_weight_version: int,
         num_groups: int,
         num_shards: int = 1,
+        min_groups: int = 0,
     ) -> LeaseAttempt:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
@@ -75,8 +76,10 @@ class MemoryLedgerStore:
         wanted, bound = num_groups or run.config.groups_per_step, run.config.max_leased_groups
         if wanted > bound:
             raise refusal("TOO_MANY_GROUPS", wanted, bound)
+        if min_groups > wanted:
+            raise refusal("MINIMUM_ABOVE", min_groups, wanted)
         num_too_old, fresh = self._fresh(run, step, base_weight_version, wanted)
-        if len(fresh) < wanted:
+        if len(fresh) < (min_groups or wanted):
             return LeaseAttempt(lease=None, num_too_old=num_too_old)
         lease = self._written(run, run_id, step, base_weight_version, fresh, num_shards)
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
@@ -116,10 +119,10 @@ class MemoryLedgerStore:
         return lease
 
     def _fresh(self, run: RunState, step: int, base: int, wanted: int) -> tuple[int, list[str]]:
-        """The `wanted` groups that are next and within the bound; those beyond it leave the run."""
+        """The first `wanted` groups within the bound, if so many are; those beyond it leave."""
         too_old, fresh = 0, list[str]()
         while len(fresh) < wanted:
-            task_id = _next(run, fresh)
+            task_id = next((name for name in run.leasable() if name not in fresh), None)
             if task_id is None:
                 break
             group = run.groups[task_id]
@@ -227,14 +230,6 @@ class MemoryLedgerStore:
 
 def _masks(run: RunState) -> bool:
     return run.config.staleness_policy is StalenessPolicy.MASK
-
-
-def _next(run: RunState, fresh: Sequence[str]) -> str | None:
-    """The oldest completed group that is not in `fresh` and among the first of the window."""
-    window = run.config.fifo_window
-    inside = sorted(run.order, key=run.order.__getitem__)[: window or None]
-    eligible = set(inside).difference(fresh)
-    return next((task_id for task_id in run.ready if task_id in eligible), None)
 
 
 def _committed(run: RunState, group: GroupState, step: int) -> None:

@@ -154,6 +154,12 @@ class RunState:
             bound = self.config.groups_per_step if self.config.retention_steps else 0
         return max(0, bound - self.num_outstanding)
 
+    def leasable(self) -> list[str]:
+        """The ready groups among the first of the window, in the order they were completed."""
+        oldest = sorted(self.order, key=self.order.__getitem__)
+        inside = set(oldest[: self.config.fifo_window or None])
+        return [task_id for task_id in self.ready if task_id in inside]
+
     def changed(self, *topics: Topic) -> None:
         for topic in topics:
             self.versions[topic] += 1

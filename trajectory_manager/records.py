@@ -350,6 +350,13 @@ class Readiness:
     """Groups that left without being trained and can be queued again."""
     num_stored_tokens: int
     """Tokens stored for the run, as of the last sweep."""
+    num_kept_back_groups: int
+    """Ready groups beyond the fifo_window: no step may take them yet."""
+
+    @property
+    def num_leasable_groups(self) -> int:
+        """Groups that a step may take now."""
+        return self.num_ready_groups - self.num_kept_back_groups
 
 
 @dataclass(frozen=True, slots=True)

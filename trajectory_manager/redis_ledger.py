@@ -33,9 +33,10 @@ class RedisLedgerStore:
         base_weight_version: int,
         num_groups: int,
         num_shards: int = 1,
+        min_groups: int = 0,
     ) -> LeaseAttempt:
         """See `LedgerStore`."""
-        asked = (epoch, step, base_weight_version, num_groups, num_shards)
+        asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards)
         num_too_old, *entry = await self._call("lease_samples", run_id, *asked, MAX_DEAD_LETTERS)
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)

@@ -107,6 +107,12 @@ def too_many_groups(num_groups: str, bound: str) -> ServiceError:
     return invalid_argument("num_groups", int(num_groups), cure)
 
 
+def minimum_above(min_groups: str, num_groups: str) -> ServiceError:
+    """INVALID_ARGUMENT: a part of a batch is no larger than the batch."""
+    cure = f"at most {num_groups}, the groups that the step asks for"
+    return invalid_argument("min_groups", int(min_groups), cure)
+
+
 def other_shards(step: str, stored: str, given: str) -> ServiceError:
     """INVALID_ARGUMENT: the first lease of a step decides how it is cut."""
     cure = f"{stored}, into which the first lease of step {step} cut it"
@@ -149,6 +155,7 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
     "FULL_RUN": full_run,
     "STEP_ORDER": step_order,
     "TOO_MANY_GROUPS": too_many_groups,
+    "MINIMUM_ABOVE": minimum_above,
     "OTHER_SHARDS": other_shards,
 }
 

@@ -85,6 +85,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             validation.not_negative("base_weight_version", request.base_weight_version),
             validation.not_negative("num_groups", request.num_groups),
             num_shards,
+            validation.not_negative("min_groups", request.min_groups),
         )
         if attempted.num_too_old:
             self._metrics.discarded("staleness", attempted.num_too_old)
@@ -187,7 +188,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
 
         async def attempt() -> Readiness | None:
             counts = await self._store.runs.readiness(run_id)
-            return counts if counts.num_ready_groups >= wanted else None
+            return counts if counts.num_leasable_groups >= wanted else None
 
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:

@@ -261,16 +261,20 @@ class LedgerStore(Protocol):
         base_weight_version: int,
         num_groups: int,
         num_shards: int = 1,
+        min_groups: int = 0,
     ) -> LeaseAttempt:
         """The ledger entry of `step`, written now if enough fresh groups are ready.
 
+        It takes `num_groups` (0: groups_per_step), or what there is of at least `min_groups` (0: as
+        many). A repeated step is what it was, however much is asked for.
         Groups go in the order they were completed. With a fifo_window only those do that are among
         the first so many, by admission, that no step has; a step that cannot be filled then waits
         for one of these, which still runs. Groups beyond max_staleness become dead letters.
         Replayed groups are drawn now too, outside admission and staleness.
 
         Raises:
-            ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER, INVALID_ARGUMENT (num_groups, num_shards).
+            ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER, INVALID_ARGUMENT (num_groups, min_groups,
+                num_shards).
         """
         ...
 

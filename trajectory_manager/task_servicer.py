@@ -97,7 +97,8 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
                 full = error
                 return None
 
-        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt)
+        line = " ".join(purpose.name for purpose in purposes)
+        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, line)
         if full is not None:
             raise full
         return lease

@@ -1,7 +1,8 @@
 """Long-polls: try, sleep until something changed in the run, try again.
 
 State is in the store and changes through any replica, so a change is seen by reading the run's
-change number. All waiters of a run share one reader, so that waiting costs next to nothing.
+change number; all waiters of a run share one reader. Thousands who wait for the same thing stand in
+line, and only the first few ask: whoever got something leaves its place to the next.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ MAX_WAIT_SECONDS = 60.0
 _READ_SECONDS = 0.05
 # Time itself can change an answer (a lease expires); no change number tells.
 _RETRY_SECONDS = 1.0
+_FIRST_IN_LINE = 8
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Waiting:
     def __init__(self, runs: RunStore) -> None:
         self._runs = runs
         self._readings: dict[tuple[str, Topic], _Reading] = {}
+        self._lines: dict[tuple[str, Topic, str], asyncio.Semaphore] = {}
         self._draining = False
 
     async def until(
@@ -45,17 +48,48 @@ class Waiting:
         topic: Topic,
         seconds: float,
         attempt: Callable[[], Awaitable[Result | None]],
+        line: str | None = None,
     ) -> Result | None:
-        """The first result of `attempt` that is not None; None after `seconds` (at most 60)."""
+        """The first result of `attempt` that is not None; None after `seconds` (at most 60).
+
+        Callers with the same `line` ask the same: when one gets nothing, so would those behind it.
+        """
+        deadline = asyncio.get_running_loop().time() + min(seconds, MAX_WAIT_SECONDS)
+        if line is None:
+            return await self._poll(run_id, topic, deadline, attempt)
+        first = self._lines.setdefault((run_id, topic, line), asyncio.Semaphore(_FIRST_IN_LINE))
+        if first.locked():
+            result = await attempt()
+            if result is not None or self._is_over(deadline):
+                return result
+        try:
+            async with asyncio.timeout_at(deadline):
+                await first.acquire()
+        except TimeoutError:
+            return None
+        try:
+            return await self._poll(run_id, topic, deadline, attempt)
+        finally:
+            first.release()
+
+    async def _poll(
+        self,
+        run_id: str,
+        topic: Topic,
+        deadline: float,
+        attempt: Callable[[], Awaitable[Result | None]],
+    ) -> Result | None:
         clock = asyncio.get_running_loop().time
-        deadline = clock() + min(seconds, MAX_WAIT_SECONDS)
         while True:
             # Read before the attempt: a change in between is then seen as one.
-            seen = await self._version(run_id, topic) if seconds > 0 else 0
+            seen = 0 if self._is_over(deadline) else await self._version(run_id, topic)
             result = await attempt()
-            if result is not None or clock() >= deadline or self._draining:
+            if result is not None or self._is_over(deadline):
                 return result
             await self._changed(run_id, topic, seen, min(deadline, clock() + _RETRY_SECONDS))
+
+    def _is_over(self, deadline: float) -> bool:
+        return self._draining or asyncio.get_running_loop().time() >= deadline
 
     def drain(self) -> None:
         """Let every waiting call answer now."""

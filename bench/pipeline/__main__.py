@@ -1,22 +1,26 @@
-"""`python -m bench.pipeline`: six ways to use the same nodes, simulated in virtual time."""
+"""`python -m bench.pipeline`: six ways to use the same nodes, on the real control plane.
+
+First all are simulated in virtual time, which finds the best split of the nodes for each. Then each
+runs again, on emulated nodes behind the real services; the two must agree. With `--simulated` the
+second part is left out.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from bench.pipeline import pictures
-from bench.pipeline.cluster import NodeSeconds
 from bench.pipeline.comparison import Row, compare, dispatch, lending_gain, staleness_curve
-from bench.pipeline.costs import Costs, load_costs
+from bench.pipeline.costs import load_costs
+from bench.pipeline.emulation.comparison import MOST_CORES, Pair, pair, shortened
 from bench.pipeline.modes import MODES, Split
-from bench.pipeline.simulator import Setting
+from bench.pipeline.simulator import Result, Setting
+from bench.pipeline.tables import figures, print_rows
 from bench.pipeline.workloads import Workload, load_workloads
 from bench.report import RESULTS, Report
 
@@ -26,125 +30,131 @@ _LENT = (4, 16)
 
 
 def main() -> None:
-    """Simulate, draw, and report."""
+    """Simulate, emulate, draw, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--simulated", action="store_true", help="in virtual time only")
+    parser.add_argument("--workload", choices=list(load_workloads()), help="only this one")
     arguments = parser.parse_args()
-    costs, workloads = load_costs(), load_workloads()
+    workloads = load_workloads()
+    if arguments.workload:
+        workloads = {arguments.workload: workloads[arguments.workload]}
+    rows = _simulate(workloads, arguments.nodes, arguments.seed)
+    if not arguments.simulated:
+        _emulate(rows, arguments.seed)
+
+
+def _simulate(
+    workloads: Mapping[str, Workload], nodes: int, seed: int
+) -> dict[str, dict[str, Row]]:
+    """Every mode on every workload, with pictures and figures of their own."""
     rows: dict[str, dict[str, Row]] = {}
-    with _progress() as progress:
-        task = progress.add_task("", total=len(workloads) * (len(MODES) + len(_BOUNDS) + 2))
-
-        def told() -> None:
-            progress.advance(task)
-
-        figures: dict[str, float] = {}
-        curves = {}
+    curves: dict[str, Mapping[int, Result]] = {}
+    more: dict[str, float] = {}
+    with _progress(len(workloads) * (len(MODES) + 2)) as told:
         for name, workload in workloads.items():
-            progress.update(task, description=name)
-            setting = _setting(workload, costs, arguments.seed)
-            rows[name] = compare(setting, arguments.nodes, told)
+            rows[name] = compare(_setting(workload, seed), nodes, lambda: told("simulated"))
             multiplexed = rows[name]["multiplexed"].setting
             curves[name] = staleness_curve(multiplexed, _BOUNDS)
-            progress.advance(task, len(_BOUNDS))
+            told("simulated")
             fixed, lent = lending_gain(multiplexed, *_LENT)
-            figures[f"lending_gain_4_16_{name}"] = (
-                lent.rollouts_per_second / fixed.rollouts_per_second
-            )
-            progress.advance(task, 2)
-    for name in workloads:
-        _print(name, rows[name])
-    figures |= _figures(rows)
-    pictures.draw_bins(RESULTS / "pipeline_bins.png", rows)
-    pictures.draw_staleness(RESULTS / "pipeline_staleness.png", curves)
-    for name in workloads:
-        pictures.draw_timeline(RESULTS / f"pipeline_timeline_{name}.png", rows[name])
+            more[f"lending_gain_4_16_{name}"] = lent.rollouts_per_second / fixed.rollouts_per_second
+            told("simulated")
+    for name in rows:
+        print_rows(f"{name}, simulated", rows[name])
     for name, results in curves.items():
         for bound, result in results.items():
-            figures[f"{name}_idle_at_bound_{bound}"] = (
-                result.node_seconds.idle / result.node_seconds.total
-            )
-    Report(
-        bench="pipeline_simulated", figures=figures, seeds=[arguments.seed], packages=("seamflow",)
-    ).publish()
+            idle = result.node_seconds.idle / result.node_seconds.total
+            more[f"{name}_idle_at_bound_{bound}"] = max(idle, 0.0)
+    if len(rows) > 1:
+        pictures.draw_staleness(RESULTS / "pipeline_staleness.png", curves)
+        _draw(rows, "simulated")
+        _report("pipeline_simulated", {**figures(rows), **more}, seed)
+    return rows
 
 
-def _setting(workload: Workload, costs: Costs, seed: int) -> Setting:
+def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int) -> None:
+    """The same modes with the same splits on the real control plane, and how the two agree."""
+    rows: dict[str, dict[str, Row]] = {}
+    pairs: list[Pair] = []
+    with _progress(sum(map(len, simulated.values()))) as told:
+        for name, modes in simulated.items():
+            of_workload: dict[str, Pair] = {}
+            for mode, row in modes.items():
+                of_workload[mode] = pair(shortened(row.setting))
+                told(f"{name} {mode}")
+            _print_pairs(name, of_workload)
+            _require_valid(name, of_workload)
+            rows[name] = {mode: each.emulated for mode, each in of_workload.items()}
+            pairs += of_workload.values()
+            found = {**figures({name: rows[name]}), **_agreement(list(of_workload.values()))}
+            _report(f"pipeline_{name}", found, seed)
+    if len(rows) > 1:
+        _draw(rows, "emulated")
+        _report("pipeline", {**figures(rows), **_agreement(pairs)}, seed)
+
+
+def _draw(rows: Mapping[str, Mapping[str, Row]], how: str) -> None:
+    pictures.draw_bins(RESULTS / "pipeline_bins.png", how, rows)
+    for name in rows:
+        timeline = RESULTS / f"pipeline_timeline_{name}.png"
+        pictures.draw_timeline(timeline, f"{name}, {how}", rows[name])
+
+
+def _require_valid(workload: str, pairs: Mapping[str, Pair]) -> None:
+    if invalid := [mode for mode, each in pairs.items() if not each.is_valid]:
+        raise SystemExit(
+            f"{workload}: {', '.join(invalid)}: invalid, the control plane took more than "
+            f"{MOST_CORES} cores; run again on a quiet machine"
+        )
+
+
+def _print_pairs(workload: str, pairs: Mapping[str, Pair]) -> None:
+    cores = {
+        mode: f"{each.control_plane_cores:.2f}{'' if each.is_valid else ' INVALID'}"
+        for mode, each in pairs.items()
+    }
+    more = {
+        "simulated %": {mode: f"{100 * each.deviation:+.1f}" for mode, each in pairs.items()},
+        "cores": cores,
+        "speed": {mode: f"{each.speed:.2f}" for mode, each in pairs.items()},
+    }
+    print_rows(f"{workload}, emulated", {mode: each.emulated for mode, each in pairs.items()}, more)
+
+
+def _agreement(pairs: list[Pair]) -> dict[str, float]:
+    """How far the simulator is from the emulation, and what the control plane took at most."""
+    return {
+        "simulated_vs_emulated_worst": max((each.deviation for each in pairs), key=abs),
+        "control_plane_cores_most": max(each.control_plane_cores for each in pairs),
+        "control_plane_cores_at_real_time_most": max(
+            each.control_plane_cores / each.speed for each in pairs
+        ),
+    }
+
+
+def _report(bench: str, found: Mapping[str, float], seed: int) -> None:
+    Report(bench=bench, figures=found, seeds=[seed], packages=("seamflow",)).publish()
+
+
+def _setting(workload: Workload, seed: int) -> Setting:
     return Setting(
         mode=MODES["multiplexed"],
         workload=workload,
         split=Split(rollout=0, train=0, both=1),
-        costs=costs,
+        costs=load_costs(),
         seed=seed,
         dispatch=dispatch(workload),
     )
 
 
-def _figures(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
-    """Those of the comparison; the worst workload counts."""
-    multiplexed = {name: modes["multiplexed"] for name, modes in rows.items()}
-    figures = {
-        "multiplexed_idle_share": max(row.idle_share for row in multiplexed.values()),
-        "multiplexed_useful_share": min(row.useful_share for row in multiplexed.values()),
-        "multiplexed_max_staleness_less_bound": max(
-            max(row.result.staleness) - row.setting.bound for row in multiplexed.values()
-        ),
-        "multiplexed_vs_colocated_single_turn": min(
-            _gain(modes, "multiplexed") for name, modes in rows.items() if "single" in name
-        ),
-        "multiplexed_vs_colocated_agentic": _gain(rows["agentic_64k"], "multiplexed"),
-        "streamrl_async_vs_colocated_best": max(
-            _gain(modes, "streamrl-async") for modes in rows.values()
-        ),
-    }
-    for name, modes in rows.items():
-        for mode, row in modes.items():
-            figures[f"{name}.{mode}.rollouts_per_second"] = row.result.rollouts_per_second
-            figures[f"{name}.{mode}.useful_share"] = row.useful_share
-    return figures
-
-
-def _gain(modes: Mapping[str, Row], mode: str) -> float:
-    baseline = modes["colocated-sync"].result.rollouts_per_second
-    return modes[mode].result.rollouts_per_second / baseline
-
-
-def _print(workload: str, modes: Mapping[str, Row]) -> None:
-    bins = [field.name for field in fields(NodeSeconds)]
-    columns = ["mode", "rollout", "train", "both", "rollouts/s", "vs colocated"]
-    columns += [f"{name.replace('_', ' ')} %" for name in bins] + ["staleness", "steps behind"]
-    table = Table(title=workload)
-    for column in columns:
-        table.add_column(column, justify="right" if column != "mode" else "left")
-    for mode, row in modes.items():
-        split, result = row.setting.split, row.result
-        shares = [
-            100 * getattr(result.node_seconds, name) / result.node_seconds.total for name in bins
-        ]
-        table.add_row(
-            mode,
-            *(str(number) for number in (split.rollout, split.train, split.both)),
-            f"{result.rollouts_per_second:.2f}",
-            f"{_gain(modes, mode):.2f}",
-            *(f"{share:.1f}" for share in shares),
-            _histogram(result.staleness),
-            _histogram(result.lag),
-        )
-    Console(width=180).print(table)
-
-
-def _histogram(numbers: tuple[int, ...]) -> str:
-    counts = Counter(numbers)
-    return " ".join(
-        f"{number}:{100 * counts[number] / len(numbers):.0f}%" for number in sorted(counts)
-    )
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    )
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    columns = (TextColumn("{task.description:36}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.update(task, advance=1, description=done)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from scheduler.lending import Outlook
 from scheduler.policy import AllocationPolicy
 from scheduler.records import ROLLOUT, TRAIN, EventKind, Gang, Node, NodeState, State
 
-__all__ = ["Cluster", "EmulatedNode", "NodeSeconds"]
+__all__ = ["Cluster", "EmulatedNode", "NodeSeconds", "node_tags"]
 
 _RUN = "run"
 _GANG = "trainer"
@@ -79,6 +79,7 @@ class EmulatedNode:
         self._costs = costs
         self._changed = changed
         self._switching = self._training = 0.0
+        self._num_turns = 0
         self.stretches: list[tuple[float, str]] = []
         """When it began to do what."""
 
@@ -89,7 +90,16 @@ class EmulatedNode:
 
     async def sample(self, work: Work) -> bool:
         """Sample the rest of a turn; False if the node was taken away meanwhile."""
-        return self.serving and await self._engine.submit(work)
+        if not self.serving:
+            return False
+        if not self._num_turns:
+            self.stretches.append((self._clock.now(), "generation"))
+        self._num_turns += 1
+        whole = await self._engine.submit(work)
+        self._num_turns -= 1
+        if self.serving and not self._num_turns:
+            self.stretches.append((self._clock.now(), "idle"))
+        return whole
 
     async def update_weights(self) -> None:
         """Swap weights: all turns wait, and are then prefilled again."""
@@ -115,7 +125,7 @@ class EmulatedNode:
         if self.serving:
             self._engine.go_on()
         self._switching += self._clock.now() - began
-        self._note("generation" if self.serving else "idle")
+        self._note("idle")
 
     async def _move(self, seconds: float) -> None:
         self.tag = ""
@@ -167,10 +177,11 @@ class Cluster:
         self._serving: set[str] = set()
         self._granted = asyncio.Event()
         self._split = split
+        self._batch = 0
         self._agents: dict[str, asyncio.Task[None]] = {}
         self.nodes = {
             node_id: EmulatedNode(node_id, tags, costs, slots, clock, self._moved)
-            for node_id, tags in _tags(split).items()
+            for node_id, tags in node_tags(split).items()
         }
         """By name."""
         records = [
@@ -190,16 +201,23 @@ class Cluster:
 
     async def acquire(self) -> list[EmulatedNode]:
         """Ask for the training gang and wait until all of it is at work."""
-        gang = Gang(run_id=_RUN, gang_id=_GANG, tag=TRAIN, num_nodes=self._split.gang)
+        self._batch += 1
+        gang = Gang(
+            run_id=_RUN,
+            gang_id=_GANG,
+            tag=TRAIN,
+            num_nodes=self._split.gang,
+            batch=self._batch,
+        )
         self._change(lambda draft: draft.request(gang))
         while not self._state.granted(gang):
             self._granted.clear()
             await self._granted.wait()
         return [self.nodes[node.node_id] for node in self._state.members(gang)]
 
-    def release(self, outlook: Outlook) -> None:
+    def release(self, outlook: Outlook | None) -> None:
         """Give the gang's nodes back; the scheduler judges whether they are lent meanwhile."""
-        self._change(lambda draft: draft.release((_RUN, _GANG), outlook))
+        self._change(lambda draft: draft.release((_RUN, _GANG), outlook, self._batch + 1))
 
     def _change(self, change: Callable[[Draft], object]) -> None:
         draft = Draft(self._state, self._policy, self._clock.now())
@@ -234,7 +252,7 @@ class Cluster:
         )
 
 
-def _tags(split: Split) -> dict[str, tuple[str, ...]]:
+def node_tags(split: Split) -> dict[str, tuple[str, ...]]:
     """Node -> what it can do."""
     kinds: list[tuple[str, tuple[str, ...], int]] = [
         ("rollout", (ROLLOUT,), split.rollout),

@@ -17,6 +17,8 @@ __all__ = ["Row", "compare", "dispatch", "lending_gain", "splits", "staleness_cu
 
 _SEARCH_STEPS = 6
 """Steps of a run that only serves to choose a split."""
+_GATE_STEPS = 12
+"""Steps in which the gate of lending learns what pays."""
 _IDLE = 0.02
 """Idle share that multiplexed may have."""
 
@@ -39,7 +41,8 @@ class Row:
     @property
     def idle_share(self) -> float:
         """Idle in all node-seconds."""
-        return self.result.node_seconds.idle / self.result.node_seconds.total
+        # What is left over of sums of floats may be a little less than nothing.
+        return max(self.result.node_seconds.idle / self.result.node_seconds.total, 0.0)
 
 
 def compare(setting: Setting, nodes: int, told: Callable[[], None]) -> dict[str, Row]:
@@ -88,7 +91,11 @@ def splits(mode: Mode, nodes: int) -> list[Split]:
 
 
 def lending_gain(setting: Setting, rollout: int, train: int) -> tuple[Result, Result]:
-    """The same run with fixed roles, and with the training nodes lent while they wait."""
+    """The same run with fixed roles, and with the training nodes lent while they wait.
+
+    It begins to count once the gate has measured both ways.
+    """
+    setting = replace(setting, warm_up=_GATE_STEPS)
     fixed = Split(rollout=rollout, train=train, both=0)
     lent = Split(rollout=rollout, train=0, both=train)
     first, second = (simulate(replace(setting, split=split)) for split in (fixed, lent))

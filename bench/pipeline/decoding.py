@@ -33,14 +33,10 @@ class Work:
     """Of `context`, those that no engine has ever prefilled."""
     sampled: int = 0
     """Tokens so far."""
-    seconds: float = 0.0
-    """Its share of the engine's busy time, repeated prefill excepted."""
     running: bool = False
     """Whether it holds a slot."""
     begun_at: float = 0.0
     """Steps counted when it was admitted, less the tokens it had then."""
-    settled_at: float = 0.0
-    """The engine's time per sequence at which `seconds` was last brought up to date."""
 
 
 @dataclass(slots=True)
@@ -67,12 +63,11 @@ class Decoding:
     """The time up to which everything is accounted for."""
     busy: Busy = field(default_factory=Busy)
     """How the time was spent; prefill is charged when it begins, see `spent`."""
-    running: list[Work] = field(default_factory=list)
-    """Holding a slot."""
+    running: dict[Work, None] = field(default_factory=dict)
+    """Holding a slot, in the order of admission."""
     queue: deque[Work] = field(default_factory=deque)
     """Waiting for one."""
     _steps: float = 0.0
-    _seconds_per_sequence: float = 0.0
     _prefilled_at: float = 0.0
     _running_tokens: float = 0.0
     _kept: OrderedDict[int, int] = field(default_factory=OrderedDict)
@@ -101,7 +96,6 @@ class Decoding:
             seconds = now - start
             steps = seconds / self._step_seconds()
             self._steps += steps
-            self._seconds_per_sequence += seconds / len(self.running)
             self._running_tokens += steps * len(self.running)
             self.busy.decode += seconds
         self.now = max(self.now, now)
@@ -131,7 +125,7 @@ class Decoding:
         return held
 
     def settle(self) -> None:
-        """Bring every running sequence's `sampled` and `seconds` up to date."""
+        """Bring every running sequence's `sampled` up to date."""
         for work in self.running:
             self._settle(work)
 
@@ -154,9 +148,8 @@ class Decoding:
             self._prefill(work)
             work.running = True
             work.begun_at = self._steps - work.sampled
-            work.settled_at = self._seconds_per_sequence
             self._submitted += 1
-            self.running.append(work)
+            self.running[work] = None
             self._running_tokens += work.context + work.sampled
             end = work.begun_at + work.tokens
             heapq.heappush(self._ends, (end, self._submitted, work))
@@ -175,7 +168,6 @@ class Decoding:
         self._prefilled_at = max(self._prefilled_at, self.now) + fresh + repeated
         self.busy.prefill += fresh
         self.busy.repeated_prefill += repeated
-        work.seconds += fresh
         work.fresh = 0
 
     def _keep(self, work: Work) -> None:
@@ -211,12 +203,10 @@ class Decoding:
     def _settle(self, work: Work) -> None:
         done = math.floor(self._steps - work.begun_at + _ROUNDING)
         work.sampled = min(max(done, work.sampled), work.tokens)
-        work.seconds += self._seconds_per_sequence - work.settled_at
-        work.settled_at = self._seconds_per_sequence
 
     def _leave(self, work: Work) -> None:
         work.running = False
-        self.running.remove(work)
+        del self.running[work]
         self._running_tokens -= work.context + (self._steps - work.begun_at)
         if not self.running:
             self._running_tokens = 0.0

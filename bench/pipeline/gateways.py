@@ -27,7 +27,7 @@ class Server:
         self.node = node
         self._with_room = with_room
         self._num_turns = 0
-        self._candidate = self._seen()
+        self._candidate: Candidate | None = None
 
     @property
     def num_turns(self) -> int:
@@ -37,7 +37,7 @@ class Server:
     @num_turns.setter
     def num_turns(self, num_turns: int) -> None:
         self._num_turns = num_turns
-        self._candidate = self._seen()
+        self._candidate = None
         self.update()
 
     def update(self) -> None:
@@ -49,15 +49,14 @@ class Server:
 
     def candidate(self) -> Candidate:
         """For the dispatch policy."""
+        if self._candidate is None:
+            self._candidate = Candidate(
+                server_id=self.node.node_id,
+                num_turns=self._num_turns,
+                max_running=self.node.slots,
+                tokens_per_second=0.0,
+            )
         return self._candidate
-
-    def _seen(self) -> Candidate:
-        return Candidate(
-            server_id=self.node.node_id,
-            num_turns=self._num_turns,
-            max_running=self.node.slots,
-            tokens_per_second=0.0,
-        )
 
 
 class _Gateway:

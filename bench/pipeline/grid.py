@@ -55,7 +55,7 @@ class Cell:
         return self.rates["gated"] / self.rates["never"]
 
     @property
-    def lending_gain(self) -> float:
+    def always_gain(self) -> float:
         """Always lending, relative to never lending."""
         return self.rates["always"] / self.rates["never"]
 
@@ -69,7 +69,7 @@ def main() -> None:
     """Simulate and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=32, help="that count, after 4 of warm-up")
+    parser.add_argument("--steps", type=int, default=48, help="that count, after 4 of warm-up")
     arguments = parser.parse_args()
     cases = [(workload, split) for workload in _workloads() for split in _SPLITS]
     cells = []
@@ -135,16 +135,16 @@ def _setting(workload: Workload, seed: int, steps: int) -> Setting:
 
 def _figures(cells: Iterable[Cell]) -> dict[str, float]:
     cells = list(cells)
-    few = [cell.lending_gain for cell in cells if (cell.rollout, cell.train) == _SPLITS[0]]
+    few = [cell.always_gain for cell in cells if (cell.rollout, cell.train) == _SPLITS[0]]
     figures = {
         "gate_worst_ratio": min(cell.gate_ratio for cell in cells),
         "gate_worst_price": max(cell.price for cell in cells),
-        "lending_gain_4_16": min(few),
-        "lending_gain_4_16_highest": max(few),
+        "always_gain_4_16": min(few),
+        "always_gain_4_16_highest": max(few),
     }
     for cell in cells:
         figures[f"{cell.name}.gate_ratio"] = cell.gate_ratio
-        figures[f"{cell.name}.lending_gain"] = cell.lending_gain
+        figures[f"{cell.name}.always_gain"] = cell.always_gain
     return figures
 
 
@@ -169,7 +169,7 @@ def _print(cells: Iterable[Cell]) -> None:
             str(cell.rollout),
             str(cell.train),
             *(f"{cell.rates[lending]:.2f}" for lending in _LENDINGS),
-            f"{100 * (cell.lending_gain - 1):+.1f}",
+            f"{100 * (cell.always_gain - 1):+.1f}",
             f"{100 * (cell.gate_ratio - 1):+.1f}",
             f"{100 * cell.price:.1f}",
         )

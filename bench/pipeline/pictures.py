@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _COLOURS = {
 _STEPS_SHOWN = 3
 
 
-def draw_bins(file: Path, rows: Mapping[str, Mapping[str, Row]]) -> None:
+def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> None:
     """For each workload a bar per mode: shares of node-seconds, and throughput at its end."""
     figure, all_axes = _figure(5.2 * len(rows), 3.6, len(rows))
     for axes, (workload, modes) in zip(all_axes, rows.items(), strict=True):
@@ -36,34 +36,54 @@ def draw_bins(file: Path, rows: Mapping[str, Mapping[str, Row]]) -> None:
             axes.text(1.0, place, rate, va="center", fontsize=8)
         axes.set_yticks(range(len(modes)), list(modes))
         axes.invert_yaxis()
-        axes.set(title=workload.replace("_", " "), xlim=(0, 1.18), xlabel="share of node-seconds")
+        axes.set(
+            title=f"{workload.replace('_', ' ')}, {how}",
+            xlim=(0, 1.18),
+            xlabel="share of node-seconds",
+        )
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
     _save(figure, file)
 
 
-def draw_timeline(file: Path, rows: Mapping[str, Row]) -> None:
+def draw_timeline(file: Path, title: str, rows: Mapping[str, Row]) -> None:
     """For each mode the nodes over time, the same seconds for all of them."""
-    figure, all_axes = _figure(11, 1.5 * len(rows), 1, len(rows))
+    figure, all_axes = _figure(11, 1.5 * len(rows) + 0.6, 1, len(rows))
     span = max(_shown(row.result)[1] - _shown(row.result)[0] for row in rows.values())
     for axes, (mode, row) in zip(all_axes, rows.items(), strict=True):
         begin, end = _shown(row.result)
         for place, stretches in enumerate(row.result.stretches.values()):
-            ends = [start for start, _ in stretches[1:]] + [row.result.step_ends[-1]]
-            for (start, doing), stop in zip(stretches, ends, strict=True):
-                since, until = max(start, begin), min(stop, end)
-                if until > since:
-                    colour = _COLOURS[doing]
-                    axes.barh(place, until - since, left=since - begin, height=1.0, color=colour)
+            _draw_node(axes, place, stretches, begin, end)
         for step_end in row.result.step_ends:
             if begin <= step_end <= end:
                 axes.axvline(step_end - begin, color="black", linewidth=0.8)
-        axes.set(xlim=(0, span), ylabel="nodes")
+        axes.set(xlim=(0, span), ylabel="nodes", yticks=[])
         axes.set_title(mode, loc="left", fontsize=9)
     all_axes[-1].set_xlabel("seconds (black: an optimizer step ended)")
-    figure.tight_layout()
+    handles = [_patch(name, colour) for name, colour in _COLOURS.items()]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(title)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
     _save(figure, file)
+
+
+def _draw_node(
+    axes: Any, place: int, stretches: Sequence[tuple[float, str]], begin: float, end: float
+) -> None:
+    """A row of the timeline between two moments, which begins at 0."""
+    ends = [start for start, _ in stretches[1:]] + [end]
+    for (start, doing), stop in zip(stretches, ends, strict=True):
+        since, until = max(start, begin), min(stop, end)
+        if until > since:
+            extent = [(since - begin, until - since)]
+            axes.broken_barh(extent, (place - 0.5, 1.0), facecolors=_COLOURS[doing])
+
+
+def _patch(name: str, colour: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour, label=name.replace("_", " "))
 
 
 def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> None:

@@ -57,13 +57,25 @@ class Setting:
     """Of the gateway."""
     keep_turns: bool = False
     """Whether to return every turn."""
-    batches: int = 1
-    """Batches that are complete before a gang that lends its nodes takes them back."""
 
     @property
     def bound(self) -> int:
         """On staleness, in versions."""
         return self.workload.max_staleness if self.max_staleness is None else self.max_staleness
+
+    @property
+    def ahead(self) -> int:
+        """Batches generated ahead."""
+        return self.bound if self.mode.ahead is None else self.mode.ahead
+
+    @property
+    def most_behind(self) -> int:
+        """Versions that a sample may be behind.
+
+        The trajectory manager has one number for this and for how much is generated ahead, counted
+        in leases, so where a batch is leased in parts it allows more.
+        """
+        return (self.ahead + 1) * self.mode.parts - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +102,6 @@ class Result:
     """Between the two."""
     rollouts: int
     """Trained."""
-    tokens: int
-    """Trained, environment included."""
     node_seconds: NodeSeconds
     """Of all nodes."""
     staleness: tuple[int, ...]
@@ -101,7 +111,7 @@ class Result:
     step_ends: tuple[float, ...]
     """When each step ended, from the beginning of the run."""
     lag: tuple[int, ...]
-    """The same in optimizer steps: more where a publish was put off."""
+    """Staleness in optimizer steps: more than in versions where a publish was put off."""
     turns: tuple[Turn, ...]
     """All turns that ended, if asked for."""
 
@@ -148,7 +158,6 @@ class _Run:
         self._admitted: deque[tuple[Group, int]] = deque()
         self._active = 0
         self._trace: list[Turn] = []
-        self._playing: set[asyncio.Task[None]] = set()
 
     async def train(self, told: Callable[[float], None]) -> Result:
         """The trainer's loop."""
@@ -158,13 +167,12 @@ class _Run:
         await asyncio.sleep(0)  # node agents start
         self._ledger.admit()
         ends: list[float] = []
-        before, leased_before, tokens = NodeSeconds(), 0, 0
+        before, leased_before = NodeSeconds(), 0
         while not self._is_over(len(ends)):
             if len(ends) == setting.warm_up:
-                before, leased_before, tokens = self._seconds(), len(self._ledger.staleness), 0
+                before, leased_before = self._seconds(), len(self._ledger.staleness)
             for _ in range(setting.mode.parts):
                 groups = await self._groups(workload.groups_per_step // setting.mode.parts)
-                tokens += sum(group.tokens for group in groups)
                 await self._optimize(groups)
             await self._publish()
             ends.append(self._clock.now())
@@ -173,7 +181,6 @@ class _Run:
         return Result(
             seconds=ends[-1] - ends[setting.warm_up - 1],
             rollouts=(len(ends) - setting.warm_up) * workload.rollouts_per_step,
-            tokens=tokens,
             node_seconds=self._seconds() - before,
             staleness=tuple(staleness),
             stretches={name: node.stretches for name, node in self._cluster.nodes.items()},
@@ -190,15 +197,17 @@ class _Run:
     async def _groups(self, number: int) -> Sequence[Group]:
         """Wait for groups, giving nodes that can roll out back meanwhile."""
         if self._ledger.ready < number:
-            wanted = number * self._setting.batches
             if self._setting.split.both:
-                self._cluster.release(self._outlook(wanted))
-            await self._ledger.until(lambda: self._ledger.ready >= wanted)
+                self._cluster.release(self._outlook(number))
+            await self._ledger.until(lambda: self._ledger.ready >= number)
         self._gang = await self._cluster.acquire()
         return self._ledger.lease(number, self._version, self._published)
 
-    def _outlook(self, groups: int) -> Outlook:
+    def _outlook(self, groups: int) -> Outlook | None:
+        """What is left of the batch; None before the first, as the trainer knows no sizes yet."""
         workload = self._setting.workload
+        if not self._ledger.leased:
+            return None
         remaining = (groups - self._ledger.ready) * workload.group_size
         return Outlook(remaining_rollouts=remaining, batch_rollouts=workload.rollouts_per_step)
 
@@ -214,8 +223,7 @@ class _Run:
         if mode.barrier:
             await self._ledger.until(lambda: self._ledger.idle)
         self._published += 1
-        bound = self._setting.bound if mode.ahead is None else mode.ahead
-        if self._ledger.may_publish(self._version + 1, bound):
+        if self._ledger.may_publish(self._version + 1, self._setting.most_behind):
             self._version += 1
             for node in self._cluster.rolling_out():
                 self._spawn(node.update_weights())
@@ -223,9 +231,8 @@ class _Run:
 
     def _ahead(self, leased: int) -> int:
         mode, size = self._setting.mode, self._setting.workload.groups_per_step
-        ahead = self._setting.bound if mode.ahead is None else mode.ahead
         base = self._published * size if mode.admission == "published" else leased
-        return base + (ahead + 1) * size
+        return base + (self._setting.ahead + 1) * size
 
     def _begin(self, group: Group) -> None:
         self._admitted += [(group, number) for number in range(len(group.plans))]
@@ -243,9 +250,8 @@ class _Run:
         self._start_rollouts()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._playing.add(task)
-        task.add_done_callback(self._playing.discard)
+        # Whoever ends what it waits for holds it: a queue, an engine, the clock.
+        asyncio.create_task(coroutine)  # noqa: RUF006
 
     async def _play(self, group: Group, number: int) -> None:
         """An agent's life: turn, tool, turn."""

@@ -81,8 +81,12 @@ class WaitingTurns:
         self._num_arrived += 1
         key = (self._policy.order(ask), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        insort(self._queues.setdefault(pinned, []), (key, ask, server), key=itemgetter(0))
-        self.assign()
+        queue = self._queues.setdefault(pinned, [])
+        insort(queue, (key, ask, server), key=itemgetter(0))
+        _WAITING.inc()
+        # Behind others that wait it changes nothing, but for a policy that plans.
+        if queue[0][0] is key or self._planner is not None:
+            self.assign()
         try:
             return await server
         except asyncio.CancelledError:
@@ -112,39 +116,36 @@ class WaitingTurns:
 
     def assign(self) -> None:
         """Give turns to servers, as long as there are both."""
-        num_turns = len(self) + self._num_taken
-        if self._planner is not None and 8 * abs(num_turns - self._num_planned) > self._num_planned:
-            self._plan(self._planner)
+        if self._planner is not None:
+            num_turns = len(self) + self._num_taken
+            if 8 * abs(num_turns - self._num_planned) > self._num_planned:
+                self._plan(self._planner)
         held: set[int | None] = set()
         while self._assign_one(held):
             pass
-        _WAITING.set(len(self))
 
     def _assign_one(self, held: set[int | None]) -> bool:
         """The first turn in order that some server has room for; `held`: queues that wait on."""
-        ready = {
-            pin: servers
-            for pin in self._queues
-            if pin not in held and (servers := self._with_room(pin))
-        }
-        if not ready:
-            return False
-        pinned = min(ready, key=lambda pin: self._queues[pin][0][0])
-        key, ask, waiting = self._queues[pinned][0]
-        if waiting.cancelled():
-            self._remove(pinned, key)
-            return True
-        try:
-            taken = self._taken(ask, ready[pinned])
-        except Exception as error:  # a policy of somebody's own: this turn's failure alone
-            self._remove(pinned, key)
-            waiting.set_exception(error)
-            return True
-        if taken is None:
-            held.add(pinned)
-            return True
-        self._remove(pinned, key)
-        waiting.set_result(taken)
+        for pinned in sorted(self._queues.keys() - held, key=lambda pin: self._queues[pin][0][0]):
+            if servers := self._with_room(pinned):
+                if not self._serve_first(pinned, servers):
+                    held.add(pinned)
+                return True
+        return False
+
+    def _serve_first(self, pinned: int | None, servers: Sequence[Server]) -> bool:
+        """Whether the first turn of a queue need not wait there any more."""
+        _, ask, waiting = self._queues[pinned][0]
+        if not waiting.cancelled():
+            try:
+                taken = self._taken(ask, servers)
+            except Exception as error:  # a policy of somebody's own: this turn's failure alone
+                waiting.set_exception(error)
+            else:
+                if taken is None:
+                    return False
+                waiting.set_result(taken)
+        self._delete(pinned, 0)
         return True
 
     def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server | None:
@@ -174,7 +175,7 @@ class WaitingTurns:
     def _cancelled(self, pinned: int | None, key: _Key, server: asyncio.Future[Server]) -> None:
         if server.cancelled():
             self._remove(pinned, key)
-            _WAITING.set(len(self))
+            self.assign()  # it may have been the one that others waited behind
         elif server.exception() is None:  # assigned in the moment it was cancelled
             self.left(server.result())
 
@@ -182,6 +183,10 @@ class WaitingTurns:
         queue = self._queues.get(pinned, [])
         index = bisect_left(queue, key, key=itemgetter(0))
         if index < len(queue) and queue[index][0] == key:
-            del queue[index]
-        if not queue:
-            self._queues.pop(pinned, None)
+            self._delete(pinned, index)
+
+    def _delete(self, pinned: int | None, index: int) -> None:
+        del self._queues[pinned][index]
+        _WAITING.dec()
+        if not self._queues[pinned]:
+            del self._queues[pinned]

@@ -6,5 +6,7 @@
     placement.py    which roles each node carries, by search       ReaL, RLHFuse
     roofline.py     which nodes train                              SeamlessFlow, train_priority
 
-`wire.py` answers the contract's PlanSplit, `cli.py` a person's `python -m scheduler.planning`.
+While a run goes on, `scheduler.balance` asks `allocation.adjusted` whether one more node should
+generate. `wire.py` answers the contract's PlanSplit, `cli.py` a person's
+`python -m scheduler.planning`.
 """

@@ -59,7 +59,9 @@ def is_trainer(facts: Facts, *states: trainer_pb.TrainerState.ValueType) -> bool
 def has_enough(facts: Facts) -> bool:
     """Whether enough groups are ready for a step."""
     ready = facts.readiness
-    return ready is not None and ready.num_ready_groups >= ready.groups_per_step
+    if ready is None:
+        return False
+    return ready.num_ready_groups - ready.num_kept_back_groups >= ready.groups_per_step
 
 
 def counts(ready: sample_pb.GetReadinessResponse) -> str:

@@ -17,6 +17,9 @@ __all__ = ["bind", "port_error", "server_options"]
 
 _PING_MILLISECONDS = 10_000
 _PONG_MILLISECONDS = 5_000
+_MAX_PENDING = 1 << 20
+"""Calls that came and were not looked at yet; services bound what they take up by rules of their
+own, with errors that say so."""
 
 
 def server_options() -> list[tuple[str, int]]:
@@ -34,6 +37,9 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         # Below the clients' ping interval, or their pings would count as abuse.
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_MILLISECONDS // 2),
+        # By default gRPC cancels at random beyond 1,000, which clients take for a failure.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
         # A port in use must be an error, not a share of its connections.
         ("grpc.so_reuseport", 0),
     ]

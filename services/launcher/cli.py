@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -101,6 +102,10 @@ def _config_file(arguments: list[str]) -> Path:
 
 def _check(config: LauncherConfig, layout: Layout) -> None:
     """Find out what is missing before the first process starts."""
+    if config.ranker and find_spec("sklearn") is None:
+        raise ConfigError(
+            "ranker is true, and it needs scikit-learn: pip install 'seamflow[ranker]'"
+        )
     if config.prepare is None:
         model = Path(layout.path(config.model))
         if not (model / "config.json").is_file():
@@ -147,7 +152,7 @@ def _link_latest(folder: Path) -> None:
 def _show(summary: Mapping[str, Any], folder: Path) -> None:
     table = Table(title=f"run {summary['run']}", show_header=False)
     for name, value in summary.items():
-        if not isinstance(value, dict):
+        if value not in (None, "") and not isinstance(value, dict):
             shown = (
                 f"{value:.1%}"
                 if name.startswith("heldout_") and isinstance(value, float)

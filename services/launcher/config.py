@@ -49,6 +49,9 @@ class LauncherConfig(RunRules):
     """Nodes and their capability tags; the tags alone make a mode."""
     trainer_ranks: int = 1
     """Processes of the training gang, started by torchrun when more than one."""
+    ranker: bool = False
+    """Start the ranker, and let the gateway ask it how long turns will be; which turn goes first is
+    `dispatch` of the gateway."""
     concurrency: int = 64
     """Rollouts the agent runner has under way at once."""
     rollout_timeout: float = 600.0

@@ -29,6 +29,8 @@ class ProcessPlan:
     """Set besides the launcher's own environment."""
     restarts: bool = True
     """Started again when it crashes; one that ends cleanly has done its work."""
+    optional: bool = False
+    """A run goes on without it when it crashes too often."""
     check: tuple[str, ...] | None = None
     """Command that checks the configuration without starting anything."""
 
@@ -54,7 +56,8 @@ class Layout:
 
     def addresses(self) -> dict[str, str]:
         """What tools need to talk to the run."""
-        return {name: self.address(name) for name in SERVICES if name != "redis"}
+        names = (name for name in self.ports if name != "redis" and "/" not in name)
+        return {name: self.address(name) for name in names}
 
     def path(self, text: str) -> str:
         """A configured path with "{run}" filled in."""
@@ -64,9 +67,10 @@ class Layout:
 def free_ports(config: LauncherConfig) -> dict[str, int]:
     """A free port for each process, chosen once so that a restarted process keeps its address."""
     servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
+    ranker = ["ranker"] if config.ranker else []
     with ExitStack() as stack:
         ports = {}
-        for name in (*SERVICES, *servers):
+        for name in (*SERVICES, *ranker, *servers):
             listener = stack.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             ports[name] = listener.getsockname()[1]
@@ -91,6 +95,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
             folder=layout.folder / "weights",
         ),
         _service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
+        *([_ranker(layout)] if config.ranker else []),
         _gateway(config, layout),
         *[
             _rollout_server(node, config, layout)
@@ -116,7 +121,19 @@ def _process(name: str, module: str, layout: Layout, environment: Mapping[str, s
     return ProcessPlan(name=name, command=command, environment=environment, check=check)
 
 
+def _ranker(layout: Layout) -> ProcessPlan:
+    ranker = _service(
+        "ranker",
+        "services.ranker",
+        layout,
+        run_id=layout.run_id,
+        trajectory_manager=layout.address("trajectory_manager"),
+    )
+    return replace(ranker, optional=True)
+
+
 def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    lengths = {"lengths": "ranker", "ranker": layout.address("ranker")} if config.ranker else {}
     return _service(
         "rollout_gateway",
         "rollout.gateway",
@@ -128,6 +145,7 @@ def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         weights=layout.address("weights"),
         # Made here so that a restarted gateway derives the same credentials.
         credential_secret=secrets.token_hex(32),
+        **lengths,
     )
 
 

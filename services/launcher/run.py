@@ -182,6 +182,7 @@ class Run:
         for trajectory in stored:
             figures.add(trajectory)
         steps = read_steps(self.layout.folder / "metrics.jsonl")
+        ranking = await services.ranking()
         checked = audit(read_token_log(self.layout.folder / "received.jsonl"), stored)
         num_lent, num_returned = lendings(self.events)
         self._draw(steps, before, after)
@@ -208,6 +209,9 @@ class Run:
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
             "infrastructure_failures": figures.infrastructure_failures,
             "process_restarts": processes.num_restarts,
+            "processes_given_up": ", ".join(processes.given_up),
+            "ranker_turns_learned": ranking.num_turns if ranking else None,
+            "ranker_recall": round(ranking.recall, 2) if ranking else None,
             "tail_ratio": {
                 label or "training": {
                     "per_turn": round(tail_ratio(figures.turn_lengths[label]), 2),

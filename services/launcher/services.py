@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
+from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
+from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -25,6 +27,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.plan import Layout
 
 if TYPE_CHECKING:
+    from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
@@ -63,6 +66,7 @@ class Services:
     scheduler: SchedulerServiceAsyncStub
     trainer: TrainerServiceAsyncStub
     servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
+    ranker: RankerServiceAsyncStub | None = None
 
     async def facts(self) -> Facts:
         """Ask all services at once; a silent one leaves a gap."""
@@ -83,6 +87,13 @@ class Services:
         """Where training stands."""
         request = trainer_pb.GetStatusRequest()
         return await _answer(lambda: self.trainer.GetStatus(request, timeout=_TIMEOUT))
+
+    async def ranking(self) -> ranker_pb.GetRankerResponse | None:
+        """What the ranker has learned; None: there is none, or it does not answer."""
+        stub, request = self.ranker, ranker_pb.GetRankerRequest(run_id=self.run_id)
+        if stub is None:
+            return None
+        return await _answer(lambda: stub.GetRanker(request, timeout=_TIMEOUT))
 
     async def _readiness(self) -> sample_pb.GetReadinessResponse | None:
         request = sample_pb.GetReadinessRequest(run_id=self.run_id)
@@ -131,6 +142,7 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
             scheduler=SchedulerServiceStub(await channel("scheduler")),  # type: ignore[arg-type]
             trainer=TrainerServiceStub(await channel("trainer")),  # type: ignore[arg-type]
             servers=servers,  # type: ignore[arg-type]
+            ranker=RankerServiceStub(await channel("ranker")) if "ranker" in layout.ports else None,  # type: ignore[arg-type]
         )
 
 

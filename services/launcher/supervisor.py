@@ -51,6 +51,8 @@ class Supervisor:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         """Crashes that were answered by a new start."""
+        self.given_up: list[str] = []
+        """Optional processes that crashed too often."""
 
     async def start(self, plan: ProcessPlan) -> None:
         """Start a process and keep it running in the background."""
@@ -94,7 +96,9 @@ class Supervisor:
             await asyncio.sleep(self._restart_seconds * 2**attempt)
             self._children[plan.name] = await self._spawn(plan)
             attempt += 1
-        if not self._failed.done():
+        if plan.optional and code not in _HOPELESS:
+            self.given_up.append(plan.name)
+        elif not self._failed.done():
             reason = self._obituary(plan.name, code)
             self._failed.set_exception(ChildFailed(plan.name, code, reason))
 

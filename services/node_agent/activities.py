@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -134,27 +134,30 @@ class RolloutActivity:
 
 
 class TrainActivity:
-    """Train. The trainer refuses epochs older than it has seen."""
+    """Train. The trainer refuses epochs older than it has seen of this node."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, node_id: str) -> None:
+        self._node_id = node_id
         self._trainer: TrainerServiceAsyncStub = TrainerServiceStub(channel)  # type: ignore[assignment]
         self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
-        """Move parameters and optimizer state to the device."""
-        await self._trainer.Resume(trainer_pb.ResumeRequest(epoch=epoch), timeout=_MOVE_SECONDS)
+        """Move parameters and optimizer state to the device, once the whole gang gave its own."""
+        request = trainer_pb.ResumeRequest(epoch=epoch, node_id=self._node_id)
+        await self._trainer.Resume(request, timeout=_MOVE_SECONDS)
 
     async def deactivate(self, epoch: int) -> None:
         """Move them out at the next optimizer-step boundary."""
-        given = await self._trainer.Suspend(
-            trainer_pb.SuspendRequest(epoch=epoch), timeout=_MOVE_SECONDS
-        )
+        request = trainer_pb.SuspendRequest(epoch=epoch, node_id=self._node_id)
+        given = await self._trainer.Suspend(request, timeout=_MOVE_SECONDS)
         self._num_bytes = given.num_bytes or self._num_bytes
 
     async def status(self) -> WorkerStatus:
-        """Off when it is suspended; a trainer starts that way."""
-        status = await self._trainer.GetStatus(trainer_pb.GetStatusRequest(), timeout=_ASK_SECONDS)
-        is_off = status.state == trainer_pb.TRAINER_STATE_SUSPENDED
+        """Off when it is suspended, on this node at least; a trainer starts that way."""
+        request = trainer_pb.GetStatusRequest(node_id=self._node_id)
+        status = await self._trainer.GetStatus(request, timeout=_ASK_SECONDS)
+        # An older trainer tells by its state alone.
+        is_off = status.suspended or status.state == trainer_pb.TRAINER_STATE_SUSPENDED
         return WorkerStatus(is_off=is_off, used_device_bytes=0 if is_off else self._num_bytes)
 
     async def hand_over(self) -> None:
@@ -244,12 +247,12 @@ class SupervisedActivity:
             await self._process.kill()
 
 
-_ACTIVITIES: Mapping[str, Callable[[grpc.aio.Channel], Activity]] = {
-    "rollout": RolloutActivity,
-    "train": TrainActivity,
-}
-
-
-def activity(tag: str, channel: grpc.aio.Channel) -> Activity:
-    """The activity `tag` of the worker that answers at `channel`."""
-    return _ACTIVITIES.get(tag, WorkerActivity)(channel)
+def activity(tag: str, channel: grpc.aio.Channel, node_id: str) -> Activity:
+    """The activity `tag` on node `node_id`, of the worker that answers at `channel`."""
+    match tag:
+        case "rollout":
+            return RolloutActivity(channel)
+        case "train":
+            return TrainActivity(channel, node_id)
+        case _:
+            return WorkerActivity(channel)

@@ -90,7 +90,7 @@ async def _activities(
     activities: dict[Role, Activity] = {}
     for worker in config.all_workers:
         connection = await stack.enter_async_context(channel(config, worker.address))
-        inner = activity(worker.tag, connection)
+        inner = activity(worker.tag, connection, config.node_id)
         process = processes.get(worker.address)
         if process is None:
             activities[Role(worker.tag, worker.run_id)] = inner

@@ -144,8 +144,11 @@ class Switcher:
         self._done = order
         now = self._clock()
         state = pb.NODE_STATE_IDLE if order.role is None else pb.NODE_STATE_ACTIVE
-        self._stand(Standing(state, order.epoch, now - began))
-        self._measure(before, order, ended - began, now - ended)
+        if before == order.role:  # a new epoch for what it does anyway
+            self._stand(Standing(state, order.epoch))
+        else:
+            self._stand(Standing(state, order.epoch, now - began))
+            self._measure(before, order, ended - began, now - ended)
 
     async def _hold(self, order: Order) -> None:
         """Stay as ordered, whatever a worker that was restarted meanwhile takes for its part."""

@@ -50,6 +50,14 @@ async def test_health_speaks_for_the_process_and_each_service(shared: DemoProces
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_thousands_of_calls_at_once_are_all_answered(shared: DemoProcess) -> None:
+    """A runner of many agents begins like this; gRPC itself would cancel some of them."""
+    async with connect(shared.target) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        calls = [health.Check(health_pb2.HealthCheckRequest()) for _ in range(4000)]
+        assert {answer.status for answer in await asyncio.gather(*calls)} == {SERVING}
+
+
 async def test_admin_pages(shared: DemoProcess) -> None:
     """The admin port tells liveness, readiness, version and the rate and duration of calls."""
     async with connect(shared.target) as channel:

@@ -21,6 +21,7 @@ PROCESSES = {
     "services.weights",
     "services.node_agent",
     "services.dataloader",
+    "services.ranker",
     "seamflow.runner",
 }
 NAMES = sorted(compose()["services"])

@@ -21,9 +21,18 @@ CLASSES = {
     "weights": ("weights", "services.weights.config"),
     "node-agent": ("node_agent", "services.node_agent.config"),
     "dataloader": ("dataloader", "services.dataloader.config"),
+    "ranker": ("ranker", "services.ranker.config"),
     "run": ("run", "deploy.create_run"),
 }
-ADDRESSES = ("trajectory_manager", "scheduler", "weights", "rollout_server", "trainer", "gateway")
+ADDRESSES = (
+    "trajectory_manager",
+    "scheduler",
+    "weights",
+    "rollout_server",
+    "trainer",
+    "gateway",
+    "ranker",
+)
 
 
 def config_class(module: str) -> type[ServerConfig]:

@@ -31,6 +31,45 @@ def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
+def test_a_new_service_gets_a_certificate_and_nobody_else_another(tmp_path: Path) -> None:
+    """An upgrade: what an older release made stays, and its authority signs for the ranker."""
+    authority, out = tmp_path / "authority", secrets(tmp_path)
+    complete = content(tmp_path)
+    for name in ("cert.pem", "key.pem"):
+        (out / "ranker" / name).unlink()
+    (out / "ranker").rmdir()
+    before = content(tmp_path)
+    assert generate(authority, out)
+    after = content(tmp_path)
+    assert after.keys() == complete.keys()
+    assert {name: after[name] for name in before} == before
+    certificate = x509.load_pem_x509_certificate((out / "ranker" / "cert.pem").read_bytes())
+    certificate.verify_directly_issued_by(
+        x509.load_pem_x509_certificate((out / "ca.pem").read_bytes())
+    )
+
+
+@pytest.mark.parametrize("left", [["cert.pem"], ["cert.pem", ".key.pem.partial"]])
+def test_a_service_that_was_added_by_half_gets_a_key_the_next_time(
+    tmp_path: Path, left: list[str]
+) -> None:
+    """An upgrade that was cut off, before or while the key was written, is run again."""
+    authority, out = tmp_path / "authority", secrets(tmp_path)
+    complete = content(tmp_path)
+    folder = out / "ranker"
+    (folder / "key.pem").unlink()
+    for name in left:
+        (folder / name).write_bytes(b"half")
+    assert generate(authority, out)
+    after = content(tmp_path)
+    assert after.keys() == complete.keys()
+    mine = [name for name in after if "ranker" in str(name)]
+    assert [name for name in after if after[name] != complete[name]] == mine
+    context = ssl.create_default_context(cafile=out / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    assert not generate(authority, out)
+
+
 @pytest.mark.parametrize("lost", ["authority/ca.key", "secrets/.complete"])
 def test_half_a_set_is_refused_not_overwritten(tmp_path: Path, lost: str) -> None:
     """Whoever lost a part decides what happens to the rest; exit code 78 and the cure."""

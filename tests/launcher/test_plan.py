@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from rollout.gateway.config import GatewayConfig
+from services.chassis.config import load
+from services.chassis.errors import ConfigError
 from services.chassis.run_rules import rules
+from services.launcher.cli import _check
+from services.launcher.config import LauncherConfig
 from services.launcher.plan import plan
+from services.ranker.config import RankerConfig
 from tests.launcher.support import make_config, make_layout
 
+SKEW_AWARE = Path(__file__).parents[2] / "examples/quickstart/skew_aware.toml"
 MODES = {
     "colocated": ("node-a: rollout train",),
     "disaggregated": ("node-a: rollout", "node-b: train"),
@@ -35,6 +42,45 @@ def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
     command = plan(config, make_layout(config, tmp_path))["trainer"].command
     assert "torch.distributed.run" in command
     assert "--nproc-per-node=2" in command
+
+
+def test_the_gateway_asks_the_ranker_that_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example, read by the classes that will read it, with what each process is told."""
+    arguments = ["--config", str(SKEW_AWARE)]
+    config = load(LauncherConfig, "launcher", arguments)
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    for name in ("ranker", "rollout_gateway"):
+        for variable, value in processes[name].environment.items():
+            monkeypatch.setenv(variable, value)
+    ranker = load(RankerConfig, "ranker", arguments)
+    gateway = load(GatewayConfig, "rollout_gateway", arguments)
+    assert gateway.lengths == "ranker"
+    assert gateway.ranker == layout.addresses()["ranker"] == f"127.0.0.1:{ranker.port}"
+    assert gateway.dispatch == "skew_aware"
+    assert ranker.run_id == gateway.run_id == config.name
+    assert processes["ranker"].optional
+
+
+def test_there_is_no_ranker_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """Nor does the gateway look for one."""
+    config = make_config()
+    processes = plan(config, make_layout(config, tmp_path))
+    assert "ranker" not in processes
+    assert not any("LENGTHS" in name for name in processes["rollout_gateway"].environment)
+
+
+def test_a_ranker_without_its_library_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that installs it."""
+    config = make_config(ranker=True, prepare="examples.quickstart.prepare")
+    _check(config, make_layout(config, tmp_path))
+    monkeypatch.setattr("services.launcher.cli.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker\]'"):
+        _check(config, make_layout(config, tmp_path))
 
 
 def test_replicated_needs_a_redis_with_a_replica() -> None:

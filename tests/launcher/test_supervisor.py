@@ -22,11 +22,10 @@ signal.pause()
 """
 
 
-def sleeper(file: Path) -> ProcessPlan:
+def sleeper(file: Path, *, optional: bool = False) -> ProcessPlan:
     """A child that writes its pid and waits."""
-    return ProcessPlan(
-        name="sleeper", command=(sys.executable, "-c", SLEEPER.format(file=str(file)))
-    )
+    command = (sys.executable, "-c", SLEEPER.format(file=str(file)))
+    return ProcessPlan(name="sleeper", command=command, optional=optional)
 
 
 async def lines(file: Path, count: int) -> list[int]:
@@ -81,6 +80,17 @@ async def test_a_child_that_cannot_stay_up_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(ChildFailed, match="ended with code -9"):
             await processes.failure()
         assert (processes.num_restarts, len(await lines(tmp_path / "pids", 6))) == (5, 6)
+
+
+async def test_a_run_goes_on_without_an_optional_child(tmp_path: Path) -> None:
+    """It is started again like others, then given up by name; nobody else ends."""
+    async with Supervisor(tmp_path, calm_seconds=3600.0, restart_seconds=0.0) as processes:
+        await processes.start(sleeper(tmp_path / "pids", optional=True))
+        for crash in range(6):
+            os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
+        await processes.finished("sleeper")
+        assert (processes.num_restarts, processes.given_up) == (5, ["sleeper"])
+        assert not processes._failed.done()
 
 
 async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:

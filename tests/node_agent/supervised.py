@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 from services.node_agent import procfs
 from tests.node_agent.scripted_scheduler import ScriptedScheduler
+from tests.redis_server import free_port
 from tests.scheduler.support import ROOT, RUN, Process
 
 
@@ -130,11 +130,3 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs."""
     process = procfs.look(pid)
     return process is not None and not process.is_over
-
-
-def free_port() -> int:
-    """A port that nobody has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

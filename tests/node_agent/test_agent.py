@@ -15,7 +15,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 from structlog.testing import capture_logs
 
 from tests.node_agent.support import Workers, active, agent_config, running_agent, state_of
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 from tests.scheduler.support import (
     BOTH,
     RUN,
@@ -71,9 +71,8 @@ async def test_long_suspension_keeps_the_lease() -> None:
 async def test_workers_that_come_up_later_are_waited_for() -> None:
     """The node is not ACTIVE before its workers answered."""
     workers = Workers()
-    async with workers.serving() as address:
-        pass  # only to learn a free port
-    port_later = int(address.rpartition(":")[2])
+    port_later = free_port()
+    address = f"127.0.0.1:{port_later}"
     async with (
         running_scheduler() as (port, stub),
         running_agent(agent_config("a", port, address, ("rollout",))),

@@ -13,8 +13,8 @@ from pathlib import Path
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.node_agent import procfs
-from tests.node_agent.supervised import free_port
 from tests.node_agent.support import active
+from tests.redis_server import free_port
 from tests.rollout.gateway.test_gateway import agent, first_chunk
 from tests.scheduler.support import ROOT, RUN, Process, list_nodes, running_scheduler
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
+from prometheus_client import REGISTRY
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.node_agent.config import WorkerConfig
 from tests.node_agent.scripted_scheduler import ScriptedScheduler
 from tests.node_agent.support import Journal, Workers, agent_config, running_agent
+from tests.redis_server import free_port
 from tests.scheduler.support import running_scheduler
 
 
@@ -82,6 +84,22 @@ async def test_registration_and_reports_say_what_the_node_is_and_does() -> None:
     )
 
 
+async def test_a_new_epoch_for_the_same_work_is_no_switch() -> None:
+    """Its gang was formed anew: next to no time, which would spoil the mean of all switches."""
+    scheduler, workers = ScriptedScheduler(), Workers()
+    async with (
+        scheduler.serving() as port,
+        workers.serving() as address,
+        running_agent(agent_config("a", port, address)),
+    ):
+        await scheduler.until_active(await scheduler.assign("train"))
+        told, before = len(scheduler.reports), _measured_switches()
+        for _ in range(3):
+            await scheduler.until_active(await scheduler.assign("train"))
+        assert not any(report.HasField("switch_seconds") for report in scheduler.reports[told:])
+        assert _measured_switches() == before
+
+
 async def test_an_assignment_without_a_worker_is_not_taken_for_done() -> None:
     """The node says IDLE, and gives the device back."""
     scheduler, workers = ScriptedScheduler(), Workers()
@@ -102,7 +120,7 @@ async def test_a_worker_that_is_gone_is_not_said_to_be_active() -> None:
     """Until it answers again the node says ACTIVATING, under the same epoch."""
     scheduler, workers = ScriptedScheduler(), Workers()
     async with scheduler.serving() as port, AsyncExitStack() as stack:
-        async with workers.serving() as address:
+        async with workers.serving(free_port()) as address:
             config = agent_config("a", port, address, recheck_seconds=0.05)
             await stack.enter_async_context(running_agent(config))
             epoch = await scheduler.assign("train")
@@ -111,3 +129,8 @@ async def test_a_worker_that_is_gone_is_not_said_to_be_active() -> None:
         assert scheduler.reports[-1].reported_epoch == epoch
         async with workers.serving(int(address.rpartition(":")[2])):
             await scheduler.until_active(epoch)
+
+
+def _measured_switches() -> float | None:
+    name = "seamflow_node_agent_switch_seconds_count"
+    return REGISTRY.get_sample_value(name, {"tag": "train"})

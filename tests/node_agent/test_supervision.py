@@ -10,7 +10,8 @@ from pathlib import Path
 
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from tests.node_agent.supervised import free_port, is_alive, scripted_node
+from tests.node_agent.supervised import is_alive, scripted_node
+from tests.redis_server import free_port
 
 
 async def test_processes_stay_across_switches(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ async def manager(
     run_id: str, group_size: int = 1, redis_url: str | None = None
 ) -> AsyncIterator[tuple[str, Any]]:
     """A manager with a run; its address and its stub."""
-    config = TrajectoryManagerConfig(redis_url=redis_url, admin_port=-1, drain_seconds=0.2)
+    config = TrajectoryManagerConfig(redis_url=redis_url, port=0, admin_port=-1, drain_seconds=0.2)
     async with (
         build(config) as service,
         started(service, config) as port,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from scheduler.policy import AllocationPolicy, PreemptivePolicy
 from scheduler.records import Gang, Node, State
 from scheduler.wire import duration_message
 from services.chassis.server import started
+from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 RUN = "run"
@@ -79,7 +79,7 @@ class Process:
         self._log = folder / f"{module}.log"
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         self._command = [sys.executable, "-m", module, *flags]
-        self.port = 0
+        self.port = free_port()
         self.popen: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
@@ -95,7 +95,6 @@ class Process:
         while not self._port_file.exists():
             assert self.popen.poll() is None, self._log.read_text()
             await asyncio.sleep(0.02)
-        self.port = json.loads(self._port_file.read_text())["port"]
 
     def end(self, number: int) -> int:
         """Send signal `number` and wait for its exit code; nothing happens if it has ended."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduler.draft import Draft
 from scheduler.lending import Lending, Outlook, Stake, Verdict
-from scheduler.policy import AllocationPolicy, Plan, PreemptivePolicy
+from scheduler.policy import AllocationPolicy, LendingMode, Plan, PreemptivePolicy
 from scheduler.records import Assignment, Gang, Node, RunPolicy, State, Worker
 from tests.scheduler.support import BOTH, RUN, after, gang, node
 
 OTHER = "other"
-LIMIT = 4
+LIMIT = 2
 """Nodes that the other run may have once it has a policy."""
 OUTLOOK = Outlook(remaining_rollouts=1, batch_rollouts=2)
 
@@ -63,10 +64,12 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(steps=STEPS)
-def test_gangs_are_whole_and_never_share(steps: list[Step]) -> None:
-    """Random histories: 0 partial holds, 0 epochs reused, 0 quotas broken."""
-    assert violations(PreemptivePolicy(), steps) == []
+@given(steps=STEPS, lending=st.sampled_from(get_args(LendingMode)))
+@example(steps=[("request", 1, 2), ("release", 1, 1), ("policy", 1, 1)], lending="never")
+def test_gangs_are_whole_and_never_share(steps: list[Step], lending: LendingMode) -> None:
+    """Random histories: 0 partial holds, 0 epochs reused, 0 quotas broken, 0 runs starved by a
+    gang of their own that is parked."""
+    assert violations(PreemptivePolicy(lending=lending), steps) == []
 
 
 def test_checker_sees_partial_holds() -> None:
@@ -109,7 +112,7 @@ def violations(policy: AllocationPolicy, steps: list[Step]) -> list[str]:
     found, epochs = [], set()
     for step in steps:
         before, state = state, carried_out(policy, [step], state)
-        found += _partial(state) + _beyond_quota(state)
+        found += _partial(state) + _beyond_quota(state) + _starved(state)
         for name, entry in state.nodes.items():
             if before.nodes[name].assignment == entry.assignment:
                 continue
@@ -159,11 +162,13 @@ def _carry_out(draft: Draft, state: State, kind: str, index: int, size: int) -> 
 
 
 def _node(name: str, index: int) -> Node:
-    """Four that can do all for both runs, one that can only roll out, one that can only train."""
+    """Four that can do all, the first of them for one run alone, the others for both; one that can
+    only roll out, one that can only train."""
     tags = BOTH if index < 4 else BOTH[index % 2 :][:1]
     entry = node(name, *tags)
+    runs = (RUN, OTHER) if index else (RUN,)
     workers = tuple(
-        Worker(tag=tag, address=f"{tag}-{run}", run_id=run) for tag in tags for run in (RUN, OTHER)
+        Worker(tag=tag, address=f"{tag}-{run}", run_id=run) for tag in tags for run in runs
     )
     return replace(entry, workers=workers)
 
@@ -180,6 +185,14 @@ def _partial(state: State) -> list[str]:
         if any(member.assignment.tag != entry.tag for member in members):
             found.append("wrong work")
     return found
+
+
+def _starved(state: State) -> list[str]:
+    """The runs with a parked gang for which nobody generates: it would be parked for ever."""
+    members = [member for member in state.nodes.values() if member.available]
+    served = {member.assigned_run for member in members if member.assignment.tag == "rollout"}
+    parked = {entry.run_id for entry in state.gangs.values() if entry.parked}
+    return [f"{run_id} starves" for run_id in parked - served]
 
 
 def _beyond_quota(state: State) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.policy import Plan, PreemptivePolicy, load_policy
-from scheduler.records import Assignment, NodeState
+from scheduler.policy import LendingMode, Plan, PreemptivePolicy, load_policy
+from scheduler.records import Assignment, Node, NodeState, RunPolicy, Worker
 from services.chassis.errors import ConfigError
 from tests.scheduler.support import BOTH, RUN, gang, node
 
 POLICY = PreemptivePolicy()
+OTHER = "other"
 
 
 def test_rollout_is_what_nodes_do_that_no_gang_holds() -> None:
@@ -93,6 +94,53 @@ def test_unavailable_nodes_get_nothing(gone: dict[str, object]) -> None:
     plan = POLICY.plan([node("a", *BOTH, **gone)], [gang("g", 1)], 0.0)
     assert plan.assignments == {}
     assert plan.unplaced == ((RUN, "g"),)
+
+
+def shared(name: str, *tags: str, run_id: str = RUN) -> Node:
+    """A node that rolls out for `run_id`, and can for both runs."""
+    return node(
+        name,
+        *tags,
+        workers=tuple(
+            Worker(tag=tag, address=f"{tag}-{run}", run_id=run)
+            for run in (RUN, OTHER)
+            for tag in tags
+        ),
+        assignment=Assignment(tag="rollout", run_id=run_id, epoch=1),
+    )
+
+
+def plan_beside_parked(policy: PreemptivePolicy, *others: Node, max_nodes: int = 0) -> Plan:
+    """What `others` do, and the node "t" that a parked gang of `RUN` has."""
+    held = Assignment(tag="train", epoch=1, gang_id="g", world_size=1)
+    nodes = [node("t", *BOTH, assignment=held), *others]
+    runs = {RUN: RunPolicy(max_nodes=max_nodes)}
+    return policy.plan(nodes, [gang("g", 1, parked=True)], 0.0, runs)
+
+
+def test_parked_gang_keeps_its_nodes_while_somebody_generates() -> None:
+    """For its own run."""
+    plan = plan_beside_parked(POLICY, node("c", "rollout"))
+    assert {name: entry.tag for name, entry in plan.assignments.items()} == {
+        "t": "train",
+        "c": "rollout",
+    }
+
+
+def test_parked_gang_does_not_wait_for_a_node_that_generates_for_others() -> None:
+    """The shared node stays with the other run, which has no other: the gang's rolls out."""
+    plan = plan_beside_parked(POLICY, shared("c", "rollout", run_id=OTHER))
+    assert plan.assignments["c"].run_id == OTHER
+    assert plan.assignments["t"].tag == "rollout"
+
+
+@pytest.mark.parametrize("lending", ["gated", "never"])
+def test_parked_gang_does_not_take_the_quota_of_those_that_generate(lending: LendingMode) -> None:
+    """One node is all that the run may have, and that one generates."""
+    policy = PreemptivePolicy(lending=lending)
+    plan = plan_beside_parked(policy, node("c", "rollout"), max_nodes=1)
+    tags = sorted(entry.tag for entry in plan.assignments.values())
+    assert tags == ["", "rollout"]
 
 
 def test_policy_is_loaded_by_name_or_path() -> None:

@@ -271,6 +271,11 @@ async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
         ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=duration_message(9.0))),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
+        (
+            "RequestNodes",
+            pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="t", num_nodes=1, batch=-1),
+        ),
+        ("ReleaseNodes", pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", batch=-1)),
         ("ReleaseNodes", _released(remaining=1, batch=0)),
         ("ReleaseNodes", _released(remaining=5, batch=4)),
         ("SetRunPolicy", pb.SetRunPolicyRequest()),

@@ -21,10 +21,10 @@ class RecordingSamples(Samples):
     """Appends to the file before the trainer sees the samples."""
 
     async def lease(
-        self, step: int, base_weight_version: int
+        self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_pb.LeaseSamplesResponse | None:
         """See `Samples.lease`."""
-        leased = await super().lease(step, base_weight_version)
+        leased = await super().lease(step, base_weight_version, min_groups)
         checkpoints = Path(os.environ["SEAMFLOW_TRAINER_CHECKPOINT_FOLDER"])
         with (checkpoints.parent / LEASED).open("a") as file:
             for sample in leased.samples if leased is not None else ():

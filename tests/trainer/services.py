@@ -35,6 +35,7 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         self.asked: list[int] = []
         self.num_refused = 0
         self.extended = asyncio.Event()
+        self.awaited = asyncio.Event()
         self.ready = asyncio.Event()
         self.ready.set()
         self.on_commit: Callable[[int], None] = lambda step: None
@@ -53,8 +54,11 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
 
     async def GetReadiness(self, request, context):
         """Wait for `ready`."""
+        wait_seconds = request.wait.ToTimedelta().total_seconds()
+        if wait_seconds:
+            self.awaited.set()
         try:
-            async with asyncio.timeout(request.wait.ToTimedelta().total_seconds()):
+            async with asyncio.timeout(wait_seconds):
                 await self.ready.wait()
         except TimeoutError:
             pass

@@ -19,6 +19,7 @@ from tests.scheduler.support import (
 from trainer.peers import Nodes
 
 GANG = "trainer"
+HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
 
 
 async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
@@ -33,6 +34,66 @@ async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout", "not yet"
         await nodes.ask_ahead(time.time())
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
+
+
+async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
+    """A shared node fills no batch of this run until it works for it."""
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        nodes = Nodes(channel, RUN, GANG, 1)
+        workers = [
+            pb.Worker(tag="rollout", address="host:1", run_id=run_id) for run_id in (RUN, "other")
+        ]
+        await stub.RegisterNode(
+            pb.RegisterNodeRequest(
+                node_id="shared", run_id="other", capability_tags=["rollout"], workers=workers
+            )
+        )
+        await register(stub, "both", *BOTH)
+        await nodes.ask_ahead(time.time())
+        assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
+        await register(stub, "own", "rollout")
+        await nodes.ask_ahead(time.time())
+        assert (await list_nodes(stub))["both"].assignment.tag == "train"
+
+
+async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
+    """They came too early for the batch. After the last step they are anybody's."""
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        nodes = Nodes(channel, RUN, GANG, 1)
+        await register(stub, "other", "rollout")
+        await register(stub, "both", *BOTH)
+        await _placed(stub)
+        await nodes.release(2, HALF)
+        for _ in range(2):
+            await nodes.ask_ahead(time.time())
+            await nodes.give_back()
+        assert (await list_nodes(stub))["both"].assignment.tag == "train"
+        again = "gang trainer: kept: judged for batch 2 already"
+        assert (await _causes(stub))[1:] == [again, again]
+        await nodes.acquire(2)
+        await nodes.release()
+        assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
+
+
+async def test_batches_that_were_full_at_once_are_told_apart() -> None:
+    """The nodes are never given back: each acquire with another number is a batch, no other."""
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        nodes = Nodes(channel, RUN, GANG, 1)
+        await register(stub, "other", "rollout")
+        await register(stub, "both", *BOTH)
+        await _placed(stub)
+
+        async def measured() -> int:
+            (run,) = (await stub.ListRuns(pb.ListRunsRequest())).runs
+            return len(run.balances)
+
+        for _ in range(9):
+            await nodes.acquire(1)
+            await nodes.acquire()
+        assert await measured() == 0
+        for batch in range(2, 9):
+            await nodes.acquire(batch)
+        assert await measured() == 1
 
 
 async def test_way_back_is_what_the_nodes_measured() -> None:
@@ -61,15 +122,16 @@ async def test_way_back_is_what_the_nodes_measured() -> None:
 
 
 async def test_release_tells_what_is_left_of_the_batch() -> None:
-    """The audit log says why the nodes are lent; a second release says nothing."""
+    """The audit log says why the nodes are kept; a second release says nothing."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = Nodes(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
         await register(stub, "both", *BOTH)
         await _placed(stub)
         for _ in range(2):
-            await nodes.release(pb.Outlook(remaining_rollouts=3, batch_rollouts=4))
-        assert await _causes(stub) == ["gang trainer released; lent: nothing was measured yet"]
+            await nodes.release(2, HALF)
+        [cause] = await _causes(stub)
+        assert cause.startswith("gang trainer: kept: cycle 1 of 3 before it is judged; ")
 
 
 async def _placed(stub: SchedulerServiceStub) -> None:
@@ -83,4 +145,4 @@ async def _causes(stub: SchedulerServiceStub) -> list[str]:
     watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
     events = (await watch.read()).events
     watch.cancel()
-    return [event.cause for event in events if "released" in event.cause]
+    return [event.cause for event in events if "kept" in event.cause]

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,9 +22,11 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from tests.trainer.services import Neighbours
-from tests.trainer.support import ROOT, environment, read_lines
+from tests.trainer.support import JOB_CONFIG, ROOT, environment, read_lines
 from trainer.cli import build
+from trainer.commands import Command, Train
 from trainer.config import TrainerConfig
+from trainer.worker import Worker
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -226,6 +229,80 @@ async def test_leases_are_kept_alive_until_they_are_committed(
         await training
         keeping.cancel()
     assert ledger.committed == 4
+
+
+async def test_a_checkpoint_asked_for_during_a_step_is_of_that_step(
+    tmp_path: Path,
+    model: Path,
+    neighbours: Neighbours,
+    straight_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SaveCheckpoint comes while step 5 is computed: what it calls step 5 are step 5's weights."""
+    computing, go_on = asyncio.Event(), threading.Event()
+    loop, do = asyncio.get_running_loop(), Worker.do
+
+    def gated(worker: Worker, command: Command) -> dict[str, float]:
+        if isinstance(command, Train) and command.step == 5:
+            loop.call_soon_threadsafe(computing.set)
+            assert go_on.wait(20)
+        return do(worker, command)
+
+    monkeypatch.setattr(Worker, "do", gated)
+    config = in_process(tmp_path, model, neighbours, num_steps=6, checkpoint_every=6, **JOB_CONFIG)
+    async with build(config) as service:
+        [(_, servicer)] = service.servicers
+        training = asyncio.create_task(service.background[0]())
+        await computing.wait()
+        status = await servicer.GetStatus(trainer_pb2.GetStatusRequest(), None)
+        assert (status.step, status.checkpoint_step) == (4, 0)
+        request = trainer_pb2.SaveCheckpointRequest()
+        saving = asyncio.gather(*(servicer.SaveCheckpoint(request, None) for _ in range(2)))
+        for _ in range(3):  # until both wait for the step
+            await asyncio.sleep(0)
+        go_on.set()
+        assert [response.step for response in await saving] == [5, 5]
+        assert neighbours.ledger.committed == 5
+        await training
+    saved = config.checkpoint_folder / "step_000000005"
+    state = json.loads((saved / "state.json").read_text())
+    assert (state["step"], state["record"]["step"]) == (5, 5)
+    straight = straight_run / "checkpoints" / saved.name
+    shard = "rank_00000_of_00001.safetensors"
+    tensors, expected = load_file(saved / shard), load_file(straight / shard)
+    assert tensors.keys() == expected.keys()
+    assert all(tensors[name].equal(expected[name]) for name in expected)
+
+
+async def test_a_checkpoint_gives_back_nodes_that_it_took_while_they_were_lent(
+    tmp_path: Path, model: Path, neighbours: Neighbours
+) -> None:
+    """The trainer waits for a batch that only they can fill; finished, it has them no more."""
+    lender, ledger = neighbours.lender, neighbours.ledger
+    ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
+    config = in_process(
+        tmp_path, model, neighbours, num_steps=3, checkpoint_every=3, scheduler=neighbours.address
+    )
+    async with build(config) as service:
+        [(_, servicer)] = service.servicers
+
+        async def switch(resume: bool, epoch: int) -> None:
+            if resume:
+                await servicer.Resume(trainer_pb2.ResumeRequest(epoch=epoch), None)
+            else:
+                await servicer.Suspend(trainer_pb2.SuspendRequest(epoch=epoch), None)
+
+        lender.switch = switch
+        training = asyncio.create_task(service.background[0]())
+        await ledger.awaited.wait()
+        saved = await servicer.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), None)
+        assert (saved.step, ledger.committed) == (2, 2)
+        assert lender.calls == ["request", "release"] * 2
+        ledger.ready.set()
+        await training
+        status = await servicer.GetStatus(trainer_pb2.GetStatusRequest(), None)
+        assert (status.state, status.suspended) == (trainer_pb2.TRAINER_STATE_FINISHED, True)
+    assert lender.calls == ["request", "release"] * 3
 
 
 def in_process(

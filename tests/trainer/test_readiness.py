@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.readiness import Forecast, Readiness, predict_full
+from trainer.readiness import BatchTimeout, Forecast, Readiness, predict_full
+
+NEVER = BatchTimeout()
 
 
 @pytest.mark.parametrize(
@@ -25,14 +27,16 @@ def test_the_rate_of_late_says_when_a_batch_is_full(
     assert predict_full(seen, needed) == expected
 
 
-def follow(forecast: Forecast, arrivals: list[float], until: float) -> list[tuple[str, float]]:
+def follow(
+    lead_seconds: float, arrivals: list[float], until: float, timeout: BatchTimeout = NEVER
+) -> list[tuple[str, float]]:
     """What a trainer does that waits for 20 groups arriving at `arrivals`."""
-    done, now = [], 0.0
+    forecast, done, now = Forecast(lead_seconds, timeout), list[tuple[str, float]](), 0.0
     while now <= until:
-        num_ready = sum(arrival <= now for arrival in arrivals)
-        if num_ready == 20:
-            return [*done, ("full", now)]
-        forecast.saw(now, Readiness(num_ready, 20))
+        ready = Readiness(sum(arrival <= now for arrival in arrivals), 20)
+        if timeout.enough(now, ready):
+            return [*done, ("full" if ready.full else "timeout", now)]
+        forecast.saw(now, ready)
         if forecast.ask_for(now) is not None:
             done.append(("ask", now))
         elif forecast.came_too_early(now):
@@ -45,15 +49,39 @@ def follow(forecast: Forecast, arrivals: list[float], until: float) -> list[tupl
 def test_nodes_are_back_when_the_batch_is_full() -> None:
     """One group a second, a way back of 5 s: asked for 5 s before the batch is full."""
     arrivals = [float(second) for second in range(1, 21)]
-    assert follow(Forecast(5.0), arrivals, 100.0) == [("ask", 15.0), ("full", 20.0)]
-    assert follow(Forecast(0.0), arrivals, 100.0) == [("full", 20.0)], "0 asks for nothing"
+    assert follow(5.0, arrivals, 100.0) == [("ask", 15.0), ("full", 20.0)]
+    assert follow(0.0, arrivals, 100.0) == [("full", 20.0)], "0 asks for nothing"
 
 
 def test_nodes_that_came_too_early_are_given_back_once() -> None:
     """The last group is a straggler: the nodes do not wait for it, and are not asked for again."""
     arrivals = [*(float(second) for second in range(1, 20)), 90.0]
-    assert follow(Forecast(5.0), arrivals, 100.0) == [
+    assert follow(5.0, arrivals, 100.0) == [
         ("ask", 15.0),
         ("give back", 25.0),
         ("full", 90.0),
     ]
+
+
+def test_a_timeout_ends_the_wait_with_the_groups_that_are_complete() -> None:
+    """The rest of the batch never comes: the nodes are back by the timeout, not before."""
+    arrivals = [1.0, 2.0, 3.0]
+    assert follow(5.0, arrivals, 100.0) == []
+    assert follow(5.0, arrivals, 100.0, BatchTimeout(time=60.0)) == [
+        ("ask", 55.0),
+        ("timeout", 60.0),
+    ]
+
+
+def test_a_batch_that_is_full_before_its_timeout_is_whole() -> None:
+    """The timeout changes nothing for it."""
+    arrivals = [float(second) for second in range(1, 21)]
+    assert follow(5.0, arrivals, 100.0, BatchTimeout(time=60.0)) == [("ask", 15.0), ("full", 20.0)]
+
+
+def test_after_the_timeout_the_least_part_is_waited_for() -> None:
+    """Nodes are not asked for while there is nothing to train on; then they are at once."""
+    late = BatchTimeout(time=60.0, min_groups=3)
+    assert follow(5.0, [1.0, 2.0, 90.0], 100.0, late) == [("timeout", 90.0)]
+    assert follow(5.0, [1.0, 2.0], 100.0, late) == []
+    assert follow(5.0, [], 100.0, BatchTimeout(time=60.0)) == [], "one group is the least"

@@ -1,70 +1,167 @@
-"""What the loop does with its nodes while a batch fills up."""
+"""What the trainer does with its nodes while a batch fills up, and what it then leases."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from seamflow.channel import connect
 from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.chassis.metrics import counter
+from tests.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
+from trainer import wait
 from trainer.config import TrainerConfig
-from trainer.loop import Trainer
+from trainer.peers import Nodes
 from trainer.readiness import Readiness
+from trainer.record import StepRecord
+from trainer.wait import Batches
+
+OVER = {"batch_timeout_seconds": 1e-9}
+"""By the first look."""
 
 
 class Samples:
-    """Becomes ready group by group, each time somebody looks."""
+    """Becomes ready group by group, each time somebody looks; a group has four rollouts."""
 
     def __init__(self, *num_ready: int) -> None:
         self._num_ready = iter(num_ready)
+        self._last = 0
         self.asked: list[int] = []
+        self.leased: list[tuple[int, int]] = []
 
     async def ready(self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0) -> Readiness:
         """Of batches of eight groups."""
         self.asked.append(more_than)
-        return Readiness(next(self._num_ready), 8)
+        self._last = next(self._num_ready)
+        return Readiness(self._last, 8)
+
+    async def lease(
+        self, step: int, base_weight_version: int, min_groups: int
+    ) -> sample_pb2.LeaseSamplesResponse:
+        """All that is ready, up to a batch."""
+        self.leased.append((self._last, min_groups))
+        return sample_pb2.LeaseSamplesResponse(
+            samples=[
+                trajectory_pb2.Sample(group_id=f"{group}", rollout_id=f"{group}/{member}")
+                for group in range(min(self._last, 8))
+                for member in range(4)
+            ]
+        )
 
 
-class Nodes:
+class WrittenNodes:
     """Writes down what it is asked."""
 
     def __init__(self, return_seconds: float) -> None:
         self.return_seconds = return_seconds
         self.calls: list[str] = []
 
-    async def release(self, outlook: Outlook | None = None) -> None:
+    async def release(self, batch: int, outlook: Outlook | None = None) -> None:
         """With what is left of how much."""
-        left = outlook and f" {outlook.remaining_rollouts}/{outlook.batch_rollouts}"
-        self.calls.append(f"release{left or ''}")
+        left = outlook and f": {outlook.remaining_rollouts}/{outlook.batch_rollouts}"
+        self.calls.append(f"release for {batch}{left or ''}")
+
+    async def give_back(self) -> None:
+        """Once more."""
+        self.calls.append("give back")
 
     async def ask_ahead(self, needed_time: float) -> None:
         """At any time."""
         self.calls.append("ask ahead")
 
+    async def acquire(self, batch: int) -> None:
+        """All at once."""
+        self.calls.append(f"acquire for {batch}")
 
-async def waited(tmp_path: Path, num_ready: list[int], return_seconds: float, **fields: Any) -> Any:
-    """The calls for one batch, after one of 32 rollouts was leased."""
+
+async def waited(
+    tmp_path: Path, first: list[int], second: list[int], return_seconds: float, **fields: Any
+) -> tuple[list[str], Samples]:
+    """The calls for the second of two batches, and what there was of it."""
     config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **fields)
-    samples, nodes = Samples(*num_ready), Nodes(return_seconds)
-    trainer = Trainer(config, None, None, samples, nodes, None)  # type: ignore[arg-type]
-    trainer._batch_rollouts = 32
-    await trainer._wait_for_batch(2)
-    assert samples.asked == [0, *num_ready[:-1]], "each look waits for one group more"
-    return nodes.calls
+    samples, nodes = Samples(*first, *second), WrittenNodes(return_seconds)
+    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    for step in (1, 2):
+        nodes.calls.clear()
+        await batches.next(StepRecord(step, 0))
+    looks = samples.asked[-len(second) :]
+    assert looks == [0, *second[:-1]], "each look waits for one group more"
+    return nodes.calls, samples
 
 
 async def test_nodes_are_given_back_and_asked_for_before_the_batch_is_full(tmp_path: Path) -> None:
     """The way back is longer than the rest of the batch takes: asked for once half is ready."""
-    assert await waited(tmp_path, [1, 2, 4, 5, 8], 60.0) == ["release 28/32", "ask ahead"]
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 5, 8], 60.0)
+    assert calls == ["release for 2: 28/32", "ask ahead", "acquire for 2"]
 
 
-async def test_nodes_are_not_asked_for_ahead_when_that_is_switched_off(tmp_path: Path) -> None:
+async def test_nodes_that_came_too_early_are_given_back_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was about to be full, and then was not for longer than they need to come back."""
+    seconds = itertools.count()
+    monkeypatch.setattr(wait, "time", SimpleNamespace(time=lambda: float(next(seconds))))
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 6, *[7] * 50, 8], 20.0)
+    assert calls == ["release for 2: 28/32", "ask ahead", "give back", "acquire for 2"]
+
+
+@pytest.mark.parametrize(("fields", "way"), [({"request_ahead_seconds": 0.0}, 60.0), ({}, 0.0)])
+async def test_nodes_are_not_asked_for_ahead_when_that_is_switched_off(
+    tmp_path: Path, fields: dict[str, float], way: float
+) -> None:
     """Nor while their way back was not measured."""
-    off = {"request_ahead_seconds": 0.0}
-    assert await waited(tmp_path, [1, 2, 4, 5, 8], 60.0, **off) == ["release 28/32"]
-    assert await waited(tmp_path, [1, 2, 4, 5, 8], 0.0) == ["release 28/32"]
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 5, 8], way, **fields)
+    assert calls == ["release for 2: 28/32", "acquire for 2"]
 
 
 async def test_a_full_batch_keeps_the_nodes(tmp_path: Path) -> None:
-    """Nothing to lend them for."""
-    assert await waited(tmp_path, [9], 60.0) == []
+    """Nothing to lend them for, and nothing less is asked for, however long it took."""
+    calls, samples = await waited(tmp_path, [8], [9], 60.0, **OVER)
+    assert calls == ["acquire for 2"]
+    assert samples.leased == [(8, 0), (9, 0)]
+
+
+async def test_a_timeout_asks_for_the_nodes_once_anything_is_complete(tmp_path: Path) -> None:
+    """Rollout is interrupted for part of a batch; for nothing it is not."""
+    timeouts = counter("trainer", "batch_timeouts_total", "Waits that ended without a whole batch")
+    before = timeouts._value.get()
+    calls, samples = await waited(tmp_path, [8], [0, 0, 2], 60.0, **OVER)
+    assert calls == ["release for 2: 32/32", "acquire for 2"]
+    assert samples.leased == [(8, 0), (2, 1)]
+    assert timeouts._value.get() == before + 1
+
+
+async def test_the_least_part_can_be_set(tmp_path: Path) -> None:
+    """Also the lease keeps to it: groups may grow too old on the way."""
+    _, samples = await waited(tmp_path, [8], [2, 4], 60.0, batch_min_groups=3, **OVER)
+    assert samples.leased == [(8, 0), (4, 3)]
+    with pytest.raises(ValueError, match="give batch_timeout_seconds too"):
+        await waited(tmp_path, [8], [8], 60.0, batch_min_groups=3)
+
+
+async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: Path) -> None:
+    """What the gate of lending is told is of whole batches."""
+    calls, _ = await waited(tmp_path, [3], [0, 8], 60.0, **OVER)
+    assert calls == ["release for 2: 32/32", "acquire for 2"]
+
+
+async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:
+    """The real scheduler takes the node out of rollout, though the batch never becomes whole."""
+    config = TrainerConfig(run_id=RUN, model=tmp_path, checkpoint_folder=tmp_path, **OVER)
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        rollout = await register(stub, "both", *BOTH)
+        await heartbeat(stub, "both", rollout.epoch)
+        assert rollout.tag == "rollout"
+        batches = Batches(config, Samples(0, 2), Nodes(channel, RUN, "trainer", 1))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(batches.next(StepRecord(1, 0)))
+        train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
+        assert train.tag == "train"
+        await heartbeat(stub, "both", train.epoch)
+        assert len((await waiting).samples) == 8

@@ -152,6 +152,18 @@ class Client:
         )
         await self.trajectories.FinishRollout(request)
 
+    async def fail(self, rollout_id: str) -> None:
+        """Close a rollout in which the policy failed, which counts."""
+        request = trajectory_service_pb2.FinishRolloutRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            credential_digest=CREDENTIAL,
+            failure_class=tokens_pb2.FAILURE_CLASS_POLICY,
+            failure_message="it said nothing",
+            rewards=[tokens_pb2.Reward(name="reward", value=0.0)],
+        )
+        await self.trajectories.FinishRollout(request)
+
     async def get(self, rollout_id: str) -> trajectory_pb2.Trajectory:
         """Read a trajectory."""
         request = trajectory_service_pb2.GetTrajectoryRequest(
@@ -159,7 +171,7 @@ class Client:
         )
         return (await self.trajectories.GetTrajectory(request)).trajectory
 
-    async def play(self, version: int = 0) -> str:
+    async def play(self, version: int = 0, value: float = 1.0) -> str:
         """One whole rollout of two turns, the second continuing the first; return its name."""
         lease = await self.lease()
         name = lease.rollout_id
@@ -173,7 +185,7 @@ class Client:
             await self.append(name, turn_id, opened.epoch, len(new), sampled)
             await self.end(name, turn_id, opened.epoch)
             prompt = [*prompt, *answer, 5]
-        await self.finish(name)
+        await self.finish(name, value)
         return name
 
     async def reconcile(self, trainer_id: str = "trainer", step: int = 0) -> int:

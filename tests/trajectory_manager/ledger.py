@@ -12,6 +12,9 @@ from trajectory_manager.records import Purpose, RunConfig, Settlement, Task
 from trajectory_manager.step_records import LeaseAttempt, PublishWait, StepLease
 from trajectory_manager.store import Store
 
+WIDE = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9)
+"""Groups of one sample, as many ahead as a test needs."""
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -78,12 +81,23 @@ class Ledger:
         return self.epoch
 
     async def attempt(
-        self, step: int, base: int = 0, num_groups: int = 0, num_shards: int = 1
+        self,
+        step: int,
+        base: int = 0,
+        num_groups: int = 0,
+        num_shards: int = 1,
+        min_groups: int = 0,
     ) -> LeaseAttempt:
         """Ask for a step."""
         return await self.store.ledger.lease_samples(
-            self.run_id, self.epoch, step, base, num_groups, num_shards
+            self.run_id, self.epoch, step, base, num_groups, num_shards, min_groups
         )
+
+    async def lease_part(self, step: int, min_groups: int = 1) -> StepLease:
+        """Ask for what there is of a step; something must be."""
+        attempt = await self.attempt(step, min_groups=min_groups)
+        assert attempt.lease is not None
+        return attempt.lease
 
     async def lease(self, step: int, base: int = 0, num_shards: int = 1) -> StepLease:
         """Ask for a step that must be there."""

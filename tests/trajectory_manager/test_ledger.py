@@ -9,14 +9,12 @@ import pytest
 from redis.asyncio import Redis
 
 from services.chassis.errors import Reason
-from tests.trajectory_manager.ledger import Ledger, ledger_of, names
+from tests.trajectory_manager.ledger import WIDE, Ledger, ledger_of, names
 from tests.trajectory_manager.support import RULES, Run, refused
 from trajectory_manager import keys
 from trajectory_manager.records import DeadLetterReason, Durability, StalenessPolicy
 from trajectory_manager.redis_store import redis_store
 from trajectory_manager.store import Store
-
-WIDE = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9)
 
 
 async def test_steps_are_leased_in_order_and_again_unchanged(store: Store) -> None:

@@ -94,6 +94,24 @@ async def a_step_changes_its_cut(store: Store) -> bool:
     return True
 
 
+async def a_part_frees_more_than_it_takes(store: Store) -> bool:
+    """Admission lets more groups in than the trainer has room for."""
+    ledger = await ledger_of(store, groups_per_step=2)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease_part(1)
+    await ledger.admit(*"bcdefg")
+    return len(ledger.running) > 1 + 2 * (RULES.max_staleness + 1)
+
+
+async def a_part_is_less_than_asked_for(store: Store) -> bool:
+    """One group is a step for a trainer that wants two at least."""
+    ledger = await ledger_of(store, groups_per_step=3)
+    await ledger.complete("a")
+    await ledger.lead()
+    return (await ledger.attempt(1, min_groups=2)).lease is not None
+
+
 CONTROLS = [
     (a_stale_trainer_commits, "commit", "not takes_over and epoch ~= current", "false"),
     (a_sample_is_in_two_steps, "lease_samples", "redis.call('LREM', ready, 1, task_id)", ""),
@@ -117,6 +135,8 @@ CONTROLS = [
         "not taken[task_id]",
     ),
     (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),
+    (a_part_frees_more_than_it_takes, "lease_samples", "'taken', #fresh", "'taken', wanted"),
+    (a_part_is_less_than_asked_for, "lease_samples", "#fresh >= least", "#fresh > 0"),
 ]
 
 

@@ -97,7 +97,8 @@ class Pair:
     async def lease(self) -> None:
         pending = self.dice.random() < 0.3 and self.step > self.committed
         step = self.dice.randint(self.committed + 1, self.step) if pending else self.step + 1
-        attempt = await self.both("attempt", step, base=step - 1)
+        least = self.dice.choice((0, 0, 1, self.rules.groups_per_step))
+        attempt = await self.both("attempt", step, base=step - 1, min_groups=least)
         if attempt.lease is None:
             return
         self.step = max(self.step, step)

@@ -1,9 +1,9 @@
 -- Writes the ledger entry of a step, or answers the one that is there.
--- ARGV: run_id, epoch, step, base_version, num_groups, num_shards, max_dead_letters.
+-- ARGV: run_id, epoch, step, base_version, num_groups, min_groups, num_shards, max_dead_letters.
 -- Answers the number of groups too old, and the entry.
 local config, counters, groups, ready, ledger, dead, order, replay =
   KEYS[1], KEYS[2], KEYS[8], KEYS[13], KEYS[14], KEYS[17], KEYS[18], KEYS[24]
-local run_id, epoch, step, base, wanted, shards, max_dead_letters = unpack(ARGV)
+local run_id, epoch, step, base, wanted, least, shards, max_dead_letters = unpack(ARGV)
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', run_id} end
 local current = redis.call('HGET', counters, 'epoch') or '0'
@@ -25,12 +25,16 @@ if tonumber(step) ~= next_step then
   return {'refused', 'STEP_ORDER', step, string.format('%d', next_step)}
 end
 rules = cjson.decode(rules)
-wanted = tonumber(wanted)
+wanted, least = tonumber(wanted), tonumber(least)
 if wanted == 0 then wanted = rules.groups_per_step end
+if least == 0 then least = wanted end
 local bound = rules.groups_per_step * (rules.max_staleness + 1)
 if (rules.fifo_window or 0) > 0 then bound = math.min(bound, rules.fifo_window) end
 if wanted > bound then
   return {'refused', 'TOO_MANY_GROUPS', ARGV[5], string.format('%d', bound)}
+end
+if least > wanted then
+  return {'refused', 'MINIMUM_ABOVE', ARGV[6], string.format('%d', wanted)}
 end
 step, base = tonumber(step), tonumber(base)
 local replays = type(rules.replay) == 'table' and rules.replay
@@ -165,7 +169,7 @@ while #fresh < wanted do
     leave_behind(task_id, group, position)
   end
 end
-local enough = #fresh == wanted
+local enough = #fresh >= least
 if too_old > 0 then redis.call('HINCRBY', counters, 'version:ready', 1) end
 if too_old > 0 or enough then redis.call('HINCRBY', counters, 'version:tasks', 1) end
 if not enough then return {'ok', too_old} end
@@ -184,5 +188,5 @@ local entry = cjson.encode({
 })
 redis.call('HSET', ledger, step, entry)
 redis.call('HSET', counters, 'leased', step)
-redis.call('HINCRBY', counters, 'taken', wanted)
+redis.call('HINCRBY', counters, 'taken', #fresh)
 return {'ok', too_old, entry}

@@ -1,6 +1,6 @@
 -- Counts of a run. ARGV: run_id.
-local config, counters, leases, ready, dead, replay =
-  KEYS[1], KEYS[2], KEYS[9], KEYS[13], KEYS[17], KEYS[24]
+local config, counters, leases, ready, dead, order, replay =
+  KEYS[1], KEYS[2], KEYS[9], KEYS[13], KEYS[17], KEYS[18], KEYS[24]
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
 rules = cjson.decode(rules)
@@ -16,7 +16,14 @@ local limit, cap = rules.groups_per_step * (rules.max_staleness + 1), rules.max_
 if cap > 0 and count.tokens > cap then
   limit = (rules.retention_steps or 0) > 0 and rules.groups_per_step or 0
 end
+-- As in lease_samples.
+local window, kept_back = rules.fifo_window or 0, 0
+for _, task_id in ipairs(window > 0 and redis.call('LRANGE', ready, 0, -1) or {}) do
+  local place = redis.call('ZRANK', order, task_id)
+  if place and place >= window then kept_back = kept_back + 1 end
+end
 return {'ok', num_ready, outstanding - num_ready - count.incomplete, math.max(0, limit - outstanding),
   redis.call('LLEN', KEYS[4]) + redis.call('LLEN', KEYS[5]), redis.call('ZCOUNT', leases, '(0', '+inf'),
   rules.groups_per_step, count.committed, count.leased, count.admitted, count.discarded, count.replaced,
-  count.incomplete, redis.call('HLEN', replay), redis.call('LLEN', dead), count.tokens}
+  count.incomplete, redis.call('HLEN', replay), redis.call('LLEN', dead), count.tokens,
+  kept_back}

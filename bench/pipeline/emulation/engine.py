@@ -34,8 +34,10 @@ from rollout.server.engine import (
 
 __all__ = ["EmulatedEngine", "build"]
 
-_FLUSH_SECONDS = 1.0
-"""Of this machine: how often running turns send what they have."""
+_NOTE_SECONDS = 1.0
+"""Of this machine: how often it is written down what the engine did."""
+_FLUSH_SECONDS = 10.0
+"""Emulated: how often running turns send what they have."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +74,7 @@ class EmulatedEngine:
         self._released = False
         self._weight_version = 0
         self._switching = 0.0
-        self._flushing: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
 
     @property
     def info(self) -> EngineInfo:
@@ -89,12 +91,14 @@ class EmulatedEngine:
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
         self._clock = Clock(self._emulation.speed)
         self._loop = EngineLoop(self._costs.engine, self._info.max_running, self._clock)
-        self._flushing = asyncio.create_task(self._flush_forever())
+        self._background = [asyncio.create_task(self._flush_forever())]
+        if self._busy_file is not None:
+            self._background.append(asyncio.create_task(self._note_forever(self._busy_file)))
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
         """Stream one sequence; closing the iterator ends it."""
         check_request(request, self._info)
-        if self._flushing is None:
+        if not self._background:
             raise EngineStateError("generate: the engine is not started")
         if self._failed.done():
             raise self._failed.result()
@@ -143,13 +147,16 @@ class EmulatedEngine:
 
     async def _flush_forever(self) -> None:
         while True:
-            await asyncio.sleep(_FLUSH_SECONDS)
+            await self._clock.sleep(_FLUSH_SECONDS)
             self._flush_all()
-            if self._busy_file is not None:
-                busy = asdict(self._loop.update())
-                line = {"time": time.time(), **busy, "switching": self._switching}
-                with self._busy_file.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+
+    async def _note_forever(self, busy_file: Path) -> None:
+        while True:
+            await asyncio.sleep(_NOTE_SECONDS)
+            busy = asdict(self._loop.update())
+            line = {"time": time.time(), **busy, "switching": self._switching}
+            with busy_file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop at a token boundary."""
@@ -211,7 +218,7 @@ class EmulatedEngine:
 
     async def wait_failed(self) -> None:
         """Raise `EngineFailed` once the engine was given up."""
-        if self._flushing is None:
+        if not self._background:
             raise EngineStateError("wait_failed: the engine is not started")
         raise await asyncio.shield(self._failed)
 
@@ -225,10 +232,11 @@ class EmulatedEngine:
 
     async def close(self) -> None:
         """End every sequence and stop."""
-        if self._flushing is not None:
+        if self._background:
             await self.pause(PauseMode.ABORT)
-            self._flushing.cancel()
-            await asyncio.gather(self._flushing, return_exceptions=True)
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
 
 
 def build(config: RolloutServerConfig) -> EmulatedEngine:

@@ -82,6 +82,8 @@ def _server_config(node_id: str, settings: NodesSettings) -> RolloutServerConfig
     return RolloutServerConfig(
         port=0,
         admin_port=-1,
+        log_level="warning",
+        drain_seconds=0.1,
         engine="bench.pipeline.emulation.engine:build",
         model=Path(settings.model),
         run_id=settings.run_id,
@@ -97,6 +99,8 @@ def _agent_config(
     return NodeAgentConfig(
         port=0,
         admin_port=-1,
+        log_level="warning",
+        drain_seconds=0.1,
         node_id=node_id,
         run_id=settings.run_id,
         capability_tags=tuple(tags),

@@ -2,9 +2,8 @@
 
     ... environment tokens, MARK, rollout (4 digits), answer's length (3 digits) | answer ...
 
-One recorded token stands for `thinning` tokens of the emulated model. With time `speed` times as
-fast and tokens thinned by as much, the control plane records as many tokens a second as it would of
-the emulated cluster itself.
+One recorded token stands for `thinning` tokens of the emulated model, so the control plane has as
+many turns and messages as that model would give it, and fewer tokens in each.
 """
 
 from __future__ import annotations

@@ -8,30 +8,34 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.runner import AgentRunner, RunnerConfig
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.peers.redis_process import FAST, redis_server
-from bench.pipeline.cluster import NodeSeconds
+from bench.pipeline.cluster import node_tags
 from bench.pipeline.emulation.agent import EmulatedAgent
 from bench.pipeline.emulation.nodes import NodesSettings, ready_file
 from bench.pipeline.emulation.prompts import Emulation
-from bench.pipeline.simulator import Setting
+from bench.pipeline.emulation.readings import Readings
+from bench.pipeline.simulator import Result, Setting
 from tests.rollout.gateway.support import make_byte_model
 
 if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
@@ -40,18 +44,15 @@ __all__ = ["Emulated", "emulate"]
 _RUN = "pipeline"
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.05
+_FOLLOW_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """What came of a run, in emulated seconds."""
+    """What came of a run."""
 
-    rollouts_per_second: float
-    """Trained."""
-    node_seconds: NodeSeconds
-    """Of all nodes."""
-    staleness: tuple[int, ...]
-    """Greatest of each step."""
+    result: Result
+    """As of a simulated one, in emulated seconds."""
     control_plane_cores: float
     """Cores that the control plane took: its services, Redis and the node agents."""
 
@@ -60,23 +61,28 @@ async def emulate(setting: Setting, emulation: Emulation) -> Emulated:
     """Run it."""
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(_rig(setting, emulation))
-        done = asyncio.create_task(rig.until_step(setting.warm_up + setting.steps))
-        agents = asyncio.create_task(rig.act())
-        tasks = asyncio.create_task(rig.submit())
+        playing = [asyncio.create_task(part) for part in rig.parts()]
         try:
-            await rig.until_step(setting.warm_up)
-            cpu, began = rig.cpu_seconds(), time.time()
-            await asyncio.wait({done, agents}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (done, agents, tasks):
-                if task.done():
-                    task.result()
-            cores = (rig.cpu_seconds() - cpu) / (time.time() - began)
+            await _first(rig.until_step(setting.warm_up), playing)
+            cpu, began = rig.cpu_seconds(), time.monotonic()
+            await _first(rig.until_step(setting.warm_up + setting.steps), playing)
+            cores = (rig.cpu_seconds() - cpu) / (time.monotonic() - began)
             await asyncio.sleep(2.0)  # the engines' last lines
-            return rig.measured(cores)
+            return Emulated(result=rig.readings.result(), control_plane_cores=cores)
         finally:
-            for task in (done, agents, tasks):
+            for task in playing:
                 task.cancel()
-            await asyncio.gather(done, agents, tasks, return_exceptions=True)
+            await asyncio.gather(*playing, return_exceptions=True)
+
+
+async def _first(waiting: Coroutine[Any, Any, None], playing: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for the one; the others only end if they fail."""
+    done = asyncio.create_task(waiting)
+    pending = {done, *playing}
+    while not done.done():
+        ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
 
 
 @asynccontextmanager
@@ -96,7 +102,17 @@ class _Rig:
         self._setting, self._emulation, self._folder = setting, emulation, folder
         self._model = make_byte_model(folder / "model")
         (self._model / "emulation.json").write_text(json.dumps(asdict(emulation)))
+        self._agent = EmulatedAgent(setting.workload, setting.seed, emulation)
+        self._submitted = 0
         self.control_plane: list[psutil.Process] = []
+        self.readings = Readings(
+            setting=setting,
+            speed=emulation.speed,
+            trainer_file=folder / "metrics.jsonl",
+            gang_file=folder / "gang.jsonl",
+            engine_folder=self._model,
+        )
+        """What they wrote."""
 
     async def start(self, stack: AsyncExitStack, redis_url: str) -> None:
         """Start every process, in the order in which they need each other."""
@@ -108,7 +124,7 @@ class _Rig:
         weights = await self._service(
             stack, "services.weights", redis_url=redis_url, folder=self._folder / "weights"
         )
-        scheduler = await self._service(
+        self._scheduler = await self._service(
             stack, "scheduler", redis_url=redis_url, lending=setting.lending
         )
         trainer = await self._service(
@@ -117,56 +133,37 @@ class _Rig:
             run_id=_RUN,
             model=self._model,
             checkpoint_folder=self._folder / "checkpoints",
-            metrics_file=self._metrics,
+            metrics_file=self.readings.trainer_file,
             trajectory_manager=self._manager,
             weights=weights,
             gang_nodes=split.gang,
             num_steps=(setting.warm_up + setting.steps + 2) * setting.mode.parts,
             publish_every=setting.mode.parts,
-            **({"scheduler": scheduler} if split.both else {}),
+            request_ahead_seconds=0,
+            **({"scheduler": self._scheduler} if split.both else {}),
         )
-        await self._nodes(stack, weights, scheduler, trainer)
+        await self._nodes(stack, weights, trainer)
         self._gateway = await self._service(
             stack,
             "rollout.gateway",
             run_id=_RUN,
             model=self._model,
             trajectory_manager=self._manager,
-            scheduler=scheduler,
+            scheduler=self._scheduler,
             weights=weights,
             dispatch=setting.dispatch,
-            max_version_lag=setting.bound,
+            overcommit=1.0,
+            max_version_lag=setting.most_behind,
         )
 
-    async def act(self) -> None:
-        """Be the agents."""
-        setting, split = self._setting, self._setting.split
-        nodes = split.rollout or split.both
-        runner = RunnerConfig(
-            run_id=_RUN,
-            gateway=self._gateway,
-            trajectory_manager=self._manager,
-            concurrency=setting.workload.rollouts_per_node * nodes,
-        )
-        agent = EmulatedAgent(setting.workload, setting.seed, self._emulation)
-        await AgentRunner(agent, runner).run(asyncio.Event())
-
-    async def submit(self) -> None:
-        """Be the dataloader: all tasks at once, or a batch for each step that was published."""
-        mode, size = self._setting.mode, self._setting.workload.groups_per_step
-        steps = self._setting.warm_up + self._setting.steps + 8
-        async with connect(self._manager) as channel:
-            stub: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
-            if mode.admission == "leased":
-                await self._submit(stub, 0, steps * size)
-                return
-            for step in range(steps):
-                await self.until_step(step - (mode.ahead or 0))
-                await self._submit(stub, step * size, (step + 1) * size)
+    def parts(self) -> list[Coroutine[Any, Any, None]]:
+        """What is played around the services, for as long as the run goes on."""
+        parts = [self._act(), self._submit(), self._follow_nodes()]
+        return [*parts, self._hold_weights()] if self._setting.mode.barrier else parts
 
     async def until_step(self, step: int) -> None:
         """Wait until an optimizer step has ended and its weights were published."""
-        while len(self._steps()) < step * self._setting.mode.parts:
+        while self.readings.num_steps() < step:
             await asyncio.sleep(_POLL_SECONDS)
 
     def cpu_seconds(self) -> float:
@@ -174,57 +171,77 @@ class _Rig:
         times = (process.cpu_times() for process in self.control_plane)
         return sum(float(spent.user + spent.system) for spent in times)
 
-    def measured(self, cores: float) -> Emulated:
-        """Between the end of the last step of the warm-up and the end of the last step."""
-        setting, speed = self._setting, self._emulation.speed
-        parts, lines = setting.mode.parts, self._steps()
-        begin = lines[setting.warm_up * parts - 1]["time"]
-        end = lines[(setting.warm_up + setting.steps) * parts - 1]["time"]
-        seconds = (end - begin) * speed
-        within = lines[setting.warm_up * parts : (setting.warm_up + setting.steps) * parts]
-        return Emulated(
-            rollouts_per_second=setting.steps * setting.workload.rollouts_per_step / seconds,
-            node_seconds=self._node_seconds(begin, end),
-            staleness=tuple(int(line["max_staleness"]) for line in within),
-            control_plane_cores=cores,
+    async def _act(self) -> None:
+        """Be the agents."""
+        setting = self._setting
+        nodes = setting.split.rollout + setting.split.both
+        runner = RunnerConfig(
+            run_id=_RUN,
+            gateway=self._gateway,
+            trajectory_manager=self._manager,
+            concurrency=min(
+                setting.workload.rollouts_per_node * nodes,
+                setting.workload.rollouts_per_step * (1 + setting.ahead),
+            ),
         )
+        await AgentRunner(self._agent, runner).run(asyncio.Event())
 
-    @property
-    def _metrics(self) -> Path:
-        return self._folder / "metrics.jsonl"
+    async def _submit(self) -> None:
+        """Be the dataloader: all tasks at once, or a batch for each step that was published."""
+        mode, size = self._setting.mode, self._setting.workload.groups_per_step
+        steps = self._setting.warm_up + self._setting.steps + 8
+        async with connect(self._manager) as channel:
+            stub: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
+            for step in range(steps):
+                if mode.admission == "published":
+                    await self.until_step(step - (mode.ahead or 0))
+                await self._submit_batch(stub, step * size, (step + 1) * size)
+        await asyncio.Event().wait()
 
-    def _steps(self) -> list[dict[str, float]]:
-        return _lines(self._metrics)
+    async def _submit_batch(self, stub: TaskServiceAsyncStub, first: int, end: int) -> None:
+        tasks = [
+            task_service_pb2.Task(
+                task_id=f"group-{n}",
+                payload_json=json.dumps({"group": n}),
+                purpose=tokens_pb2.PURPOSE_TRAIN,
+            )
+            for n in range(first, end)
+        ]
+        self._submitted += len(tasks) * self._setting.workload.group_size
+        request = task_service_pb2.SubmitTasksRequest(run_id=_RUN, tasks=tasks)
+        await retrying(lambda: stub.SubmitTasks(request))
 
-    def _node_seconds(self, begin: float, end: float) -> NodeSeconds:
-        speed, gang = self._emulation.speed, self._setting.split.gang
-        spent = dict.fromkeys(("decode", "prefill", "repeated_prefill", "switching"), 0.0)
-        for file in self._model.glob("*.busy.jsonl"):
-            lines = _lines(file)
-            for name in spent:
-                spent[name] += _at(lines, name, end) - _at(lines, name, begin)
-        doing = {"training": 0.0, "switching": 0.0}
-        for line in _lines(self._folder / "gang.jsonl"):
-            overlap = min(end, line["end"]) - max(begin, line["begin"])
-            doing[str(line["doing"])] += max(overlap, 0.0) * speed * gang
-        generation = spent["decode"] + spent["prefill"]
-        switching = spent["switching"] + doing["switching"]
-        busy = generation + spent["repeated_prefill"] + switching + doing["training"]
-        return NodeSeconds(
-            generation=generation,
-            training=doing["training"],
-            switching=switching,
-            repeated_prefill=spent["repeated_prefill"],
-            idle=self._setting.split.nodes * (end - begin) * speed - busy,
-        )
+    async def _follow_nodes(self) -> None:
+        """Let rollouts begin for as many nodes as serve."""
+        async with connect(self._scheduler) as channel:
+            stub: SchedulerServiceAsyncStub = SchedulerServiceStub(channel)  # type: ignore[assignment]
+            while True:
+                nodes = (await retrying(lambda: stub.ListNodes(pb.ListNodesRequest()))).nodes
+                serving = [
+                    node
+                    for node in nodes
+                    if node.assignment.tag == "rollout" and node.state == pb.NODE_STATE_ACTIVE
+                ]
+                room = self._setting.workload.rollouts_per_node * len(serving)
+                await self._agent.room.resize(room)
+                await asyncio.sleep(_FOLLOW_SECONDS)
+
+    async def _hold_weights(self) -> None:
+        """Keep new weights back for as long as anything is generated."""
+        barrier = self.readings.gang_file.with_name("barrier")
+        while True:
+            if self._agent.num_ended < self._submitted:
+                barrier.touch()
+            else:
+                barrier.unlink(missing_ok=True)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _create_run(self, stack: AsyncExitStack) -> None:
         setting, workload = self._setting, self._setting.workload
         config = trajectory_pb2.RunConfig(
             group_size=workload.group_size,
             groups_per_step=workload.groups_per_step // setting.mode.parts,
-            # A batch may have several parts, and a part counts as a step there.
-            max_staleness=(setting.bound + 1) * setting.mode.parts - 1,
+            max_staleness=setting.most_behind,
             staleness_policy=trajectory_pb2.STALENESS_POLICY_WAIT,
             publish_wait_seconds=3600,
             lease_seconds=600,
@@ -235,30 +252,16 @@ class _Rig:
         request = trajectory_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
         await retrying(lambda: store.CreateRun(request))
 
-    async def _submit(self, stub: TaskServiceAsyncStub, first: int, end: int) -> None:
-        tasks = [
-            task_service_pb2.Task(
-                task_id=f"group-{n}",
-                payload_json=json.dumps({"group": n}),
-                purpose=tokens_pb2.PURPOSE_TRAIN,
-            )
-            for n in range(first, end)
-        ]
-        request = task_service_pb2.SubmitTasksRequest(run_id=_RUN, tasks=tasks)
-        await retrying(lambda: stub.SubmitTasks(request))
-
-    async def _nodes(
-        self, stack: AsyncExitStack, weights: str, scheduler: str, trainer: str
-    ) -> None:
-        split = self._setting.split
-        nodes = {f"rollout-{n:04}": ["rollout"] for n in range(split.rollout)}
-        nodes |= {f"both-{n:04}": ["rollout", "train"] for n in range(split.both)}
+    async def _nodes(self, stack: AsyncExitStack, weights: str, trainer: str) -> None:
+        """Those that only train are the trainer's own, and have no agent."""
+        tags = node_tags(self._setting.split)
+        nodes = {name: list(can) for name, can in tags.items() if "rollout" in can}
         settings = NodesSettings(
             run_id=_RUN,
             model=str(self._model),
             slots=self._setting.workload.slots,
             weights=weights,
-            scheduler=scheduler,
+            scheduler=self._scheduler,
             trainer=trainer,
             nodes=nodes,
         )
@@ -302,18 +305,3 @@ async def _process(
         with suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
-
-
-def _lines(file: Path) -> list[dict[str, float]]:
-    if not file.exists():
-        return []
-    whole = file.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def _at(lines: list[dict[str, float]], name: str, moment: float) -> float:
-    """A growing number at a moment between two lines."""
-    before = max((line for line in lines if line["time"] <= moment), key=lambda line: line["time"])
-    after = min((line for line in lines if line["time"] > moment), key=lambda line: line["time"])
-    share = (moment - before["time"]) / (after["time"] - before["time"])
-    return before[name] + share * (after[name] - before[name])

@@ -22,13 +22,15 @@ from bench.pipeline.costs import Costs, load_costs
 from bench.pipeline.emulation.prompts import Emulation
 from services.chassis.server import Service, run
 from trainer.cli import peers
-from trainer.commands import Command, Release, Restore, Train
+from trainer.commands import Command, Gather, Release, Restore, Train
 from trainer.config import TrainerConfig
 from trainer.device import Device
 from trainer.loop import Trainer
 from trainer.servicer import TrainerServicer
 
 __all__ = ["EmulatedGang", "build"]
+
+_POLL_SECONDS = 0.05
 
 
 class EmulatedGang:
@@ -41,7 +43,10 @@ class EmulatedGang:
     def __init__(
         self, costs: Costs, emulation: Emulation, nodes: int, parts: int, file: Path
     ) -> None:
-        """`parts`: leases that make up one optimizer step."""
+        """`parts`: leases that make up one optimizer step.
+
+        Beside `file`, a file called "barrier" holds new weights back as long as it exists.
+        """
         self._costs, self._emulation = costs, emulation
         self._nodes, self._parts = nodes, parts
         self._file = file
@@ -63,6 +68,9 @@ class EmulatedGang:
             case Train():
                 await self._spend("training", self._training_seconds(command))
                 return [{"loss": 0.0}]
+            case Gather():
+                while self._file.with_name("barrier").exists():
+                    await asyncio.sleep(_POLL_SECONDS)
             case Release():
                 await self._spend("switching", switching.deactivate_seconds)
                 return [{"num_bytes": 0.0}]
@@ -98,7 +106,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     file = config.checkpoint_folder.parent / "gang.jsonl"
     gang = EmulatedGang(load_costs(), emulation, config.gang_nodes, config.publish_every, file)
     async with AsyncExitStack() as stack:
-        device = Device(gang)  # type: ignore[arg-type]
+        device = Device(gang, config.gang_nodes)  # type: ignore[arg-type]
         samples, nodes, publisher = await peers(config, stack)
         trainer = Trainer(config, gang, device, samples, nodes, publisher)  # type: ignore[arg-type]
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]

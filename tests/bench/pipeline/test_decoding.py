@@ -160,7 +160,7 @@ def test_a_batch_takes_the_sum_of_its_decode_steps() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_busy_seconds_are_the_time_that_passed_and_the_shares_of_the_sequences() -> None:
+def test_busy_seconds_are_the_time_that_passed() -> None:
     """Whenever one asks an engine that never ran dry; also while it prefills."""
     random = Random(2)
     engine = Decoding(costs=COSTS, slots=4)
@@ -173,7 +173,6 @@ def test_busy_seconds_are_the_time_that_passed_and_the_shares_of_the_sequences()
         assert spent.decode + spent.prefill + spent.repeated_prefill == pytest.approx(engine.now)
     while engine.running:
         engine.advance(engine.next_event())
-    assert sum(work.seconds for work in works) == pytest.approx(engine.now)
     assert all(work.sampled == work.tokens for work in works)
 
 
@@ -218,7 +217,7 @@ def test_a_removed_sequence_makes_room() -> None:
     engine.remove(works[1])
     assert list(engine.queue) == [works[2]]
     engine.remove(works[0])
-    assert engine.running == [works[2]]
+    assert list(engine.running) == [works[2]]
 
 
 def test_a_sequence_too_long_for_the_cache_runs_alone() -> None:
@@ -227,6 +226,6 @@ def test_a_sequence_too_long_for_the_cache_runs_alone() -> None:
     works = [Work(0, 300, 5, 300), Work(1, 10, 5, 10)]
     for work in works:
         engine.submit(work)
-    assert engine.running == [works[0]]
+    assert list(engine.running) == [works[0]]
     engine.advance(engine.next_event())
-    assert engine.running == [works[1]]
+    assert list(engine.running) == [works[1]]

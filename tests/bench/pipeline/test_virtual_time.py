@@ -40,6 +40,41 @@ def test_a_faster_clock_tells_its_own_seconds() -> None:
     assert virtual_time.run(main()) == pytest.approx([30.0, 50.0, 5.0])
 
 
+def test_calls_of_the_same_time_are_made_in_the_order_of_asking() -> None:
+    """Whenever that was; one that was cancelled is not made."""
+    made: list[str] = []
+
+    async def main() -> None:
+        clock = Clock()
+        calls = {name: clock.call_at(5.0, lambda name=name: made.append(name)) for name in "abcd"}
+        await clock.sleep(4.0)
+        clock.call_at(5.0, lambda: made.append("e"))
+        calls["b"].cancel()
+        await clock.sleep(2.0)
+
+    virtual_time.run(main())
+    assert made == ["a", "c", "d", "e"]
+
+
+def test_cancelled_tasks_end_with_the_run() -> None:
+    """They may still tidy up, and none of them is left behind."""
+    ended: list[str] = []
+
+    async def sleeper() -> None:
+        try:
+            await Clock().sleep(1.0)
+        finally:
+            ended.append("tidied up")
+
+    async def main() -> None:
+        task = asyncio.create_task(sleeper())
+        await asyncio.sleep(0)
+        task.cancel()
+
+    virtual_time.run(main())
+    assert ended == ["tidied up"]
+
+
 def test_a_deadlock_is_an_error() -> None:
     """Nobody will ever set the event."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 from rollout.gateway.dispatch import (
@@ -151,6 +152,25 @@ async def test_as_many_turns_wait_as_may() -> None:
         task.cancel()
 
 
+async def test_the_gauge_counts_those_that_wait() -> None:
+    """Whether they come, get a server or go away."""
+
+    def count() -> float:
+        return REGISTRY.get_sample_value("seamflow_rollout_gateway_waiting_turns") or 0.0
+
+    before = count()
+    queue = Queue(server())
+    await queue.turns.server(ask(), None)
+    assert count() == before
+    served, gone = await queue.wait(ask()), await queue.wait(ask())
+    assert count() == before + 2
+    queue.turns.left(queue.servers[0])
+    assert count() == before + 1
+    gone.cancel()
+    await until_idle()
+    assert (served.done(), count()) == (True, before)
+
+
 async def test_whoever_is_cancelled_leaves() -> None:
     """Its place in the queue is free for another, and it never gets a server."""
     queue = Queue(server(), max_waiting=2)
@@ -217,6 +237,41 @@ async def test_a_free_place_wakes_one_turn() -> None:
     assert queue.num_looks == 2  # one turn is placed, the next one finds no room
     for task in tasks:
         task.cancel()
+
+
+async def test_whoever_comes_behind_others_looks_at_no_server() -> None:
+    """They wait already, so there is none; a turn that comes before them looks."""
+    queue = Queue(server())
+    await queue.turns.server(ask(), None)
+    first = await queue.wait(ask())
+    queue.num_looks = 0
+    behind = await queue.wait(ask())
+    assert queue.num_looks == 0
+    before = await queue.wait(ask(continues=True))
+    assert queue.num_looks == 1
+    for task in (first, behind, before):
+        task.cancel()
+
+
+class Choosy(LeastLoad):
+    """Keeps long turns waiting while a server has any turn."""
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate | None:  # type: ignore[override]
+        """None for a long one."""
+        if ask.expected_tokens > 100 and any(c.num_turns for c in candidates):
+            return None
+        return super().choose(ask, candidates)
+
+
+async def test_who_waits_behind_a_turn_that_goes_away_is_next() -> None:
+    """At once: what it waited for was not a server, but that turn."""
+    queue = Queue(server("a", 2), policy=Choosy())
+    await queue.turns.server(ask(), None)
+    long, short = await queue.wait(ask(1000)), await queue.wait(ask())
+    assert not short.done()
+    long.cancel()
+    await until_idle()
+    assert short.done()
 
 
 class Broken(LeastLoad):

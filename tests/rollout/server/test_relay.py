@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from services.chassis.shards import decode_chunk
 from services.weights import servicer
 from services.weights.cli import build as build_weights
 from services.weights.config import WeightsConfig
+from tests.redis_server import free_port
 from tests.rollout.server.client import fake_config, serving
 from tests.rollout.server.shard_senders import MIB, make_version
 
@@ -33,11 +33,7 @@ FILES = 4
 
 def free_addresses(count: int) -> list[str]:
     """Loopback addresses that nobody listens on."""
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
-    return addresses
+    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
 
 async def bytes_sent_by_service(

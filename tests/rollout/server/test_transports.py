@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
-import socket
 import threading
 from collections import Counter
 from pathlib import Path
@@ -28,6 +27,7 @@ from rollout.server.transports.relay import Relay
 from rollout.server.transports.shard_stream import ShardStream, _Writing
 from rollout.server.transports.shared_folder import SharedFolder
 from services.chassis.errors import ConfigError
+from tests.redis_server import free_port
 from tests.rollout.server.shard_senders import MIB, Sender, make_version, receiver, same_files
 
 BIG = "model.safetensors"
@@ -326,7 +326,7 @@ async def test_a_dead_parent_costs_only_what_it_did_not_send(
     parent = Sender({} if dies == "does not have it" else {1: version}, cut_after=2)
     weights = Sender({1: version})
     async with parent.serving() as port:
-        address = f"127.0.0.1:{port if dies != 'before' else closed_port()}"
+        address = f"127.0.0.1:{port if dies != 'before' else free_port()}"
         weights.sources = {"config.json": "", BIG: address}
         async with receiver(weights, tmp_path / "to") as to:
             incoming = to.incoming(version)
@@ -336,13 +336,6 @@ async def test_a_dead_parent_costs_only_what_it_did_not_send(
             await ShardStream(to.context).fetch(incoming)
     assert same_files(version, to.folder)
     assert set(Counter(weights.sent + parent.sent).values()) == {1}
-
-
-def closed_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class PluginTransport:

@@ -41,13 +41,15 @@ class Trainer(Base):
         lost=LOST,
         groups=st.sampled_from([0, 0, 1, 9]),
         shards=st.sampled_from([1, 1, 1, 2]),
+        least=st.sampled_from([0, 0, 1, 2]),
     )
     def train(
-        self, ahead: int, base: int, stale: bool, lost: bool, groups: int, shards: int
+        self, ahead: int, base: int, stale: bool, lost: bool, groups: int, shards: int, least: int
     ) -> None:
         """A trainer asks for the next step, for one it has, or for one that is not next."""
         step = max(1, self.step + ahead)
-        asked = (RUN_ID, self.fence(stale), step, max(0, step - 1 + base - 1), groups, shards)
+        base = max(0, step - 1 + base - 1)
+        asked = (RUN_ID, self.fence(stale), step, base, groups, shards, least)
         attempt = self.both(
             lambda on: on.store.ledger.lease_samples(*asked), lost=lost, stable=_lease
         )
@@ -63,7 +65,7 @@ class Trainer(Base):
         """A trainer takes what is ready, and may commit it."""
         for _ in range(number):
             step = self.step
-            self.train(1, 1, stale=False, lost=False, groups=0, shards=1)
+            self.train(1, 1, stale=False, lost=False, groups=0, shards=1, least=0)
             if self.step == step:
                 return
             if commit:

@@ -59,6 +59,30 @@ NODE_STATE_LOST: NodeState.ValueType  # 5
 """No heartbeat within its lease; never given away, its work moves."""
 global___NodeState = NodeState
 
+class _Advice:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _AdviceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Advice.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ADVICE_UNSPECIFIED: _Advice.ValueType  # 0
+    """Never sent."""
+    ADVICE_KEEP: _Advice.ValueType  # 1
+    """One more node that generates would make generation the faster stage, or it is that already."""
+    ADVICE_ADD_GENERATION: _Advice.ValueType  # 2
+    """Let one more node generate: a new one, or one of another job. Generation stays the slower stage."""
+
+class Advice(_Advice, metaclass=_AdviceEnumTypeWrapper):
+    """What an operator or an autoscaler should do about the split of a job's nodes."""
+
+ADVICE_UNSPECIFIED: Advice.ValueType  # 0
+"""Never sent."""
+ADVICE_KEEP: Advice.ValueType  # 1
+"""One more node that generates would make generation the faster stage, or it is that already."""
+ADVICE_ADD_GENERATION: Advice.ValueType  # 2
+"""Let one more node generate: a new one, or one of another job. Generation stays the slower stage."""
+global___Advice = Advice
+
 @typing.final
 class Assignment(google.protobuf.message.Message):
     """What a node shall do now."""
@@ -433,6 +457,7 @@ class RequestNodesRequest(google.protobuf.message.Message):
     NUM_NODES_FIELD_NUMBER: builtins.int
     NEEDED_TIME_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     gang_id: builtins.str
@@ -441,6 +466,10 @@ class RequestNodesRequest(google.protobuf.message.Message):
     """Capability asked for, such as "train"."""
     num_nodes: builtins.int
     """Nodes wanted, all or none."""
+    batch: builtins.int
+    """Number of the batch the nodes are wanted for, such as the step. A gang that holds nodes begins a new
+    batch only with another number; 0: not told, then only with the request after a release.
+    """
     @property
     def needed_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When they will be needed; absent: now."""
@@ -458,9 +487,10 @@ class RequestNodesRequest(google.protobuf.message.Message):
         num_nodes: builtins.int = ...,
         needed_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        batch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["needed_time", b"needed_time", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gang_id", b"gang_id", "needed_time", b"needed_time", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "needed_time", b"needed_time", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "wait", b"wait"]) -> None: ...
 
 global___RequestNodesRequest = RequestNodesRequest
 
@@ -497,10 +527,15 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     GANG_ID_FIELD_NUMBER: builtins.int
     OUTLOOK_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     gang_id: builtins.str
     """From RequestNodes."""
+    batch: builtins.int
+    """Number of the batch the nodes will be wanted for: given back once more for the same batch (they came
+    too early), they are used as it was judged then. 0: not told; without an outlook: for good.
+    """
     @property
     def outlook(self) -> global___Outlook:
         """What generation has still to do before the gang is needed again; absent: not known, lend."""
@@ -511,9 +546,10 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         gang_id: builtins.str = ...,
         outlook: global___Outlook | None = ...,
+        batch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["outlook", b"outlook"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gang_id", b"gang_id", "outlook", b"outlook", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "outlook", b"outlook", "run_id", b"run_id"]) -> None: ...
 
 global___ReleaseNodesRequest = ReleaseNodesRequest
 
@@ -628,7 +664,8 @@ class AllocationEvent(google.protobuf.message.Message):
     kind: builtins.str
     """What happened to a node: "registered", "assigned", "reported", "lost", "drained", "overdue" (it does
     not leave its old work for a gang). Otherwise: "waiting" (a gang, and why), "kept" (a gang that gave
-    its nodes back, and why they are not lent), "policy" (of a job).
+    its nodes back, and why they are not lent), "policy" (of a job), "advice" (for a gang: whether one
+    more node should generate).
     """
     cause: builtins.str
     """Why, for people."""
@@ -887,6 +924,7 @@ class Run(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     NUM_NODES_FIELD_NUMBER: builtins.int
     WAITING_GANG_IDS_FIELD_NUMBER: builtins.int
+    BALANCES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Its name."""
     @property
@@ -901,6 +939,10 @@ class Run(google.protobuf.message.Message):
     def waiting_gang_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Gangs that wait for nodes, in the order in which they will be placed."""
 
+    @property
+    def balances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Balance]:
+        """How its nodes are balanced, for each gang whose batches were measured with these nodes."""
+
     def __init__(
         self,
         *,
@@ -908,11 +950,50 @@ class Run(google.protobuf.message.Message):
         policy: global___RunPolicy | None = ...,
         num_nodes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         waiting_gang_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        balances: collections.abc.Iterable[global___Balance] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["num_nodes", b"num_nodes", "policy", b"policy", "run_id", b"run_id", "waiting_gang_ids", b"waiting_gang_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["balances", b"balances", "num_nodes", b"num_nodes", "policy", b"policy", "run_id", b"run_id", "waiting_gang_ids", b"waiting_gang_ids"]) -> None: ...
 
 global___Run = Run
+
+@typing.final
+class Balance(google.protobuf.message.Message):
+    """What the newest batches of a gang took, and what follows from it (StreamRL, dynamic adjustment)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GANG_ID_FIELD_NUMBER: builtins.int
+    NUM_GENERATION_NODES_FIELD_NUMBER: builtins.int
+    NUM_TRAINING_NODES_FIELD_NUMBER: builtins.int
+    GENERATION_SECONDS_FIELD_NUMBER: builtins.int
+    TRAINING_SECONDS_FIELD_NUMBER: builtins.int
+    ADVICE_FIELD_NUMBER: builtins.int
+    gang_id: builtins.str
+    """The gang that takes the batches."""
+    num_generation_nodes: builtins.int
+    """Nodes that generate all the time."""
+    num_training_nodes: builtins.int
+    """Nodes of the gang; they may generate too while it waits."""
+    generation_seconds: builtins.float
+    """Mean seconds from one batch to the next: generation's, or a bound where training is slower."""
+    training_seconds: builtins.float
+    """Mean seconds from a full batch until the gang had done with it."""
+    advice: global___Advice.ValueType
+    """Changes only when five batches in a row agree."""
+    def __init__(
+        self,
+        *,
+        gang_id: builtins.str = ...,
+        num_generation_nodes: builtins.int = ...,
+        num_training_nodes: builtins.int = ...,
+        generation_seconds: builtins.float = ...,
+        training_seconds: builtins.float = ...,
+        advice: global___Advice.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advice", b"advice", "gang_id", b"gang_id", "generation_seconds", b"generation_seconds", "num_generation_nodes", b"num_generation_nodes", "num_training_nodes", b"num_training_nodes", "training_seconds", b"training_seconds"]) -> None: ...
+
+global___Balance = Balance
 
 @typing.final
 class StageProfile(google.protobuf.message.Message):

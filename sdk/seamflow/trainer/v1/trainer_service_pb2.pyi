@@ -57,9 +57,15 @@ class GetStatusRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    """Node that asks, for `suspended`; empty where the gang has one node."""
     def __init__(
         self,
+        *,
+        node_id: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
 
 global___GetStatusRequest = GetStatusRequest
 
@@ -93,6 +99,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     WORLD_SIZE_FIELD_NUMBER: builtins.int
     CHECKPOINT_STEP_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    SUSPENDED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     state: global___TrainerState.ValueType
@@ -107,6 +114,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Ranks."""
     checkpoint_step: builtins.int
     """Newest step with a durable checkpoint."""
+    suspended: builtins.bool
+    """Holds no device memory of the node that asks, whatever the state: a trainer may be FINISHED and
+    suspended, and may train on other nodes than the one that asks.
+    """
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Numbers of the last step by name, such as "loss", "reward_mean"."""
@@ -122,8 +133,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         world_size: builtins.int = ...,
         checkpoint_step: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        suspended: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "run_id", b"run_id", "state", b"state", "step", b"step", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
 
@@ -134,14 +146,18 @@ class SuspendRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Assignment epoch; an older one than seen is refused."""
+    """Assignment epoch; an older one than seen of this node is refused."""
+    node_id: builtins.str
+    """Node whose device it is about; empty where the gang has one node."""
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
+        node_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "node_id", b"node_id"]) -> None: ...
 
 global___SuspendRequest = SuspendRequest
 
@@ -153,7 +169,7 @@ class SuspendResponse(google.protobuf.message.Message):
 
     NUM_BYTES_FIELD_NUMBER: builtins.int
     num_bytes: builtins.int
-    """Device bytes given back."""
+    """Device bytes given back on the node."""
     def __init__(
         self,
         *,
@@ -170,14 +186,18 @@ class ResumeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Assignment epoch; an older one than seen is refused."""
+    """Assignment epoch; an older one than seen of this node is refused."""
+    node_id: builtins.str
+    """Node whose device it is about; empty where the gang has one node."""
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
+        node_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "node_id", b"node_id"]) -> None: ...
 
 global___ResumeRequest = ResumeRequest
 

@@ -49,14 +49,16 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Suspend(self, request, context):
-        """Moves device state out at the next optimizer-step boundary and answers when it is out. Idempotent.
+        """A node of the gang wants its device. Moves the state of all ranks out at the next optimizer-step
+        boundary and answers when it is out; from then on every node has to give its device anew. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Moves device state back. Idempotent.
+        """A node of the gang gives its device. Once all have, moves the state of all ranks back; answers when
+        it is. UNAVAILABLE / PEER_UNAVAILABLE if the others do not follow soon: ask again. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,13 +31,17 @@ class TrainerServiceStub:
         seamflow.trainer.v1.trainer_service_pb2.SuspendRequest,
         seamflow.trainer.v1.trainer_service_pb2.SuspendResponse,
     ]
-    """Moves device state out at the next optimizer-step boundary and answers when it is out. Idempotent."""
+    """A node of the gang wants its device. Moves the state of all ranks out at the next optimizer-step
+    boundary and answers when it is out; from then on every node has to give its device anew. Idempotent.
+    """
 
     Resume: grpc.UnaryUnaryMultiCallable[
         seamflow.trainer.v1.trainer_service_pb2.ResumeRequest,
         seamflow.trainer.v1.trainer_service_pb2.ResumeResponse,
     ]
-    """Moves device state back. Idempotent."""
+    """A node of the gang gives its device. Once all have, moves the state of all ranks back; answers when
+    it is. UNAVAILABLE / PEER_UNAVAILABLE if the others do not follow soon: ask again. Idempotent.
+    """
 
     SaveCheckpoint: grpc.UnaryUnaryMultiCallable[
         seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
@@ -58,13 +62,17 @@ class TrainerServiceAsyncStub:
         seamflow.trainer.v1.trainer_service_pb2.SuspendRequest,
         seamflow.trainer.v1.trainer_service_pb2.SuspendResponse,
     ]
-    """Moves device state out at the next optimizer-step boundary and answers when it is out. Idempotent."""
+    """A node of the gang wants its device. Moves the state of all ranks out at the next optimizer-step
+    boundary and answers when it is out; from then on every node has to give its device anew. Idempotent.
+    """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trainer.v1.trainer_service_pb2.ResumeRequest,
         seamflow.trainer.v1.trainer_service_pb2.ResumeResponse,
     ]
-    """Moves device state back. Idempotent."""
+    """A node of the gang gives its device. Once all have, moves the state of all ranks back; answers when
+    it is. UNAVAILABLE / PEER_UNAVAILABLE if the others do not follow soon: ask again. Idempotent.
+    """
 
     SaveCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
@@ -89,7 +97,9 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trainer.v1.trainer_service_pb2.SuspendRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.SuspendResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.SuspendResponse]]:
-        """Moves device state out at the next optimizer-step boundary and answers when it is out. Idempotent."""
+        """A node of the gang wants its device. Moves the state of all ranks out at the next optimizer-step
+        boundary and answers when it is out; from then on every node has to give its device anew. Idempotent.
+        """
 
     @abc.abstractmethod
     def Resume(
@@ -97,7 +107,9 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trainer.v1.trainer_service_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.ResumeResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.ResumeResponse]]:
-        """Moves device state back. Idempotent."""
+        """A node of the gang gives its device. Once all have, moves the state of all ranks back; answers when
+        it is. UNAVAILABLE / PEER_UNAVAILABLE if the others do not follow soon: ask again. Idempotent.
+        """
 
     @abc.abstractmethod
     def SaveCheckpoint(

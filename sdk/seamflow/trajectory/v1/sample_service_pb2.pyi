@@ -82,6 +82,7 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     SHARD_FIELD_NUMBER: builtins.int
     FIRST_SAMPLE_FIELD_NUMBER: builtins.int
     MAX_BYTES_FIELD_NUMBER: builtins.int
+    MIN_GROUPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     epoch: builtins.int
@@ -104,6 +105,10 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """Where to go on: next_sample of the answer before. 0: from the start."""
     max_bytes: builtins.int
     """Answer no further sample once they have so many bytes. 0: all in one answer."""
+    min_groups: builtins.int
+    """Fewer than num_groups are enough, if at least so many are ready: part of a batch, for a trainer
+    that waits no longer. The step takes all that are ready, up to num_groups. 0: num_groups.
+    """
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer empty after this long. At most 60 s."""
@@ -122,9 +127,10 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
         shard: builtins.int | None = ...,
         first_sample: builtins.int = ...,
         max_bytes: builtins.int = ...,
+        min_groups: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_shard", b"_shard", "shard", b"shard", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "min_groups", b"min_groups", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_shard", b"_shard"]) -> typing.Literal["shard"] | None: ...
 
 global___LeaseSamplesRequest = LeaseSamplesRequest
@@ -440,7 +446,7 @@ class GetReadinessRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     min_ready_groups: builtins.int
-    """Answer as soon as this many groups are ready; 0: at once."""
+    """Answer as soon as this many groups are ready and not kept back; 0: at once."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer anyway after this long. At most 60 s."""
@@ -478,6 +484,7 @@ class GetReadinessResponse(google.protobuf.message.Message):
     NUM_REPLAY_GROUPS_FIELD_NUMBER: builtins.int
     NUM_DEAD_LETTERS_FIELD_NUMBER: builtins.int
     NUM_STORED_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_KEPT_BACK_GROUPS_FIELD_NUMBER: builtins.int
     num_ready_groups: builtins.int
     """Complete groups that wait for the trainer."""
     num_running_groups: builtins.int
@@ -508,6 +515,10 @@ class GetReadinessResponse(google.protobuf.message.Message):
     """Dead letters."""
     num_stored_tokens: builtins.int
     """Tokens stored for the run, as of the last sweep."""
+    num_kept_back_groups: builtins.int
+    """Of the ready groups, those that no step may take yet: an older one, which the run's fifo_window
+    does not let them pass, still runs.
+    """
     def __init__(
         self,
         *,
@@ -526,7 +537,8 @@ class GetReadinessResponse(google.protobuf.message.Message):
         num_replay_groups: builtins.int = ...,
         num_dead_letters: builtins.int = ...,
         num_stored_tokens: builtins.int = ...,
+        num_kept_back_groups: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_kept_back_groups", b"num_kept_back_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
 
 global___GetReadinessResponse = GetReadinessResponse

@@ -1,0 +1,86 @@
+"""The comparison again on the real control plane: the same settings, emulated and simulated.
+
+How fast emulated time may pass is a matter of what the control plane does in a second of this
+machine: a run is only valid while it takes at most half a core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from bench.pipeline.comparison import Row
+from bench.pipeline.emulation.prompts import Emulation
+from bench.pipeline.emulation.rig import emulate
+from bench.pipeline.simulator import Setting, simulate
+
+__all__ = ["MOST_CORES", "Pair", "emulation", "pair", "shortened"]
+
+MOST_CORES = 0.5
+"""Of the control plane, in a valid run."""
+_TURNS_PER_SECOND = 50.0
+_ROLLOUTS_PER_SECOND = 16.0
+"""Of this machine, what the control plane bears with half a core."""
+_BURSTS_PER_SECOND = 7.5
+"""The same where all rollouts of a batch begin at once, and the step waits for the last of them."""
+_FASTEST = 8.0
+"""Beyond it the milliseconds of a call are no longer small beside emulated work."""
+_SAMPLE = 64
+"""Groups that a workload's mean number of turns is taken of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One mode on one workload, on both."""
+
+    simulated: Row
+    """In virtual time."""
+    emulated: Row
+    """On the real control plane."""
+    control_plane_cores: float
+    """It took so many."""
+    speed: float
+    """Emulated seconds in a second."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the control plane left the machine enough room to be emulated on."""
+        return self.control_plane_cores <= MOST_CORES
+
+    @property
+    def deviation(self) -> float:
+        """Simulated throughput relative to the emulated, less 1."""
+        simulated, emulated = self.simulated.result, self.emulated.result
+        return simulated.rollouts_per_second / emulated.rollouts_per_second - 1
+
+
+def pair(setting: Setting) -> Pair:
+    """Run `setting` on both; minutes."""
+    simulated = Row(setting=setting, result=simulate(setting))
+    fast = emulation(setting, simulated.result.rollouts_per_second)
+    emulated = asyncio.run(emulate(setting, fast))
+    return Pair(
+        simulated=simulated,
+        emulated=Row(setting=setting, result=emulated.result),
+        control_plane_cores=emulated.control_plane_cores,
+        speed=fast.speed,
+    )
+
+
+def emulation(setting: Setting, rollouts_per_second: float) -> Emulation:
+    """As fast as the control plane bears; one recorded token stands for 16 of the model."""
+    workload = setting.workload
+    plans = (plan for number in range(_SAMPLE) for plan in workload.group(0, number))
+    turns = fmean(len(plan.turns) for plan in plans)
+    at_once = setting.mode.admission == "published"
+    most = _BURSTS_PER_SECOND if at_once and turns == 1 else _ROLLOUTS_PER_SECOND
+    speed = min(most, _TURNS_PER_SECOND / turns) / rollouts_per_second
+    return Emulation(speed=min(speed, _FASTEST), thinning=16)
+
+
+def shortened(setting: Setting) -> Setting:
+    """Fewer steps: where each waits for the one before, they are alike from the first on."""
+    if setting.mode.admission == "published":
+        return replace(setting, warm_up=1, steps=2)
+    return replace(setting, warm_up=3, steps=3)
