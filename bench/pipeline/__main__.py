@@ -69,7 +69,9 @@ def _simulate(
             more[f"{name}_idle_at_bound_{bound}"] = max(idle, 0.0)
     if len(rows) > 1:
         pictures.draw_staleness(RESULTS / "pipeline_staleness.png", curves)
-        _draw(rows, "simulated")
+        pictures.draw_bins(RESULTS / "pipeline_bins.png", "simulated", rows)
+        for name in rows:
+            _draw_timeline(name, rows[name], "simulated")
         _report("pipeline_simulated", {**figures(rows), **more}, seed)
     return rows
 
@@ -88,18 +90,18 @@ def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int) -> None:
             _require_valid(name, of_workload)
             rows[name] = {mode: each.emulated for mode, each in of_workload.items()}
             pairs += of_workload.values()
+            file = RESULTS / f"pipeline_bins_{name}.png"
+            pictures.draw_bins(file, "emulated", {name: rows[name]})
+            _draw_timeline(name, rows[name], "emulated")
             found = {**figures({name: rows[name]}), **_agreement(list(of_workload.values()))}
             _report(f"pipeline_{name}", found, seed)
     if len(rows) > 1:
-        _draw(rows, "emulated")
         _report("pipeline", {**figures(rows), **_agreement(pairs)}, seed)
 
 
-def _draw(rows: Mapping[str, Mapping[str, Row]], how: str) -> None:
-    pictures.draw_bins(RESULTS / "pipeline_bins.png", how, rows)
-    for name in rows:
-        timeline = RESULTS / f"pipeline_timeline_{name}.png"
-        pictures.draw_timeline(timeline, f"{name}, {how}", rows[name])
+def _draw_timeline(workload: str, rows: Mapping[str, Row], how: str) -> None:
+    file = RESULTS / f"pipeline_timeline_{workload}.png"
+    pictures.draw_timeline(file, f"{workload}, {how}", rows)
 
 
 def _require_valid(workload: str, pairs: Mapping[str, Pair]) -> None:

@@ -103,7 +103,7 @@ def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> No
 def _shown(result: Result) -> tuple[float, float]:
     """From the end of one step to the end of a few steps later."""
     last = min(_STEPS_SHOWN + 1, len(result.step_ends) - 1)
-    return result.step_ends[last - _STEPS_SHOWN], result.step_ends[last]
+    return result.step_ends[max(last - _STEPS_SHOWN, 0)], result.step_ends[last]
 
 
 def _figure(width: float, height: float, columns: int, rows: int = 1) -> tuple[Any, list[Any]]:

@@ -36,7 +36,7 @@ __all__ = ["EmulatedEngine", "build"]
 
 _NOTE_SECONDS = 1.0
 """Of this machine: how often it is written down what the engine did."""
-_FLUSH_SECONDS = 10.0
+_FLUSH_SECONDS = 30.0
 """Emulated: how often running turns send what they have."""
 
 
