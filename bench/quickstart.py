@@ -13,9 +13,8 @@ from typing import Any
 
 from bench.report import Report
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
-CONFIG = "examples/quickstart/multiplexed.toml"
 FIGURES = (
     "heldout_before",
     "heldout_after",
@@ -44,8 +43,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds = parser.parse_args().seeds
-    runs = [run(seed, shuffled=False) for seed in seeds]
-    control = run(seeds[0], shuffled=True)
+    runs = [run("multiplexed", seed) for seed in seeds]
+    control = run("multiplexed", seeds[0], shuffled=True)
     raw = {name: [float(summary[name]) for summary in runs] for name in FIGURES}
     raw["tail_ratio_per_turn_before"] = [r["tail_ratio"]["before"]["per_turn"] for r in runs]
     raw["tail_ratio_per_turn_after"] = [r["tail_ratio"]["after"]["per_turn"] for r in runs]
@@ -54,11 +53,12 @@ def main() -> None:
     Report(bench="quickstart", figures=figures, raw=raw, seeds=seeds).publish()
 
 
-def run(seed: int, *, shuffled: bool) -> dict[str, Any]:
-    """One quickstart as a user starts it; its summary."""
-    kind = "shuffled" if shuffled else "bench"
+def run(mode: str, seed: int, *, shuffled: bool = False) -> dict[str, Any]:
+    """One quickstart as a user starts it, in one of its modes; its summary."""
+    kind = "shuffled" if shuffled else f"bench-{mode}"
     name = f"{kind}-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    arguments = ["--config", CONFIG, "--name", name, "--seed", str(seed)]
+    config = f"examples/quickstart/{mode}.toml"
+    arguments = ["--config", config, "--name", name, "--seed", str(seed)]
     command = [sys.executable, "-m", "services.launcher", *arguments]
     extra = {"SEAMFLOW_TRAINER_SHUFFLE_REWARDS": "true"} if shuffled else {}
     subprocess.run(command, env={**os.environ, **extra}, check=True)

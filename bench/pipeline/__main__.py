@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +25,7 @@ from bench.pipeline.tables import figures, print_rows
 from bench.pipeline.workloads import Workload, load_workloads
 from bench.report import RESULTS, Report
 
+_NODES = 16
 _BOUNDS = range(9)
 _LENT = (4, 16)
 """PEARL's nodes: those that only roll out, and those that train."""
@@ -32,7 +34,7 @@ _LENT = (4, 16)
 def main() -> None:
     """Simulate, emulate, draw, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--nodes", type=int, default=_NODES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--simulated", action="store_true", help="in virtual time only")
     parser.add_argument("--workload", choices=list(load_workloads()), help="only this one")
@@ -40,13 +42,14 @@ def main() -> None:
     workloads = load_workloads()
     if arguments.workload:
         workloads = {arguments.workload: workloads[arguments.workload]}
-    rows = _simulate(workloads, arguments.nodes, arguments.seed)
+    folder = RESULTS / ("." if arguments.nodes == _NODES else f"{arguments.nodes}_nodes")
+    rows = _simulate(workloads, arguments.nodes, arguments.seed, folder)
     if not arguments.simulated:
-        _emulate(rows, arguments.seed)
+        _emulate(rows, arguments.seed, folder)
 
 
 def _simulate(
-    workloads: Mapping[str, Workload], nodes: int, seed: int
+    workloads: Mapping[str, Workload], nodes: int, seed: int, folder: Path
 ) -> dict[str, dict[str, Row]]:
     """Every mode on every workload, with pictures and figures of their own."""
     rows: dict[str, dict[str, Row]] = {}
@@ -68,15 +71,15 @@ def _simulate(
             idle = result.node_seconds.idle / result.node_seconds.total
             more[f"{name}_idle_at_bound_{bound}"] = max(idle, 0.0)
     if len(rows) > 1:
-        pictures.draw_staleness(RESULTS / "pipeline_staleness.png", curves)
-        pictures.draw_bins(RESULTS / "pipeline_bins.png", "simulated", rows)
+        pictures.draw_staleness(folder / "pipeline_staleness.png", curves)
+        pictures.draw_bins(folder / "pipeline_bins.png", "simulated", rows)
         for name in rows:
-            _draw_timeline(name, rows[name], "simulated")
-        _report("pipeline_simulated", {**figures(rows), **more}, seed)
+            _draw_timeline(folder, name, rows[name], "simulated")
+        _report(folder, "pipeline_simulated", {**figures(rows), **more}, seed)
     return rows
 
 
-def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int) -> None:
+def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int, folder: Path) -> None:
     """The same modes with the same splits on the real control plane, and how the two agree."""
     rows: dict[str, dict[str, Row]] = {}
     pairs: list[Pair] = []
@@ -90,17 +93,17 @@ def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int) -> None:
             _require_valid(name, of_workload)
             rows[name] = {mode: each.emulated for mode, each in of_workload.items()}
             pairs += of_workload.values()
-            file = RESULTS / f"pipeline_bins_{name}.png"
+            file = folder / f"pipeline_bins_{name}.png"
             pictures.draw_bins(file, "emulated", {name: rows[name]})
-            _draw_timeline(name, rows[name], "emulated")
+            _draw_timeline(folder, name, rows[name], "emulated")
             found = {**figures({name: rows[name]}), **_agreement(list(of_workload.values()))}
-            _report(f"pipeline_{name}", found, seed)
+            _report(folder, f"pipeline_{name}", found, seed)
     if len(rows) > 1:
-        _report("pipeline", {**figures(rows), **_agreement(pairs)}, seed)
+        _report(folder, "pipeline", {**figures(rows), **_agreement(pairs)}, seed)
 
 
-def _draw_timeline(workload: str, rows: Mapping[str, Row], how: str) -> None:
-    file = RESULTS / f"pipeline_timeline_{workload}.png"
+def _draw_timeline(folder: Path, workload: str, rows: Mapping[str, Row], how: str) -> None:
+    file = folder / f"pipeline_timeline_{workload}.png"
     pictures.draw_timeline(file, f"{workload}, {how}", rows)
 
 
@@ -136,8 +139,8 @@ def _agreement(pairs: list[Pair]) -> dict[str, float]:
     }
 
 
-def _report(bench: str, found: Mapping[str, float], seed: int) -> None:
-    Report(bench=bench, figures=found, seeds=[seed], packages=("seamflow",)).publish()
+def _report(folder: Path, bench: str, found: Mapping[str, float], seed: int) -> None:
+    Report(bench=bench, figures=found, seeds=[seed], packages=("seamflow",)).publish(folder)
 
 
 def _setting(workload: Workload, seed: int) -> Setting:

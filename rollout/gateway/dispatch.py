@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from services.chassis import plugins
@@ -50,7 +51,7 @@ class Ask:
     """When it began to wait, in seconds of a clock that never goes back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
     """A server that may take the turn: it has room, serves, and reports an allowed version."""
 
@@ -62,6 +63,12 @@ class Candidate:
     """Turns its engine decodes at once."""
     tokens_per_second: float
     """Its recent decoding rate; 0: not known yet."""
+    load: float = field(init=False)
+    """The share of its slots that is taken; more than 1 while turns queue in its engine."""
+
+    def __post_init__(self) -> None:
+        # Computed once: a turn is compared on dozens of servers.
+        object.__setattr__(self, "load", self.num_turns / _slots(self))
 
 
 class DispatchPolicy(Protocol):
@@ -177,7 +184,7 @@ def load_dispatch(name: str) -> DispatchPolicy:
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
     """The server with the smallest share of its slots taken."""
-    return min(candidates, key=lambda c: (c.num_turns / _slots(c), c.server_id))
+    return min(candidates, key=attrgetter("load", "server_id"))
 
 
 def _slots(candidate: Candidate) -> int:

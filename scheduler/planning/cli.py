@@ -9,10 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from scheduler.planning.allocation import Split, split_datacentres, split_nodes
-from scheduler.planning.files import read_dataflow, read_profiles
+from scheduler.planning.files import (
+    read_dataflow,
+    read_engines,
+    read_lengths,
+    read_profiles,
+)
+from scheduler.planning.migration import simulated, thresholds
 from scheduler.planning.placement import place
 from scheduler.planning.profile import StageProfile
-from scheduler.planning.tables import BEST, placement_table, span_table, split_table
+from scheduler.planning.tables import (
+    BEST,
+    migration_table,
+    placement_table,
+    span_table,
+    split_table,
+)
 from services.chassis.errors import ExitCode, StartupError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +68,21 @@ generates and another one trains, with --generation-nodes and --training-nodes.
   [train]
   seconds = { 8 = 190.0, 64 = 31.0 }
   after = ["reward"]              # begins when it has ended; left out: may be an iteration behind
+
+--tail: find the R_t at which the tail of a batch should move to m of --nodes instances, so that the
+others can score (RLHFuse). --lengths holds tokens of a batch's samples, a number on each line; the
+file:
+
+  cache_bytes = 40_000_000_000    # of one instance for keys and values
+  sequence_bytes = 1_000_000_000  # of a sample of the greatest length
+  prompt_tokens = 512             # prefilled again when a sample moves
+  prefill_seconds = 0.00005       # of one token
+  switch_seconds = 2.0            # from generation to scoring
+  score_seconds = 0.05            # of one sample on one instance
+
+  [latency]                       # seconds of a decode step by batch size
+  8 = 0.0085
+  64 = 0.012
 """
 
 
@@ -69,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     try:
         given = parser.parse_args(argv)
-        _print(_placed(given) if given.roles else _split(given))
+        _print(_plan(given))
     except ModuleNotFoundError as error:
         cure = f"this command needs {error.name}: pip install 'seamflow[scheduler]'"
         parser.exit(ExitCode.UNAVAILABLE, f"{parser.prog}: {cure}\n")
@@ -86,13 +113,35 @@ def _parser() -> argparse.ArgumentParser:
     files = parser.add_mutually_exclusive_group(required=True)
     files.add_argument("--profile", type=Path, help="split: seconds of both stages")
     files.add_argument("--roles", type=Path, help="placement: costs and order of the roles")
-    parser.add_argument("--nodes", type=int, help="nodes of one datacentre")
+    files.add_argument("--tail", type=Path, help="tail: costs of the instances that generate")
+    parser.add_argument("--lengths", type=Path, help="tail: tokens of a batch's samples")
+    parser.add_argument("--nodes", type=int, help="nodes of one datacentre, or instances")
     parser.add_argument(
         "--generation-nodes", type=int, help="split: nodes of the one that generates"
     )
     parser.add_argument("--training-nodes", type=int, help="split: nodes of the one that trains")
     parser.add_argument("--device-bytes", type=int, help="placement: device memory of a node")
     return parser
+
+
+def _plan(given: argparse.Namespace) -> list[Table]:
+    if (given.tail is None) is not (given.lengths is None):
+        raise UsageError("--tail and --lengths go together")
+    if given.tail:
+        return _tail(given)
+    return _placed(given) if given.roles else _split(given)
+
+
+def _tail(given: argparse.Namespace) -> list[Table]:
+    others = (given.generation_nodes, given.training_nodes, given.device_bytes)
+    if given.nodes is None or others != (None, None, None):
+        raise UsageError("--tail takes --nodes and --lengths")
+    engines, lengths = read_engines(given.tail, given.nodes), read_lengths(given.lengths)
+    try:
+        tried = {each: simulated(lengths, engines, each) for each in thresholds(len(lengths))}
+    except ValueError as error:
+        raise UsageError(f"{given.lengths}: {error}") from error
+    return [migration_table(len(lengths), tried)]
 
 
 def _split(given: argparse.Namespace) -> list[Table]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.planning.dataflow import Dataflow, Role
+from scheduler.planning.migration import Engines
 from scheduler.planning.profile import StageProfile
+from services.chassis.decode_latency import DecodeLatency
 from services.chassis.errors import ConfigError
 from services.chassis.values import from_toml
 
-__all__ = ["read_dataflow", "read_profiles"]
+__all__ = ["read_dataflow", "read_engines", "read_lengths", "read_profiles"]
 
 _STAGES = ("generation", "training")
 
@@ -49,11 +51,51 @@ def read_dataflow(path: Path) -> Dataflow:
         return Dataflow(roles=tuple(roles))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_engines(path: Path, num_instances: int) -> Engines:
+    """The instances: any field of `Engines`, and `[latency]`, batch size = seconds of a step.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    table = dict(_read(path))
+    with _named(f"{path}: [latency]"):
+        latency = DecodeLatency.from_table(_table(table.pop("latency", None)))
+    points = {"batches": list(latency.batches), "step_seconds": list(latency.step_seconds)}
+    with _named(str(path)):
+        if "num_instances" in table:
+            raise ValueError("num_instances: unknown key, it is given with --nodes")
+        known = {"num_instances": num_instances, "latency": points}
+        engines: Engines = from_toml(table | known, Engines)
+        return engines
+
+
+def read_lengths(path: Path) -> list[int]:
+    """Tokens of each sample of a batch, a number on each line.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    lengths = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if not line.strip().isdecimal():
+            raise ConfigError(f"{path}: line {number} is {line!r}: give a whole number of tokens")
+        lengths.append(int(line))
+    return lengths
+
+
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not text in UTF-8: {error}") from error
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    text = _text(path)
+    try:
+        return tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
@@ -85,6 +127,12 @@ def _profile(table: object) -> StageProfile:
     return StageProfile.of(
         {_count(nodes): from_toml(seconds, float) for nodes, seconds in table.items()}
     )
+
+
+def _table(table: object) -> Mapping[str, object]:
+    if not isinstance(table, dict):
+        raise ValueError("seconds by batch size are not set: give 8 = 0.0085 and others")  # noqa: TRY004
+    return table
 
 
 def _count(text: str) -> int:

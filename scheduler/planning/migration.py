@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from scheduler.planning.instance import Instance
 from services.chassis.decode_latency import DecodeLatency
 
-__all__ = ["Engines", "Migration", "best_migration", "instances_kept", "num_kept", "simulated"]
+__all__ = [
+    "Engines",
+    "Migration",
+    "best_migration",
+    "instances_kept",
+    "num_kept",
+    "simulated",
+    "thresholds",
+]
 
 _SHARES = tuple(range(5, 100, 5))
 """Percents of the batch that R_t is tried at."""
@@ -116,9 +124,13 @@ def best_migration(lengths: Sequence[int], engines: Engines) -> Migration:
     Raises:
         ValueError: no lengths, or one below 1.
     """
-    thresholds = sorted({0} | {len(lengths) * share // 100 for share in _SHARES})
-    outcomes = [simulated(lengths, engines, remaining) for remaining in thresholds]
+    outcomes = [simulated(lengths, engines, remaining) for remaining in thresholds(len(lengths))]
     return min(outcomes, key=lambda outcome: outcome.seconds)
+
+
+def thresholds(batch: int) -> list[int]:
+    """The R_t that are tried for a batch of so many samples, ascending; 0: nothing moves."""
+    return sorted({0} | {batch * share // 100 for share in _SHARES})
 
 
 def simulated(lengths: Sequence[int], engines: Engines, remaining: int) -> Migration:

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler.planning.allocation import Split
+from scheduler.planning.migration import Migration
 from scheduler.planning.placement import Placement
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BEST", "placement_table", "span_table", "split_table"]
+__all__ = ["BEST", "migration_table", "placement_table", "span_table", "split_table"]
 
 BEST = "best"
 """Name of the row that is the plan."""
@@ -28,6 +29,19 @@ def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str])
     for split in splits:
         name = names.get(split, "")
         table.add_row(name, *_cells(split), style="bold" if name == BEST else None)
+    return table
+
+
+def migration_table(batch: int, tried: Mapping[int, Migration]) -> Table:
+    """A row for each R_t that was tried; where m is all instances, nothing moves."""
+    best = min(tried, key=lambda remaining: tried[remaining].seconds)
+    columns = ("R_t", "of the batch", "m", "all scored s")
+    table = _table(f"{batch} samples", "", columns)
+    for remaining, found in tried.items():
+        name = BEST if remaining == best else ""
+        cells = (str(remaining), f"{remaining / batch:.0%}", str(found.num_kept))
+        style = "bold" if name else None
+        table.add_row(name, *cells, f"{found.seconds:.1f}", style=style)
     return table
 
 

@@ -161,4 +161,27 @@ def _show(summary: Mapping[str, Any], folder: Path) -> None:
             table.add_row(name, str(shown))
     console = Console()
     console.print(table)
+    if summary["nodes"]:
+        console.print(_nodes(summary["nodes"]))
     console.print(f"summary, pictures and logs: {folder}")
+
+
+def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A line for each node: shares of its time while the run learned, and what a switch took."""
+    activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
+    tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
+    table = Table(title="nodes while the run learned")
+    for column in (
+        "node",
+        *activities,
+        *(f"seconds of a switch to {tag or 'none'}" for tag in tags),
+    ):
+        table.add_column(column, justify="left" if column == "node" else "right")
+    for name, node in nodes.items():
+        seconds = (node["switch_seconds"].get(tag) for tag in tags)
+        table.add_row(
+            name,
+            *(f"{node.get(activity, 0.0):.1%}" for activity in activities),
+            *("–" if each is None else f"{each:.3f}" for each in seconds),
+        )
+    return table

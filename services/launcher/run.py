@@ -26,6 +26,7 @@ from services.launcher import pictures, store
 from services.launcher.audit import audit, read_token_log
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation import Evaluation, evaluate, read_tasks, trajectories
+from services.launcher.occupancy import Occupancy
 from services.launcher.plan import Layout, ProcessPlan
 from services.launcher.services import Services, connected
 from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
@@ -50,6 +51,9 @@ class Run:
     view: View
     start: float = field(default_factory=time.monotonic)
     events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    is_learning: bool = False
+    seconds_learning: float = 0.0
 
     async def train(self) -> dict[str, Any]:
         """Bring everything up, train, and return the summary; every child has ended then."""
@@ -129,6 +133,7 @@ class Run:
     async def _learn(self, processes: Supervisor, services: Services) -> None:
         """Feed tasks until the trainer has taken its last step and every server has its weights."""
         self.view.phase("training")
+        began, self.is_learning = time.monotonic(), True
         await processes.start(self.plans["dataloader"])
         status = await services.training()
         while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
@@ -136,6 +141,7 @@ class Run:
             status = await services.training() or status
             if status is not None:
                 self.view.progress(status.step, status.num_steps)
+        self.seconds_learning, self.is_learning = time.monotonic() - began, False
         await processes.stop("dataloader")
         await self._wait_for_version(services, status.weight_version)
 
@@ -165,7 +171,10 @@ class Run:
 
     async def _watch(self, services: Services) -> None:
         while True:
-            self.view.show(await services.facts())
+            facts = await services.facts()
+            self.view.show(facts)
+            if self.is_learning:
+                self.occupancy.add(facts)
             await asyncio.sleep(_REFRESH_SECONDS)
 
     async def _summarize(
@@ -219,6 +228,8 @@ class Run:
                 }
                 for label in sorted(figures.turn_lengths)
             },
+            "nodes": self.occupancy.shares(),
+            "seconds_learning": round(self.seconds_learning, 1),
             "seconds_total": round(time.monotonic() - self.start, 1),
             "versions": _versions(),
         }

@@ -115,6 +115,90 @@ def test_roles_take_nodes_and_their_memory(
     assert "--roles takes --nodes and --device-bytes" in capsys.readouterr().err
 
 
+TAIL = """
+cache_bytes = 64
+sequence_bytes = 1
+prompt_tokens = 10
+prefill_seconds = 0.00005
+switch_seconds = 1.0
+score_seconds = 0.5
+[latency]
+1 = 0.01
+64 = 0.011
+"""
+
+
+def tail_files(folder: Path, text: str = TAIL) -> list[str]:
+    """Flags of a batch of 60 short samples and 4 long ones."""
+    (folder / "tail.toml").write_text(text)
+    (folder / "lengths.txt").write_text("\n".join(["100"] * 60 + ["4000"] * 4) + "\n")
+    return [f"--tail={folder / 'tail.toml'}", f"--lengths={folder / 'lengths.txt'}"]
+
+
+def test_a_long_tail_moves_to_one_instance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While it is generated there, the other three score what is ready."""
+    flags = tail_files(tmp_path)
+    main([*flags, "--nodes=4"])
+    output = capsys.readouterr().out
+    remaining, _, kept, seconds = row(output, "best")
+    still = next(line for line in output.splitlines() if "  0 " in line and " 0% " in line)
+    assert 4 <= int(remaining) < 60
+    assert kept == "1"
+    assert float(seconds) < float(still.strip("│ ").split("│")[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (TAIL.partition("[latency]")[0], "[latency]: seconds by batch size are not set"),
+        (TAIL.replace("1 = 0.01\n", "one = 0.01\n"), "[latency]: decode latency names batch size"),
+        (TAIL.replace("cache_bytes = 64", "cache_bytes = 0"), "cache_bytes is 0"),
+        (TAIL.replace("cache_bytes", "cache"), "cache: unknown key"),
+        ("num_instances = 4" + TAIL, "num_instances: unknown key, it is given with --nodes"),
+    ],
+)
+def test_wrong_costs_of_a_tail_end_with_78(
+    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the file and the place in it."""
+    with pytest.raises(SystemExit, match="78"):
+        main([*tail_files(tmp_path, text), "--nodes=4"])
+    error = capsys.readouterr().err
+    assert str(tmp_path / "tail.toml") in error
+    assert told in error
+
+
+def test_wrong_lengths_end_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number on each line, and at least one."""
+    flags = tail_files(tmp_path)
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100\nlong\n")
+    with pytest.raises(SystemExit, match="78"):
+        main([*flags, "--nodes=4"])
+    assert f"{lengths}: line 2 is 'long'" in capsys.readouterr().err
+    lengths.write_text("")
+    with pytest.raises(SystemExit, match="64"):
+        main([*flags, "--nodes=4"])
+    assert "at least one sample" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_tail_takes_its_lengths_and_nodes(
+    tmp_path: Path, missing: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both files, and how many instances there are."""
+    flags = tail_files(tmp_path)
+    with pytest.raises(SystemExit, match="64"):
+        main([flags[missing], "--nodes=4"])
+    with pytest.raises(SystemExit, match="64"):
+        main(flags)
+    assert "--tail takes --nodes and --lengths" in capsys.readouterr().err
+
+
 def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]) -> None:
     """It can be written from --help alone."""
     with pytest.raises(SystemExit, match="0"):

@@ -1,0 +1,70 @@
+"""What each node did while the run learned, sampled while it went on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+
+from services.launcher.services import Facts
+
+__all__ = ["Occupancy", "doing"]
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """Seconds of each node by what it did; feed it facts at short intervals."""
+
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Node -> "rollout", "train", ..., "switching", "idle" or "lost" -> seconds."""
+    switch_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Node -> tag that a switch led to -> mean seconds it took, measured by the node's agent."""
+    _last: float | None = None
+
+    def add(self, facts: Facts, now: float | None = None) -> None:
+        """Count the time since the facts before as spent on what each node does now.
+
+        `now`: seconds of a monotonic clock; this machine's if not given.
+        """
+        now = time.monotonic() if now is None else now
+        since, self._last = now if self._last is None else self._last, now
+        for node in facts.nodes:
+            spent, activity = self.seconds.setdefault(node.node_id, {}), doing(node, facts)
+            spent[activity] = spent.get(activity, 0.0) + now - since
+            self.switch_seconds[node.node_id] = dict(node.switch_seconds)
+
+    def shares(self) -> dict[str, dict[str, Any]]:
+        """Node -> shares of its time, which add up to 1, and its "switch_seconds"."""
+        return {
+            name: {
+                "idle": 0.0,
+                **{activity: round(each / total, 4) for activity, each in seconds.items()},
+                "switch_seconds": self.switch_seconds[name],
+            }
+            for name, seconds in sorted(self.seconds.items())
+            if (total := sum(seconds.values()))
+        }
+
+
+def doing(node: scheduler_pb.Node, facts: Facts) -> str:
+    """What a node does now: a server without turns is idle, and so is a trainer that waits."""
+    if node.state == scheduler_pb.NODE_STATE_LOST:
+        return "lost"
+    if node.reported_epoch != node.assignment.epoch:
+        return "switching"
+    if node.state != scheduler_pb.NODE_STATE_ACTIVE:
+        return "idle" if node.state == scheduler_pb.NODE_STATE_IDLE else "switching"
+    return node.assignment.tag if _is_busy(node, facts) else "idle"
+
+
+def _is_busy(node: scheduler_pb.Node, facts: Facts) -> bool:
+    if node.assignment.tag == "rollout":
+        info = facts.servers.get(node.node_id)
+        return info is not None and info.num_running + info.num_queued > 0
+    if node.assignment.tag == "train":
+        trainer = facts.trainer
+        return trainer is not None and trainer.state == trainer_pb.TRAINER_STATE_TRAINING
+    return True

@@ -1,0 +1,87 @@
+"""Each second of a node counts as one thing, and waiting counts as idle."""
+
+from __future__ import annotations
+
+import pytest
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+
+from services.launcher.occupancy import Occupancy, doing
+from services.launcher.services import Facts
+
+
+def node(
+    tag: str,
+    *,
+    state: scheduler_pb.NodeState.ValueType = scheduler_pb.NODE_STATE_ACTIVE,
+    reported: int = 3,
+) -> scheduler_pb.Node:
+    """A node whose assignment has epoch 3."""
+    return scheduler_pb.Node(
+        node_id="node-a",
+        assignment=scheduler_pb.Assignment(tag=tag, epoch=3),
+        reported_epoch=reported,
+        state=state,
+        switch_seconds={"rollout": 0.25},
+    )
+
+
+def facts(
+    of: scheduler_pb.Node,
+    *,
+    running: int = 0,
+    queued: int = 0,
+    trainer: trainer_pb.TrainerState.ValueType | None = None,
+) -> Facts:
+    """What the services say about one node."""
+    info = server_pb.GetServerInfoResponse(num_running=running, num_queued=queued)
+    status = None if trainer is None else trainer_pb.GetStatusResponse(state=trainer)
+    return Facts(readiness=None, nodes=(of,), trainer=status, servers={"node-a": info})
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (facts(node("rollout"), running=1), "rollout"),
+        (facts(node("rollout"), queued=1), "rollout"),
+        (facts(node("rollout")), "idle"),
+        (facts(node("train"), trainer=trainer_pb.TRAINER_STATE_TRAINING), "train"),
+        (facts(node("train"), trainer=trainer_pb.TRAINER_STATE_WAITING), "idle"),
+        (facts(node("train")), "idle"),
+        (facts(node("reward")), "reward"),
+        (facts(node("rollout", reported=2), running=1), "switching"),
+        (facts(node("rollout", state=scheduler_pb.NODE_STATE_DRAINING), running=1), "switching"),
+        (facts(node("", state=scheduler_pb.NODE_STATE_IDLE)), "idle"),
+        (facts(node("train", state=scheduler_pb.NODE_STATE_LOST)), "lost"),
+    ],
+)
+def test_a_node_without_work_is_idle_whatever_its_tag(known: Facts, expected: str) -> None:
+    """A server without turns, a trainer that waits, and one that nothing is known of."""
+    assert doing(known.nodes[0], known) == expected
+
+
+def test_shares_add_up_to_all_the_time_between_the_first_facts_and_the_last() -> None:
+    """Two seconds of sampling, one of switching, one of nothing."""
+    occupancy = Occupancy()
+    occupancy.add(facts(node("rollout"), running=1), now=10.0)
+    occupancy.add(facts(node("rollout"), running=1), now=12.0)
+    occupancy.add(facts(node("train", reported=2)), now=13.0)
+    occupancy.add(facts(node("train")), now=14.0)
+    assert occupancy.shares() == {
+        "node-a": {
+            "rollout": 0.5,
+            "switching": 0.25,
+            "idle": 0.25,
+            "switch_seconds": {"rollout": 0.25},
+        }
+    }
+
+
+def test_a_node_that_was_never_idle_says_so() -> None:
+    """Zero is a figure; a run that ended at once has none."""
+    occupancy = Occupancy()
+    occupancy.add(facts(node("rollout"), running=1), now=0.0)
+    assert occupancy.shares() == {}
+    occupancy.add(facts(node("rollout"), running=1), now=1.0)
+    assert occupancy.shares()["node-a"]["idle"] == 0.0
