@@ -63,13 +63,13 @@ def _simulate(
             told("simulated")
             fixed, lent = lending_gain(multiplexed, *_LENT)
             more[f"lending_gain_4_16_{name}"] = lent.rollouts_per_second / fixed.rollouts_per_second
+            more[f"lending_gain_4_16_{name}_bound"] = 1 / fixed.node_seconds.useful_share
             told("simulated")
     for name in rows:
         print_rows(f"{name}, simulated", rows[name])
     for name, results in curves.items():
         for bound, result in results.items():
-            idle = result.node_seconds.idle / result.node_seconds.total
-            more[f"{name}_idle_at_bound_{bound}"] = max(idle, 0.0)
+            more[f"{name}_idle_at_bound_{bound}"] = result.node_seconds.idle_share
     if len(rows) > 1:
         pictures.draw_staleness(folder / "pipeline_staleness.png", curves)
         pictures.draw_bins(folder / "pipeline_bins.png", "simulated", rows)

@@ -49,6 +49,17 @@ class NodeSeconds:
         busy = self.generation + self.training + self.switching + self.repeated_prefill
         return busy + self.idle
 
+    @property
+    def useful_share(self) -> float:
+        """Trained work in all of it."""
+        return (self.generation + self.training) / self.total
+
+    @property
+    def idle_share(self) -> float:
+        """Idle in all of it."""
+        # What is left over of sums of floats may be a little less than nothing.
+        return max(self.idle / self.total, 0.0)
+
     def _with(self, other: NodeSeconds, sign: float) -> NodeSeconds:
         return NodeSeconds(
             **{name: getattr(self, name) + sign * getattr(other, name) for name in self.__slots__}

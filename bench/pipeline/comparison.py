@@ -35,14 +35,12 @@ class Row:
     @property
     def useful_share(self) -> float:
         """Trained work in all node-seconds."""
-        seconds = self.result.node_seconds
-        return (seconds.generation + seconds.training) / seconds.total
+        return self.result.node_seconds.useful_share
 
     @property
     def idle_share(self) -> float:
         """Idle in all node-seconds."""
-        # What is left over of sums of floats may be a little less than nothing.
-        return max(self.result.node_seconds.idle / self.result.node_seconds.total, 0.0)
+        return self.result.node_seconds.idle_share
 
 
 def compare(setting: Setting, nodes: int, told: Callable[[], None]) -> dict[str, Row]:

@@ -90,7 +90,7 @@ def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> No
     """Idle share against the bound on staleness."""
     figure, (axes,) = _figure(6, 3.6, 1)
     for workload, results in curves.items():
-        idle = [result.node_seconds.idle / result.node_seconds.total for result in results.values()]
+        idle = [result.node_seconds.idle_share for result in results.values()]
         axes.plot(list(results), idle, "o-", label=workload.replace("_", " "))
     axes.set(xlabel="bound on staleness, in weight versions", ylabel="idle share of node-seconds")
     axes.set_ylim(bottom=0)

@@ -41,7 +41,7 @@ def main() -> None:
         "steps": len(result.step_ends),
         "rollouts": result.rollouts,
         "rollouts_per_second_per_node": result.rollouts_per_second / arguments.nodes,
-        "idle_share": result.node_seconds.idle / result.node_seconds.total,
+        "idle_share": result.node_seconds.idle_share,
     }
     Report(
         bench="pipeline_scale", figures=figures, seeds=[arguments.seed], packages=("seamflow",)
