@@ -11,7 +11,7 @@ SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut 
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-install bench-store bench-growth \
+.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-install bench-store bench-growth \
 	bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler model-store \
 	test test-sglang test-sdk-range check proto descriptors up down clean help .venv-sglang
@@ -28,6 +28,9 @@ quickstart-control: $(VENV)/.quickstart ## The same with shuffled rewards: nothi
 
 bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; bench/results/quickstart.json.
 	$(RUN) bench.quickstart
+
+bench-modes: $(VENV)/.quickstart ## Multiplexed beside disaggregated on the same cores, three seeds, until both have learned.
+	$(RUN) bench.quickstart_modes
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
 	$(PYTHON) -m bench.install

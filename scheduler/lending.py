@@ -27,6 +27,8 @@ _CLEAR = 0.1
 """A way is left within its block already if the other is faster by this share."""
 _SCALING = 0.75
 """Part of perfect scaling that is believed, as long as lending was not measured."""
+_FEARED = 0.4
+"""Share by which lending may lengthen a cycle, as long as it was not measured."""
 _BUDGET = 0.01
 """Share of all time that may be lost by trying the slower way again."""
 _LEAST_PATIENCE = 12
@@ -225,8 +227,10 @@ def _may_pay(lending: Lending, stake: Stake, dedicated: float) -> tuple[bool, st
     alone, share = lending.generation.value or 0.0, lending.share.value or 0.0
     together = alone * stake.num_dedicated / (stake.num_dedicated + stake.num_lent)
     cost, margin = stake.toggle_seconds, _MARGIN * dedicated
-    pays = _SCALING * share * (alone - together) > cost + margin
-    formula = f"{_SCALING} * {share:.2g} * ({alone:.3g} - {together:.3g}) s"
+    # Whoever has gone on for so long can afford to find out, and a gain is not missed for ever.
+    believed = _SCALING if lending.cycles < _patience(_FEARED) else 1.0
+    pays = believed * share * (alone - together) > cost + margin
+    formula = f"{believed:g} * {share:.2g} * ({alone:.3g} - {together:.3g}) s"
     return pays, f"promised {formula} {'>' if pays else '<='} {cost:.3g} + {margin:.2g} s"
 
 

@@ -90,6 +90,18 @@ def test_what_cannot_pay_even_at_best_is_not_tried() -> None:
     assert judge(tried, stake(toggle_seconds=0.0)).lend, "never measured"
 
 
+def test_a_gain_that_only_perfect_scaling_promises_is_looked_for_late() -> None:
+    """Once a try that lengthens its cycles by 40 % costs a hundredth of all time; then it stays."""
+    world = World(kept=200.0, lent=150.0, kept_wait=40.0)
+    _, verdicts = played(Lending(), world, 130)
+    assert ways(verdicts) == 120 * "k" + 10 * "l"
+    assert verdicts[119].cause.startswith("kept: promised 0.75 * 0.5 * (80 - 40) s <= 14 + 4 s")
+    assert verdicts[120].cause.startswith("lent: promised 1 * 0.5 * (80 - 40) s > 14 + 4 s")
+    _, verdicts = played(Lending(), replace(world, lent=280.0), 400)
+    slower = ways(verdicts).count("l")
+    assert 0 < slower * 80.0 < 0.01 * 400 * 200.0
+
+
 def test_switches_are_not_counted_twice() -> None:
     """Whole cycles contain them, so T_toggle has no say once lending was measured."""
     lending, verdicts = played(Lending(), World(kept=200.0, lent=190.0), 8)
