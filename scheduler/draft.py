@@ -277,7 +277,7 @@ class Draft:
             lend = lending.lends or not self._members(gang)
             cause = f"{'lent' if lend else 'kept'}: judged for batch {batch} already"
             return Verdict(lend=lend, cause=cause)
-        lending = lending.ended(self._now)
+        lending = lending.ended(self._now, outlook.done)
         verdict = self._verdict(gang, lending, outlook)
         self._lendings[key] = lending.begun(verdict, outlook, self._now, batch)
         self._done(gang, is_lent=verdict.lend)

@@ -44,11 +44,18 @@ class Outlook:
     """R: rollouts of the next batch that have not ended."""
     batch_rollouts: int
     """B: rollouts of a whole batch, above 0."""
+    done_rollouts: int = 0
+    """Of the batches that the gang was done with since the outlook before; 0: not told."""
 
     @property
     def share(self) -> float:
         """R / B."""
         return self.remaining_rollouts / self.batch_rollouts
+
+    @property
+    def done(self) -> float:
+        """Whole batches' worth of what the gang was done with; 0: not told."""
+        return self.done_rollouts / self.batch_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +175,14 @@ class Lending:
             share=self.share.after(share, 1),
         )
 
-    def ended(self, now: float) -> Lending:
-        """The nodes are given back again at `now`."""
+    def ended(self, now: float, num_done: float = 0.0) -> Lending:
+        """The nodes are given back again at `now`, after so many batches; 0: all asked for."""
         if self.since is None or self.batches == 0 or now <= self.since:
             return self.abandoned()
         done = replace(self.abandoned(), cycles=self.cycles + 1)
         if self.cycles == 0:
             return done
-        measured, nothing = (now - self.since, self.batches), (0.0, 0.0)
+        measured, nothing = (now - self.since, num_done or self.batches), (0.0, 0.0)
         return replace(
             done,
             full=self.full.after(*(measured if self.lends else nothing)),

@@ -131,7 +131,8 @@ def outlook_record(request: pb.ReleaseNodesRequest) -> Outlook | None:
     if not 0 <= remaining <= batch:
         cure = f"give 0 to batch_rollouts ({batch})"
         raise invalid_argument("outlook.remaining_rollouts", remaining, cure)
-    return Outlook(remaining_rollouts=remaining, batch_rollouts=batch)
+    done = int(_not_negative("outlook.done_rollouts", request.outlook.done_rollouts))
+    return Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:

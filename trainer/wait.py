@@ -33,6 +33,7 @@ class Batches:
             "trainer", "batch_timeouts_total", "Waits that ended without a whole batch"
         )
         self._group_rollouts = 0.0
+        self._done_rollouts = 0  # since the scheduler was told of them
         self._lent = False  # the nodes were given back, and are not asked for again yet
 
     async def next(self, record: StepRecord) -> sample_pb2.LeaseSamplesResponse:
@@ -83,13 +84,18 @@ class Batches:
         return ready
 
     def _outlook(self, ready: Readiness) -> Outlook | None:
-        """What is left of the batch; a group that is not complete counts as a whole."""
+        """What is left of the batch, and what was done before it.
+
+        A group that is not complete counts as a whole.
+        """
         if self._group_rollouts == 0:
             return None
         missing = ready.needed - ready.num_ready
+        done, self._done_rollouts = self._done_rollouts, 0
         return Outlook(
             remaining_rollouts=math.ceil(missing * self._group_rollouts),
             batch_rollouts=math.ceil(ready.needed * self._group_rollouts),
+            done_rollouts=done,
         )
 
     def _count(self, leased: sample_pb2.LeaseSamplesResponse, ready: Readiness) -> None:
@@ -97,6 +103,7 @@ class Batches:
         group_ids = {sample.group_id for sample in leased.samples}
         rollout_ids = {sample.rollout_id for sample in leased.samples}
         self._group_rollouts = len(rollout_ids) / max(len(group_ids), 1)
+        self._done_rollouts += len(rollout_ids)
         if not ready.full:
             self._timeouts.inc()
             get_logger().info("batch_timed_out", num_ready=ready.num_ready, needed=ready.needed)

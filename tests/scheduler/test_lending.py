@@ -204,6 +204,15 @@ def test_batches_of_a_cycle_are_those_asked_for() -> None:
     assert state.lendings[GANG].batches == 1
 
 
+def test_part_of_a_batch_counts_as_that_part() -> None:
+    """25 of 100 rollouts in 100 s are a batch in 400 s, though the gang asked once."""
+    quarter = replace(HALF, done_rollouts=25)
+    state = _in_second_cycle()
+    state = after(state, lambda draft: draft.request(gang("g", 1, batch=2)), now=50.0)
+    state = after(state, lambda draft: draft.release(GANG, quarter), now=100.0)
+    assert state.lendings[GANG].dedicated.value == 400.0
+
+
 def test_a_request_ahead_and_the_one_that_follows_are_one_batch() -> None:
     """It is full at the second, not at the first."""
     state = _in_second_cycle()

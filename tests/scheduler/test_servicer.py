@@ -31,8 +31,8 @@ from tests.scheduler.support import (
 )
 
 
-def _released(remaining: int, batch: int) -> pb.ReleaseNodesRequest:
-    outlook = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch)
+def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesRequest:
+    outlook = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
     return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=outlook)
 
 
@@ -278,6 +278,7 @@ async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
         ("ReleaseNodes", pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", batch=-1)),
         ("ReleaseNodes", _released(remaining=1, batch=0)),
         ("ReleaseNodes", _released(remaining=5, batch=4)),
+        ("ReleaseNodes", _released(remaining=1, batch=4, done=-1)),
         ("SetRunPolicy", pb.SetRunPolicyRequest()),
         ("SetRunPolicy", _policy(max_nodes=-1)),
         ("SetRunPolicy", _policy(rollout_share=float("nan"))),

@@ -62,11 +62,13 @@ class WrittenNodes:
     def __init__(self, return_seconds: float) -> None:
         self.return_seconds = return_seconds
         self.calls: list[str] = []
+        self.done: list[int] = []
 
     async def release(self, batch: int, outlook: Outlook | None = None) -> None:
         """With what is left of how much."""
         left = outlook and f": {outlook.remaining_rollouts}/{outlook.batch_rollouts}"
         self.calls.append(f"release for {batch}{left or ''}")
+        self.done.append(outlook.done_rollouts if outlook else 0)
 
     async def give_back(self) -> None:
         """Once more."""
@@ -150,6 +152,16 @@ async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: P
     """What the gate of lending is told is of whole batches."""
     calls, _ = await waited(tmp_path, [3], [0, 8], 60.0, **OVER)
     assert calls == ["release for 2: 32/32", "acquire for 2"]
+
+
+async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
+    """Each release tells of the rollouts leased since the one before, whole batch or part."""
+    config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **OVER)
+    samples, nodes = Samples(0, 8, 9, 0, 3, 0, 8), WrittenNodes(60.0)
+    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    for step in (1, 2, 3, 4):
+        await batches.next(StepRecord(step, 0))
+    assert nodes.done == [0, 32 + 32, 12]
 
 
 async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:

@@ -561,17 +561,23 @@ class Outlook(google.protobuf.message.Message):
 
     REMAINING_ROLLOUTS_FIELD_NUMBER: builtins.int
     BATCH_ROLLOUTS_FIELD_NUMBER: builtins.int
+    DONE_ROLLOUTS_FIELD_NUMBER: builtins.int
     remaining_rollouts: builtins.int
     """Rollouts of the next batch that have not ended."""
     batch_rollouts: builtins.int
     """Rollouts of a whole batch."""
+    done_rollouts: builtins.int
+    """Rollouts of the batches that the gang was done with since it told of the outlook before; fewer than a
+    batch where one was not whole. 0: not told, then every batch it asked for counts as whole.
+    """
     def __init__(
         self,
         *,
         remaining_rollouts: builtins.int = ...,
         batch_rollouts: builtins.int = ...,
+        done_rollouts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
 
 global___Outlook = Outlook
 
