@@ -134,8 +134,8 @@ class SchedulerServicer(SchedulerServiceServicer):
             for node_id, node in sorted(draft.state.nodes.items())
             if node.assignment != before[node_id].assignment
         ]
-        unplaced = [gang_id for _, gang_id in plan.unplaced]
-        return pb.PlanAssignmentsResponse(nodes=changed, unplaced_gang_ids=unplaced)
+        causes = {gang_id: cause for (_, gang_id), cause in plan.waiting.items()}
+        return pb.PlanAssignmentsResponse(nodes=changed, unplaced_gang_ids=causes, causes=causes)
 
     async def DrainNode(
         self, request: pb.DrainNodeRequest, context: Context

@@ -163,6 +163,7 @@ async def test_dry_run_changes_nothing() -> None:
         plan = await stub.PlanAssignments(pb.PlanAssignmentsRequest(requests=requests))
         assert [entry.assignment.gang_id for entry in plan.nodes] == ["fits"]
         assert list(plan.unplaced_gang_ids) == ["does-not"]
+        assert "1 can do train for run run, it asks for more" in plan.causes["does-not"]
         after = await list_nodes(stub)
         assert after["a"].assignment == before["a"].assignment
 

@@ -746,8 +746,25 @@ class PlanAssignmentsResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class CausesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     NODES_FIELD_NUMBER: builtins.int
     UNPLACED_GANG_IDS_FIELD_NUMBER: builtins.int
+    CAUSES_FIELD_NUMBER: builtins.int
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]:
         """Nodes whose assignment would change, as they would be."""
@@ -756,13 +773,18 @@ class PlanAssignmentsResponse(google.protobuf.message.Message):
     def unplaced_gang_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Gangs that could not be placed."""
 
+    @property
+    def causes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Why, by gang: the words of the audit log's entry `waiting`."""
+
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
         unplaced_gang_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        causes: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "unplaced_gang_ids", b"unplaced_gang_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["causes", b"causes", "nodes", b"nodes", "unplaced_gang_ids", b"unplaced_gang_ids"]) -> None: ...
 
 global___PlanAssignmentsResponse = PlanAssignmentsResponse
 
