@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.pipeline import pictures
 from bench.pipeline.comparison import Row, compare, dispatch, lending_gain, staleness_curve
 from bench.pipeline.costs import load_costs
-from bench.pipeline.emulation.comparison import MOST_CORES, Pair, pair, shortened
+from bench.pipeline.emulation.comparison import MOST_CORES, Pair, kept, shortened
 from bench.pipeline.modes import MODES, Split
 from bench.pipeline.simulator import Result, Setting
 from bench.pipeline.tables import figures, print_rows
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--simulated", action="store_true", help="in virtual time only")
     parser.add_argument("--workload", choices=list(load_workloads()), help="only this one")
+    parser.add_argument("--resume", type=Path, help="folder that keeps emulated runs of a commit")
     arguments = parser.parse_args()
     workloads = load_workloads()
     if arguments.workload:
@@ -45,7 +46,7 @@ def main() -> None:
     folder = RESULTS / ("." if arguments.nodes == _NODES else f"{arguments.nodes}_nodes")
     rows = _simulate(workloads, arguments.nodes, arguments.seed, folder)
     if not arguments.simulated:
-        _emulate(rows, arguments.seed, folder)
+        _emulate(rows, arguments.seed, folder, arguments.resume)
 
 
 def _simulate(
@@ -79,7 +80,9 @@ def _simulate(
     return rows
 
 
-def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int, folder: Path) -> None:
+def _emulate(
+    simulated: Mapping[str, Mapping[str, Row]], seed: int, folder: Path, resume: Path | None
+) -> None:
     """The same modes with the same splits on the real control plane, and how the two agree."""
     rows: dict[str, dict[str, Row]] = {}
     pairs: list[Pair] = []
@@ -87,7 +90,7 @@ def _emulate(simulated: Mapping[str, Mapping[str, Row]], seed: int, folder: Path
         for name, modes in simulated.items():
             of_workload: dict[str, Pair] = {}
             for mode, row in modes.items():
-                of_workload[mode] = pair(shortened(row.setting))
+                of_workload[mode] = kept(resume, shortened(row.setting))
                 told(f"{name} {mode}")
             _print_pairs(name, of_workload)
             _require_valid(name, of_workload)
