@@ -29,7 +29,7 @@ quickstart-control: $(VENV)/.quickstart ## The same with shuffled rewards: nothi
 bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; bench/results/quickstart.json.
 	$(RUN) bench.quickstart
 
-bench-modes: $(VENV)/.quickstart ## Multiplexed beside disaggregated on the same cores, three seeds, until both have learned.
+bench-modes: $(VENV)/.quickstart ## The quickstart multiplexed and disaggregated, three seeds: which learns sooner.
 	$(RUN) bench.quickstart_modes
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.

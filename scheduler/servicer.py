@@ -134,8 +134,15 @@ class SchedulerServicer(SchedulerServiceServicer):
             for node_id, node in sorted(draft.state.nodes.items())
             if node.assignment != before[node_id].assignment
         ]
-        causes = {gang_id: cause for (_, gang_id), cause in plan.waiting.items()}
-        return pb.PlanAssignmentsResponse(nodes=changed, unplaced_gang_ids=causes, causes=causes)
+        unplaced = [
+            pb.UnplacedGang(run_id=run_id, gang_id=gang_id, cause=cause)
+            for (run_id, gang_id), cause in plan.waiting.items()
+        ]
+        return pb.PlanAssignmentsResponse(
+            nodes=changed,
+            unplaced_gang_ids=[gang.gang_id for gang in unplaced],
+            unplaced_gangs=unplaced,
+        )
 
     async def DrainNode(
         self, request: pb.DrainNodeRequest, context: Context

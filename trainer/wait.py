@@ -33,7 +33,7 @@ class Batches:
             "trainer", "batch_timeouts_total", "Waits that ended without a whole batch"
         )
         self._group_rollouts = 0.0
-        self._done_rollouts = 0  # since the scheduler was told of them
+        self._done_rollouts: int | None = None  # since the outlook before; None: none told yet
         self._lent = False  # the nodes were given back, and are not asked for again yet
 
     async def next(self, record: StepRecord) -> sample_pb2.LeaseSamplesResponse:
@@ -88,10 +88,11 @@ class Batches:
 
         A group that is not complete counts as a whole.
         """
+        # What an earlier life of the trainer did is not known: the first outlook does not tell.
+        done, self._done_rollouts = self._done_rollouts or 0, 0
         if self._group_rollouts == 0:
             return None
         missing = ready.needed - ready.num_ready
-        done, self._done_rollouts = self._done_rollouts, 0
         return Outlook(
             remaining_rollouts=math.ceil(missing * self._group_rollouts),
             batch_rollouts=math.ceil(ready.needed * self._group_rollouts),
@@ -100,10 +101,12 @@ class Batches:
 
     def _count(self, leased: sample_pb2.LeaseSamplesResponse, ready: Readiness) -> None:
         """Learn how many rollouts a group has, and tell of a timeout."""
-        group_ids = {sample.group_id for sample in leased.samples}
-        rollout_ids = {sample.rollout_id for sample in leased.samples}
+        fresh = [sample for sample in leased.samples if not sample.replayed]
+        group_ids = {sample.group_id for sample in fresh}
+        rollout_ids = {sample.rollout_id for sample in fresh}
         self._group_rollouts = len(rollout_ids) / max(len(group_ids), 1)
-        self._done_rollouts += len(rollout_ids)
+        if self._done_rollouts is not None:
+            self._done_rollouts += len(rollout_ids)
         if not ready.full:
             self._timeouts.inc()
             get_logger().info("batch_timed_out", num_ready=ready.num_ready, needed=ready.needed)

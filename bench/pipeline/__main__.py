@@ -38,7 +38,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--simulated", action="store_true", help="in virtual time only")
     parser.add_argument("--workload", choices=list(load_workloads()), help="only this one")
-    parser.add_argument("--resume", type=Path, help="folder that keeps emulated runs of a commit")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        help="folder that keeps emulated runs, for the same code to go on from",
+    )
     arguments = parser.parse_args()
     workloads = load_workloads()
     if arguments.workload:

@@ -79,7 +79,7 @@ class DispatchPolicy(Protocol):
         ...
 
     def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Pick one of at least one servers for `ask`.
+        """Pick one of at least one servers for `ask`: one of these very objects.
 
         None: none of them, it waits on, and with it all behind it. Asked again when a turn has
         left a server, so never None where a candidate has no turn at all.

@@ -136,6 +136,8 @@ def _tail(given: argparse.Namespace) -> list[Table]:
     others = (given.generation_nodes, given.training_nodes, given.device_bytes)
     if given.nodes is None or others != (None, None, None):
         raise UsageError("--tail takes --nodes and --lengths")
+    if given.nodes < 1:
+        raise UsageError(f"--nodes is {given.nodes}: give at least 1")
     engines, lengths = read_engines(given.tail, given.nodes), read_lengths(given.lengths)
     try:
         tried = {each: simulated(lengths, engines, each) for each in thresholds(len(lengths))}

@@ -167,14 +167,14 @@ def _show(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A line for each node: shares of its time while the run learned, and what a switch took."""
+    """A line for each node: shares of its time while the run learned, and its newest switches."""
     activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
     tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
     table = Table(title="nodes while the run learned")
     for column in (
         "node",
         *activities,
-        *(f"seconds of a switch to {tag or 'none'}" for tag in tags),
+        *(f"switch to {tag or 'none'}, s" for tag in tags),
     ):
         table.add_column(column, justify="left" if column == "node" else "right")
     for name, node in nodes.items():

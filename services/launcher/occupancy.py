@@ -19,9 +19,9 @@ class Occupancy:
     """Seconds of each node by what it did; feed it facts at short intervals."""
 
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Node -> "rollout", "train", ..., "switching", "idle" or "lost" -> seconds."""
+    """Node -> "rollout", "train", ..., "switching", "idle", "unknown" or "lost" -> seconds."""
     switch_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Node -> tag that a switch led to -> mean seconds it took, measured by the node's agent."""
+    """Node -> tag that a switch led to -> seconds it took, by the scheduler's decayed mean."""
     _last: float | None = None
 
     def add(self, facts: Facts, now: float | None = None) -> None:
@@ -29,6 +29,8 @@ class Occupancy:
 
         `now`: seconds of a monotonic clock; this machine's if not given.
         """
+        if not facts.nodes:
+            return  # the scheduler did not answer; what follows says what that time was
         now = time.monotonic() if now is None else now
         since, self._last = now if self._last is None else self._last, now
         for node in facts.nodes:
@@ -50,21 +52,27 @@ class Occupancy:
 
 
 def doing(node: scheduler_pb.Node, facts: Facts) -> str:
-    """What a node does now: a server without turns is idle, and so is a trainer that waits."""
+    """What a node does now: a server without turns is idle, and so is a trainer that waits.
+
+    Of one that does not answer it is unknown.
+    """
     if node.state == scheduler_pb.NODE_STATE_LOST:
         return "lost"
     if node.reported_epoch != node.assignment.epoch:
         return "switching"
     if node.state != scheduler_pb.NODE_STATE_ACTIVE:
         return "idle" if node.state == scheduler_pb.NODE_STATE_IDLE else "switching"
-    return node.assignment.tag if _is_busy(node, facts) else "idle"
+    return _at_work(node, facts)
 
 
-def _is_busy(node: scheduler_pb.Node, facts: Facts) -> bool:
-    if node.assignment.tag == "rollout":
-        info = facts.servers.get(node.node_id)
-        return info is not None and info.num_running + info.num_queued > 0
-    if node.assignment.tag == "train":
-        trainer = facts.trainer
-        return trainer is not None and trainer.state == trainer_pb.TRAINER_STATE_TRAINING
-    return True
+def _at_work(node: scheduler_pb.Node, facts: Facts) -> str:
+    tag, info, trainer = node.assignment.tag, facts.servers.get(node.node_id), facts.trainer
+    if tag == "rollout":
+        busy = info and info.num_running + info.num_queued > 0
+    elif tag == "train":
+        busy = trainer and trainer.state == trainer_pb.TRAINER_STATE_TRAINING
+    else:
+        busy = True
+    if busy is None:
+        return "unknown"
+    return tag if busy else "idle"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -48,7 +50,8 @@ def facts(
         (facts(node("rollout")), "idle"),
         (facts(node("train"), trainer=trainer_pb.TRAINER_STATE_TRAINING), "train"),
         (facts(node("train"), trainer=trainer_pb.TRAINER_STATE_WAITING), "idle"),
-        (facts(node("train")), "idle"),
+        (facts(node("train")), "unknown"),
+        (dataclasses.replace(facts(node("rollout")), servers={}), "unknown"),
         (facts(node("reward")), "reward"),
         (facts(node("rollout", reported=2), running=1), "switching"),
         (facts(node("rollout", state=scheduler_pb.NODE_STATE_DRAINING), running=1), "switching"),
@@ -57,17 +60,18 @@ def facts(
     ],
 )
 def test_a_node_without_work_is_idle_whatever_its_tag(known: Facts, expected: str) -> None:
-    """A server without turns, a trainer that waits, and one that nothing is known of."""
+    """A server without turns and a trainer that waits; of one that is silent nothing is known."""
     assert doing(known.nodes[0], known) == expected
 
 
 def test_shares_add_up_to_all_the_time_between_the_first_facts_and_the_last() -> None:
-    """Two seconds of sampling, one of switching, one of nothing."""
+    """Two seconds of sampling, one of switching, one of nothing, and a silent scheduler in it."""
     occupancy = Occupancy()
     occupancy.add(facts(node("rollout"), running=1), now=10.0)
     occupancy.add(facts(node("rollout"), running=1), now=12.0)
     occupancy.add(facts(node("train", reported=2)), now=13.0)
-    occupancy.add(facts(node("train")), now=14.0)
+    occupancy.add(dataclasses.replace(facts(node("rollout")), nodes=()), now=13.5)
+    occupancy.add(facts(node("train"), trainer=trainer_pb.TRAINER_STATE_WAITING), now=14.0)
     assert occupancy.shares() == {
         "node-a": {
             "rollout": 0.5,

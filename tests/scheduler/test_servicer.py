@@ -160,10 +160,15 @@ async def test_dry_run_changes_nothing() -> None:
             pb.RequestNodesRequest(run_id=RUN, gang_id=name, tag="train", num_nodes=size)
             for name, size in (("fits", 1), ("does-not", 2))
         ]
+        requests.append(
+            pb.RequestNodesRequest(run_id="other", gang_id="does-not", tag="train", num_nodes=3)
+        )
         plan = await stub.PlanAssignments(pb.PlanAssignmentsRequest(requests=requests))
         assert [entry.assignment.gang_id for entry in plan.nodes] == ["fits"]
-        assert list(plan.unplaced_gang_ids) == ["does-not"]
-        assert "1 can do train for run run, it asks for more" in plan.causes["does-not"]
+        assert list(plan.unplaced_gang_ids) == ["does-not", "does-not"]
+        causes = {gang.run_id: gang.cause for gang in plan.unplaced_gangs}
+        assert "1 can do train for run run, it asks for more" in causes[RUN]
+        assert "0 can do train for run other" in causes["other"]
         after = await list_nodes(stub)
         assert after["a"].assignment == before["a"].assignment
 

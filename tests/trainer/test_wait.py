@@ -53,6 +53,7 @@ class Samples:
                 for group in range(min(self._last, 8))
                 for member in range(4)
             ]
+            + [trajectory_pb2.Sample(group_id="old", rollout_id="old/0", replayed=True)]
         )
 
 
@@ -155,11 +156,15 @@ async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: P
 
 
 async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
-    """Each release tells of the rollouts leased since the one before, whole batch or part."""
+    """Each release tells of the rollouts leased since the one before, whole batch or part.
+
+    Trained groups that are replayed are no work of generation. The first release of a trainer's
+    life tells nothing: what the one before it leased since its last release is not known.
+    """
     config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **OVER)
-    samples, nodes = Samples(0, 8, 9, 0, 3, 0, 8), WrittenNodes(60.0)
+    samples, nodes = Samples(8, 0, 8, 9, 0, 3, 0, 8), WrittenNodes(60.0)
     batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3, 4, 5):
         await batches.next(StepRecord(step, 0))
     assert nodes.done == [0, 32 + 32, 12]
 
@@ -176,4 +181,4 @@ async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -
         train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
         assert train.tag == "train"
         await heartbeat(stub, "both", train.epoch)
-        assert len((await waiting).samples) == 8
+        assert len((await waiting).samples) == 8 + 1, "and a replayed one"

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import pickle
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -33,6 +34,8 @@ _SAFELY = 0.9
 """Of the most it bears: what a run is slowed down to that took too much."""
 _THINNING = 16
 """Tokens of the model that a recorded one stands for."""
+_ROOT = Path(__file__).parents[3]
+_PACKAGES = ("bench", "rollout", "scheduler", "sdk", "services", "trainer", "trajectory_manager")
 _SAMPLE = 64
 """Groups that a workload's mean number of turns is taken of."""
 
@@ -73,19 +76,34 @@ def pair(setting: Setting) -> Pair:
 
 
 def kept(folder: Path | None, setting: Setting) -> Pair:
-    """`pair`, or what an earlier call left of it in `folder`; only valid runs are left there."""
+    """`pair`, or what an earlier call left of it in `folder`.
+
+    Only valid runs are left there, and only the same code takes them.
+    """
     if folder is None:
         return pair(setting)
     folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(repr(setting).encode()).hexdigest()[:16]
-    file = folder / f"{setting.workload.name}-{setting.mode.name.replace(' ', '-')}-{name}.pickle"
+    digest = hashlib.sha256(repr(setting).encode() + _code()).hexdigest()[:16]
+    file = folder / f"{setting.workload.name}-{setting.mode.name.replace(' ', '-')}-{digest}.pickle"
     if file.exists():
         known: Pair = pickle.loads(file.read_bytes())  # noqa: S301 -- written below
         return known
     found = pair(setting)
     if found.is_valid:
-        file.write_bytes(pickle.dumps(found))
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(pickle.dumps(found))
+        partial.replace(file)
     return found
+
+
+@cache
+def _code() -> bytes:
+    """A digest of all that runs."""
+    digest = hashlib.sha256()
+    for file in sorted(file for package in _PACKAGES for file in (_ROOT / package).rglob("*.*")):
+        if file.suffix in (".py", ".lua", ".toml"):
+            digest.update(f"{file.relative_to(_ROOT)}\0".encode() + file.read_bytes())
+    return digest.digest()
 
 
 def _pair(simulated: Row, fast: Emulation) -> Pair:

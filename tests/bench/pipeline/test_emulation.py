@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from bench.pipeline.cluster import NodeSeconds
 from bench.pipeline.comparison import Row
 from bench.pipeline.costs import load_costs
-from bench.pipeline.emulation.comparison import Pair
+from bench.pipeline.emulation import comparison
+from bench.pipeline.emulation.comparison import Pair, kept
 from bench.pipeline.emulation.engine import EmulatedEngine
 from bench.pipeline.emulation.prompts import ANSWER, Emulation, prompt, recorded, work
 from bench.pipeline.emulation.rig import emulate
-from bench.pipeline.simulator import simulate
+from bench.pipeline.simulator import Setting, simulate
 from rollout.server.engine import Chunk, EngineRequest, FinishReason, PauseMode
 from tests.bench.pipeline.support import setting
 
@@ -80,6 +82,24 @@ def test_a_run_is_invalid_where_the_control_plane_took_more_than_half_a_core() -
     assert known.is_valid
     assert not replace(known, control_plane_cores=0.51).is_valid
     assert known.deviation == pytest.approx(1.0)
+
+
+def test_a_valid_run_is_kept_and_an_invalid_one_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the whole setting: another seed is another run."""
+    cores = iter([0.6, 0.5, 0.4])
+
+    def played(asked: Setting) -> Pair:
+        row = Row(setting=asked, result=simulate(asked))
+        return Pair(simulated=row, emulated=row, control_plane_cores=next(cores), speed=1.0)
+
+    monkeypatch.setattr(comparison, "pair", played)
+    run = setting()
+    assert not kept(tmp_path, run).is_valid
+    assert kept(tmp_path, run) == kept(tmp_path, run)
+    assert kept(tmp_path, run).control_plane_cores == 0.5
+    assert kept(tmp_path, replace(run, seed=run.seed + 1)).control_plane_cores == 0.4
 
 
 @pytest.mark.parametrize("mode", ["multiplexed", "one-step-async"])

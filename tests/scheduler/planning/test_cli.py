@@ -186,17 +186,20 @@ def test_wrong_lengths_end_with_their_line(
     assert "at least one sample" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("missing", [0, 1])
 def test_a_tail_takes_its_lengths_and_nodes(
-    tmp_path: Path, missing: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both files, and how many instances there are."""
-    flags = tail_files(tmp_path)
-    with pytest.raises(SystemExit, match="64"):
-        main([flags[missing], "--nodes=4"])
-    with pytest.raises(SystemExit, match="64"):
-        main(flags)
-    assert "--tail takes --nodes and --lengths" in capsys.readouterr().err
+    tail, lengths = tail_files(tmp_path)
+    for flags, told in (
+        ([tail, "--nodes=4"], "--tail and --lengths go together"),
+        ([f"--profile={profile}", lengths, "--nodes=4"], "--tail and --lengths go together"),
+        ([tail, lengths], "--tail takes --nodes and --lengths"),
+        ([tail, lengths, "--nodes=0"], "--nodes is 0: give at least 1"),
+    ):
+        with pytest.raises(SystemExit, match="64"):
+            main(flags)
+        assert told in capsys.readouterr().err
 
 
 def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]) -> None:

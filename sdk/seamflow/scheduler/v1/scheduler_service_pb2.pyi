@@ -746,25 +746,9 @@ class PlanAssignmentsResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    @typing.final
-    class CausesEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
-        ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
     NODES_FIELD_NUMBER: builtins.int
     UNPLACED_GANG_IDS_FIELD_NUMBER: builtins.int
-    CAUSES_FIELD_NUMBER: builtins.int
+    UNPLACED_GANGS_FIELD_NUMBER: builtins.int
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]:
         """Nodes whose assignment would change, as they would be."""
@@ -774,19 +758,45 @@ class PlanAssignmentsResponse(google.protobuf.message.Message):
         """Gangs that could not be placed."""
 
     @property
-    def causes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Why, by gang: the words of the audit log's entry `waiting`."""
+    def unplaced_gangs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnplacedGang]:
+        """The same with their runs, and why."""
 
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
         unplaced_gang_ids: collections.abc.Iterable[builtins.str] | None = ...,
-        causes: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        unplaced_gangs: collections.abc.Iterable[global___UnplacedGang] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["causes", b"causes", "nodes", b"nodes", "unplaced_gang_ids", b"unplaced_gang_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "unplaced_gang_ids", b"unplaced_gang_ids", "unplaced_gangs", b"unplaced_gangs"]) -> None: ...
 
 global___PlanAssignmentsResponse = PlanAssignmentsResponse
+
+@typing.final
+class UnplacedGang(google.protobuf.message.Message):
+    """A gang that would wait."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GANG_ID_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    gang_id: builtins.str
+    """Names the request."""
+    cause: builtins.str
+    """Why, in the words of the audit log's entry `waiting`."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        gang_id: builtins.str = ...,
+        cause: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "gang_id", b"gang_id", "run_id", b"run_id"]) -> None: ...
+
+global___UnplacedGang = UnplacedGang
 
 @typing.final
 class DrainNodeRequest(google.protobuf.message.Message):
