@@ -1,4 +1,4 @@
-"""What a reinforcement-learning algorithm is to the trainer: advantages and a loss.
+"""What a reinforcement-learning algorithm is to the trainer: advantages, weights and a loss.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the step.
 """
@@ -17,7 +17,41 @@ from numpy.typing import NDArray
 from services.chassis import plugins
 from trainer.config import TrainerConfig
 
-__all__ = ["ALGORITHMS", "Algorithm", "LossTerms", "PolicyTokens", "make_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "LossTerms",
+    "PolicyTokens",
+    "Rollouts",
+    "Weights",
+    "make_algorithm",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """All rollouts of a step."""
+
+    rewards_R: NDArray[np.float64]
+    """What is to be made more."""
+    group_ids: Sequence[str]
+    """Rollouts of one group did the same task."""
+    num_tokens_R: NDArray[np.int64]
+    """Trainable tokens, of all sequences that the rollout gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How token losses become the loss of a step: sum(weight * loss) / sum(count).
+
+    Sums over tokens and over rollouts; neither needs the other rollouts, so a step can be computed
+    piece by piece, in any order.
+    """
+
+    tokens_R: NDArray[np.float64]
+    """Weight of each trainable token of a rollout."""
+    counts_R: NDArray[np.float64]
+    """What a rollout adds to the denominator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +64,35 @@ class PolicyTokens:
     """Log-prob recorded when it was sampled."""
     advantages_BT: torch.Tensor
     """Advantage of its rollout."""
-    weight_versions_BT: torch.Tensor
-    """Weights it was sampled under."""
+    weights_BT: torch.Tensor
+    """Weight of its loss; see `Weights`."""
+    staleness_BT: torch.Tensor
+    """Versions published since the weights it was sampled under."""
     loss_mask_BT: torch.Tensor
-    """True where the loss counts."""
+    """True where the loss counts; what else a tensor holds elsewhere means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """Sums over the trainable tokens of a micro-batch.
-
-    The trainer divides by the number of trainable tokens of the whole step: the result depends
-    neither on the micro-batching nor on the ranks.
+    """Sums over the trainable tokens of a micro-batch: they depend neither on how the step was cut
+    into micro-batches nor on the ranks.
     """
 
     loss: torch.Tensor
-    """Sum of the token losses; backward starts here."""
+    """Sum of weight times token loss; backward starts here."""
     sums: Mapping[str, torch.Tensor]
-    """Sums to report as means, by metric name."""
+    """Sums to report as means over tokens, by metric name."""
 
 
 class Algorithm(Protocol):
     """A plug-in. Its constructor takes the `TrainerConfig`."""
 
-    def advantages(
-        self, rewards_R: NDArray[np.float64], group_ids: Sequence[str]
-    ) -> NDArray[np.float64]:
-        """Advantage of each rollout from the rewards of its group."""
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
+        """Advantage of each rollout, [R]."""
+        ...
+
+    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+        """Weights of the rollouts with so many trainable tokens, each at least 1."""
         ...
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
@@ -64,7 +100,18 @@ class Algorithm(Protocol):
         ...
 
 
-ALGORITHMS = {"grpo": "trainer.algorithms.grpo:build"}
+_HERE = "trainer.algorithms"
+ALGORITHMS = {
+    "cispo": f"{_HERE}.cispo:build",
+    "dapo": f"{_HERE}.dapo:build",
+    "decoupled_ppo": f"{_HERE}.decoupled_ppo:build",
+    "dr_grpo": f"{_HERE}.dr_grpo:build",
+    "grpo": f"{_HERE}.grpo:build",
+    "gspo": f"{_HERE}.gspo:build",
+    "reinforce_pp": f"{_HERE}.reinforce_pp:build",
+    "reinforce_pp_baseline": f"{_HERE}.reinforce_pp:build_with_baseline",
+    "rloo": f"{_HERE}.rloo:build",
+}
 
 
 def make_algorithm(config: TrainerConfig) -> Algorithm:

@@ -60,6 +60,8 @@ class MicroBatch:
     """As in `TokenSequence`."""
     advantages_B: NDArray[np.float64]
     """Advantage of each row's rollout."""
+    weights_B: NDArray[np.float64]
+    """Weight of each trainable token of a row."""
     temperatures_B: NDArray[np.float32]
     """Temperature of each row."""
 
@@ -96,6 +98,7 @@ def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
 def plan(
     sequences: Sequence[TokenSequence],
     advantages_N: NDArray[np.float64],
+    weights_N: NDArray[np.float64],
     *,
     num_ranks: int,
     micro_batch_tokens: int,
@@ -115,7 +118,7 @@ def plan(
     ]
     most = max(map(len, shares))
     return tuple(
-        tuple(_stack(sequences, advantages_N, rows) for rows in share)
+        tuple(_stack(sequences, advantages_N, weights_N, rows) for rows in share)
         + (_weightless(),) * (most - len(share))
         for share in shares
     )
@@ -229,7 +232,10 @@ def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[
 
 
 def _stack(
-    sequences: Sequence[TokenSequence], advantages_N: NDArray[np.float64], rows: Sequence[int]
+    sequences: Sequence[TokenSequence],
+    advantages_N: NDArray[np.float64],
+    weights_N: NDArray[np.float64],
+    rows: Sequence[int],
 ) -> MicroBatch:
     members = [sequences[row] for row in rows]
     shape = (len(members), max(len(member.token_ids_T) for member in members))
@@ -239,6 +245,7 @@ def _stack(
         loss_mask_BT=np.zeros(shape, np.bool_),
         weight_versions_BT=np.zeros(shape, np.int64),
         advantages_B=advantages_N[list(rows)],
+        weights_B=weights_N[list(rows)],
         temperatures_B=np.array([member.temperature for member in members], np.float32),
     )
     for row, member in enumerate(members):
@@ -258,5 +265,6 @@ def _weightless() -> MicroBatch:
         loss_mask_BT=np.zeros((1, 2), np.bool_),
         weight_versions_BT=np.zeros((1, 2), np.int64),
         advantages_B=np.zeros(1, np.float64),
+        weights_B=np.zeros(1, np.float64),
         temperatures_B=np.ones(1, np.float32),
     )

@@ -31,8 +31,12 @@ class Train:
 
     step: int
     """1 is the first."""
+    weight_version: int
+    """Newest version published: what staleness is counted from."""
     num_tokens: int
     """Trainable tokens of the whole step, over all ranks."""
+    denominator: float
+    """What the weighted token losses of the whole step are divided by."""
     micro_batches: tuple[MicroBatch, ...]
     """This rank's; every rank has the same number."""
 

@@ -8,7 +8,12 @@ from typing import Literal
 
 from services.chassis.config import ServerConfig
 
-__all__ = ["TrainerConfig"]
+__all__ = ["Importance", "LossWeights", "TrainerConfig"]
+
+Importance = Literal["truncate", "mask", "icepop", "none"]
+"""What becomes of the ratio of a token that other weights sampled."""
+LossWeights = Literal["algorithm", "token_mean", "sequence_mean", "sequence_sum", "constant"]
+"""What a token counts in the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class TrainerConfig(ServerConfig):
 
     num_steps: int = 100
     """Optimizer steps in all."""
-    algorithm: str = "grpo"
+    algorithm: str = "dapo"
     """Built-in algorithm, or "package.module:Name" of your own."""
     reward: str = "reward"
     """Name of the reward to train on."""
@@ -54,10 +59,26 @@ class TrainerConfig(ServerConfig):
     """Trust region: no push below 1 - clip_low times the behaviour's probability. inf: none."""
     clip_high: float = 0.28
     """Trust region: no push above 1 + clip_high times the behaviour's probability. inf: none."""
+    importance: Importance = "truncate"
+    """Weight of a token that other weights sampled, by its ratio: truncate it at importance_cap,
+    mask tokens beyond it, icepop: mask those below importance_floor too, none: take no notice."""
     importance_cap: float = 2.0
     """Greatest importance weight of a token."""
+    importance_floor: float = 0.5
+    """Least ratio that icepop trains on."""
+    staleness_decay: float = 1.0
+    """A token weighs this much less for each version it is behind; 1: all alike."""
     advantage_epsilon: float = 1e-4
-    """Added to the standard deviation of a group's rewards."""
+    """Added to the standard deviation of rewards."""
+    loss_weights: LossWeights = "algorithm"
+    """What a token counts: alike in the step, or in its rollout, or a rollout is one action, or by
+    the constant loss_length. algorithm: as the algorithm's authors have it."""
+    loss_length: int = 0
+    """Tokens that a constant loss is divided by: the most that a rollout may sample."""
+    overlong_tokens: int = 0
+    """Rollouts that sampled more lose 1 of their reward (DAPO's soft punishment); 0: none."""
+    overlong_buffer_tokens: int = 0
+    """The loss of reward begins so many tokens before that and grows linearly."""
 
     learning_rate: float = 1e-6
     """AdamW's, at its highest."""
@@ -110,6 +131,13 @@ class TrainerConfig(ServerConfig):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number in [0, 1)")
+        if not 0 <= self.staleness_decay <= 1:
+            raise ValueError(f"staleness_decay is {self.staleness_decay}: give a number in [0, 1]")
+        if self.overlong_buffer_tokens > self.overlong_tokens:
+            raise ValueError(
+                f"overlong_buffer_tokens is {self.overlong_buffer_tokens}: give at most the "
+                f"{self.overlong_tokens} of overlong_tokens"
+            )
         if self.batch_min_groups > 1 and self.batch_timeout_seconds == 0:
             raise ValueError(
                 f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
@@ -142,6 +170,9 @@ _NOT_NEGATIVE = (
     "batch_timeout_seconds",
     "clip_low",
     "clip_high",
+    "importance_floor",
+    "loss_length",
+    "overlong_buffer_tokens",
     "warmup_steps",
     "weight_decay",
     "seed",
@@ -152,8 +183,15 @@ _MATHEMATICS = (
     "shuffle_rewards",
     "clip_low",
     "clip_high",
+    "importance",
     "importance_cap",
+    "importance_floor",
+    "staleness_decay",
     "advantage_epsilon",
+    "loss_weights",
+    "loss_length",
+    "overlong_tokens",
+    "overlong_buffer_tokens",
     "learning_rate",
     "learning_rate_schedule",
     "warmup_steps",

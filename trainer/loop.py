@@ -15,11 +15,11 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis.log import get_logger
 from trainer import checkpoint
-from trainer.advantages import sequence_advantages
 from trainer.algorithm import make_algorithm
 from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
 from trainer.commands import Gather, Load, Save, Train
 from trainer.config import TrainerConfig
+from trainer.credit import assign_credit
 from trainer.device import Device, GangThread
 from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher, PublishPutOff
@@ -153,20 +153,29 @@ class Trainer:
 
     def _commands(self, step: int, sequences: list[TokenSequence]) -> list[Train]:
         shuffle = np.random.default_rng([self._config.seed, step])
-        advantages = sequence_advantages(
+        given = assign_credit(
             sequences,
             self._algorithm,
-            self._config.reward,
+            self._config,
             shuffle if self._config.shuffle_rewards else None,
         )
         shares = plan(
             sequences,
-            advantages,
+            given.advantages_N,
+            given.weights_N,
             num_ranks=self._gang.world_size,
             micro_batch_tokens=self._config.micro_batch_tokens,
         )
-        num_tokens = trainable_tokens(sequences)
-        return [Train(step=step, num_tokens=num_tokens, micro_batches=share) for share in shares]
+        return [
+            Train(
+                step=step,
+                weight_version=self.progress.weight_version,
+                num_tokens=trainable_tokens(sequences),
+                denominator=given.denominator,
+                micro_batches=share,
+            )
+            for share in shares
+        ]
 
     async def _checkpoint(self, record: StepRecord) -> None:
         with record.phase("checkpoint"):

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.algorithm import Algorithm, PolicyTokens
 from trainer.batch import MicroBatch
+from trainer.commands import Train
 from trainer.config import TrainerConfig
 
 __all__ = ["NonFiniteError", "Policy", "learning_rate", "token_logprobs"]
@@ -46,29 +47,27 @@ class Policy:
             fused=True,
         )
 
-    def step(
-        self, step: int, micro_batches: Sequence[MicroBatch], num_tokens: int
-    ) -> dict[str, float]:
-        """Take optimizer step `step` (1 is the first); its metrics, the same on every rank.
+    def step(self, command: Train) -> dict[str, float]:
+        """Take an optimizer step; its metrics, the same on every rank.
 
         Collective. A step without a trainable token changes nothing.
 
         Raises:
             NonFiniteError: the loss or the gradient's norm is not finite.
         """
-        if num_tokens == 0:
+        if command.num_tokens == 0:
             return {}
         self.model.zero_grad(set_to_none=True)
-        sums = [self._backward(batch, num_tokens) for batch in micro_batches]
-        metrics = self._reduced(sums, num_tokens)
+        sums = [self._backward(batch, command) for batch in command.micro_batches]
+        metrics = self._reduced(sums, command.num_tokens)
         metrics["grad_norm"] = self._grad_norm()
         for name in ("loss", "grad_norm"):
             if not math.isfinite(metrics[name]):
                 raise NonFiniteError(
-                    f"{name} of step {step} is {metrics[name]}: no step was taken; "
+                    f"{name} of step {command.step} is {metrics[name]}: no step was taken; "
                     "lower learning_rate or max_grad_norm, or look at the step's rewards"
                 )
-        metrics["learning_rate"] = learning_rate(self._config, step)
+        metrics["learning_rate"] = learning_rate(self._config, command.step)
         self._update(metrics["grad_norm"], metrics["learning_rate"])
         return metrics
 
@@ -101,14 +100,15 @@ class Policy:
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
 
-    def _backward(self, batch: MicroBatch, num_tokens: int) -> dict[str, torch.Tensor]:
-        tokens = self._forward(batch)
-        terms = self._algorithm.loss(tokens)
+    def _backward(self, batch: MicroBatch, command: Train) -> dict[str, torch.Tensor]:
+        terms = self._algorithm.loss(self._forward(batch, command.weight_version))
+        loss = terms.loss / command.denominator
         # FSDP averages gradients over the ranks; the loss is a sum over them.
-        (terms.loss * (dist.get_world_size() / num_tokens)).backward()  # type: ignore[no-untyped-call]
-        return {"loss": terms.loss.detach(), **terms.sums}
+        (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
+        # What is reported is a mean over tokens.
+        return {"loss": loss.detach() * command.num_tokens, **terms.sums}
 
-    def _forward(self, batch: MicroBatch) -> PolicyTokens:
+    def _forward(self, batch: MicroBatch, weight_version: int) -> PolicyTokens:
         device = self._config.device
         token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
         # Padding is on the right and attention is causal: no token ever sees it, no mask is needed.
@@ -116,13 +116,16 @@ class Policy:
         temperatures_B = torch.from_numpy(batch.temperatures_B).to(device)
         logprobs_BT = token_logprobs(logits_BTV, token_ids_BT[:, 1:], temperatures_B)
         advantages_B = torch.from_numpy(batch.advantages_B).to(device, logprobs_BT.dtype)
+        weights_B = torch.from_numpy(batch.weights_B).to(device, logprobs_BT.dtype)
+        versions_BT = torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device)
         return PolicyTokens(
             logprobs_BT=logprobs_BT,
             behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(
                 device, logprobs_BT.dtype
             ),
             advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
-            weight_versions_BT=torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device),
+            weights_BT=weights_B[:, None].expand_as(logprobs_BT),
+            staleness_BT=weight_version - versions_BT,
             loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),
         )
 

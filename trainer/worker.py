@@ -34,8 +34,8 @@ class Worker:
     def do(self, command: Command) -> dict[str, float]:
         """Carry out one command; the numbers it gave."""
         match command:
-            case Train(step=step, micro_batches=batches, num_tokens=num_tokens):
-                return self._policy.step(step, batches, num_tokens)
+            case Train():
+                return self._policy.step(command)
             case Save(folder=folder):
                 checkpoint.save_shard(self._policy, Path(folder), *_place())
             case Load(folder=folder):

@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 
 from tests.trainer.support import make_samples
 from trainer import checkpoint
-from trainer.advantages import sequence_advantages
 from trainer.algorithm import make_algorithm
 from trainer.batch import plan, sequence, trainable_tokens
 from trainer.commands import Exit, Gather, Load, Release, Restore, Save, Train
 from trainer.config import TrainerConfig
+from trainer.credit import assign_credit
 from trainer.gang import Leader, follow, join
 from trainer.worker import Worker
 
@@ -22,15 +22,24 @@ from trainer.worker import Worker
 def train(leader: Leader, config: TrainerConfig, step: int) -> dict[str, float]:
     """One step on the samples that the step's number seeds."""
     sequences = [sequence(sample) for sample in make_samples(step)]
-    advantages = sequence_advantages(sequences, make_algorithm(config), config.reward)
+    given = assign_credit(sequences, make_algorithm(config), config)
     shares = plan(
         sequences,
-        advantages,
+        given.advantages_N,
+        given.weights_N,
         num_ranks=leader.world_size,
         micro_batch_tokens=config.micro_batch_tokens,
     )
-    num_tokens = trainable_tokens(sequences)
-    commands = [Train(step=step, num_tokens=num_tokens, micro_batches=share) for share in shares]
+    commands = [
+        Train(
+            step=step,
+            weight_version=step,
+            num_tokens=trainable_tokens(sequences),
+            denominator=given.denominator,
+            micro_batches=share,
+        )
+        for share in shares
+    ]
     return leader.do_each(commands)[0]
 
 

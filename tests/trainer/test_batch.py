@@ -117,7 +117,8 @@ def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(lengths, ran
     """Whatever the lengths: nothing lost or doubled, budget kept, equal counts."""
     sequences = [of_length(length, str(n)) for n, length in enumerate(lengths)]
     advantages = np.arange(1.0, len(lengths) + 1)
-    shares = plan(sequences, advantages, num_ranks=ranks, micro_batch_tokens=budget)
+    ones = np.ones(len(lengths))
+    shares = plan(sequences, advantages, ones, num_ranks=ranks, micro_batch_tokens=budget)
     assert len({len(share) for share in shares}) == 1
     found = []
     for batch in (batch for share in shares for batch in share):
@@ -137,7 +138,7 @@ def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced():
     """Lognormal lengths: 85 % of computed tokens are real, ranks differ by less than 10 %."""
     lengths = np.random.default_rng(5).lognormal(4, 0.7, 128).astype(int) + 2
     sequences = [of_length(int(length), str(n)) for n, length in enumerate(lengths)]
-    shares = plan(sequences, np.ones(128), num_ranks=2, micro_batch_tokens=1024)
+    shares = plan(sequences, np.ones(128), np.ones(128), num_ranks=2, micro_batch_tokens=1024)
     computed = [sum(batch.token_ids_BT.size for batch in share) for share in shares]
     assert lengths.sum() / sum(computed) >= 0.85
     assert max(computed) / min(computed) < 1.1
@@ -147,7 +148,8 @@ def test_samples_of_the_contract_survive_the_way_into_micro_batches():
     """Ids, log-probs, versions and masks of a row are those of its sample."""
     samples = make_samples(6)
     sequences = [sequence(sample) for sample in samples]
-    (share,) = plan(sequences, np.arange(12.0), num_ranks=1, micro_batch_tokens=64)
+    numbers = np.arange(12.0)
+    (share,) = plan(sequences, numbers, 2 * numbers, num_ranks=1, micro_batch_tokens=64)
     for batch in share:
         for row, index in enumerate(batch.advantages_B.astype(int)):
             item = sequences[index]
@@ -160,3 +162,4 @@ def test_samples_of_the_contract_survive_the_way_into_micro_batches():
                 batch.weight_versions_BT[row, :length], item.weight_versions_T
             )
             assert batch.loss_mask_BT[row].sum() == item.loss_mask_T.sum()
+            assert batch.weights_B[row] == 2 * index

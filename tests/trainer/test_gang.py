@@ -99,11 +99,13 @@ def test_a_resume_without_optimizer_state_is_noticed(model, straight_run, tmp_pa
 def test_commands_survive_their_encoding():
     """A plan arrives at the other ranks as it was made, without pickle."""
     sequences = [sequence(sample) for sample in make_samples(0)]
-    ((*batches,),) = plan(sequences, np.arange(12.0), num_ranks=1, micro_batch_tokens=64)
-    sent = Train(step=3, num_tokens=99, micro_batches=tuple(batches))
+    numbers = np.arange(12.0)
+    (batches,) = plan(sequences, numbers, numbers, num_ranks=1, micro_batch_tokens=64)
+    sent = Train(step=3, weight_version=2, num_tokens=99, denominator=0.5, micro_batches=batches)
     received = decode(encode(sent))
     assert isinstance(received, Train)
-    assert (received.step, received.num_tokens) == (3, 99)
+    assert (received.step, received.weight_version) == (3, 2)
+    assert (received.num_tokens, received.denominator) == (99, 0.5)
     for one, other in zip(received.micro_batches, batches, strict=True):
         for name in MicroBatch.__slots__:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

@@ -1,0 +1,381 @@
+"""Each algorithm against its paper's objective, written out in float64 and differentiated by hand.
+
+The reference knows nothing of weights, masks and score functions: it evaluates the formula as
+printed and takes central differences over the log-prob of each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.chassis.errors import ConfigError
+from tests.trainer.support import VOCABULARY, make_samples
+from trainer.algorithm import ALGORITHMS, PolicyTokens, make_algorithm
+from trainer.batch import plan, sequence
+from trainer.config import TrainerConfig
+from trainer.credit import assign_credit
+from trainer.policy import token_logprobs
+
+LOW, HIGH, EPSILON, LENGTH = 0.2, 0.28, 1e-4, 32
+UNBOUNDED = 1e9
+
+
+def config(algorithm: str, **settings: object) -> TrainerConfig:
+    """An algorithm as its paper has it: no bound on the importance of a token."""
+    values = {
+        "clip_low": LOW,
+        "clip_high": HIGH,
+        "importance_cap": UNBOUNDED,
+        "advantage_epsilon": EPSILON,
+        "loss_length": LENGTH,
+    }
+    return TrainerConfig(
+        run_id="r",
+        model=Path("m"),
+        checkpoint_folder=Path("c"),
+        algorithm=algorithm,
+        **(values | settings),  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class Rollout:
+    """What a formula is made of."""
+
+    reward: float
+    group: str
+    behaviour: np.ndarray
+    """Log-prob of each trainable token when it was sampled."""
+    start: np.ndarray
+    """The same under the weights at the beginning of the step."""
+
+
+Objective = Callable[[Sequence[Rollout], Sequence[np.ndarray]], float]
+
+
+def group_of(rollout: Rollout, rollouts: Sequence[Rollout]) -> np.ndarray:
+    """Rewards of its group."""
+    return np.array([other.reward for other in rollouts if other.group == rollout.group])
+
+
+def group_relative(rollout: Rollout, rollouts: Sequence[Rollout]) -> float:
+    """GRPO's advantage."""
+    rewards = group_of(rollout, rollouts)
+    return (rollout.reward - rewards.mean()) / (rewards.std() + EPSILON)
+
+
+def less_mean(rollout: Rollout, rollouts: Sequence[Rollout]) -> float:
+    """Dr. GRPO's."""
+    return rollout.reward - group_of(rollout, rollouts).mean()
+
+
+def surrogate(ratio: np.ndarray, advantage: float) -> np.ndarray:
+    """PPO's clipped one."""
+    return np.minimum(ratio * advantage, np.clip(ratio, 1 - LOW, 1 + HIGH) * advantage)
+
+
+def grpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """Mean over rollouts of means over tokens."""
+    return np.mean(
+        [
+            surrogate(np.exp(logprobs - r.behaviour), group_relative(r, rollouts)).mean()
+            for r, logprobs in zip(rollouts, now, strict=True)
+        ]
+    )
+
+
+def dapo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """Mean over all tokens."""
+    terms = [
+        surrogate(np.exp(logprobs - r.behaviour), group_relative(r, rollouts))
+        for r, logprobs in zip(rollouts, now, strict=True)
+    ]
+    return np.concatenate(terms).mean()
+
+
+def dr_grpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """Sums over tokens, by a constant."""
+    return np.mean(
+        [
+            surrogate(np.exp(logprobs - r.behaviour), less_mean(r, rollouts)).sum() / LENGTH
+            for r, logprobs in zip(rollouts, now, strict=True)
+        ]
+    )
+
+
+def gspo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """One ratio for a whole sequence."""
+    return np.mean(
+        [
+            surrogate(np.exp((logprobs - r.behaviour).mean()), group_relative(r, rollouts))
+            for r, logprobs in zip(rollouts, now, strict=True)
+        ]
+    )
+
+
+def cispo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """A clipped weight without gradient, times the log-prob."""
+    terms = [
+        np.minimum(np.exp(r.start - r.behaviour), 1 + HIGH) * group_relative(r, rollouts) * logprobs
+        for r, logprobs in zip(rollouts, now, strict=True)
+    ]
+    return np.concatenate(terms).mean()
+
+
+def decoupled_ppo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """The trust region is around the weights at the beginning of the step."""
+    terms = [
+        np.exp(r.start - r.behaviour)
+        * surrogate(np.exp(logprobs - r.start), group_relative(r, rollouts))
+        for r, logprobs in zip(rollouts, now, strict=True)
+    ]
+    return np.concatenate(terms).mean()
+
+
+def rloo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """Log-probs of whole rollouts; each token has a weight without gradient."""
+    total = 0.0
+    for r, logprobs in zip(rollouts, now, strict=True):
+        rewards = group_of(r, rollouts)
+        others = (rewards.sum() - r.reward) / (len(rewards) - 1)
+        total += ((r.reward - others) * np.exp(r.start - r.behaviour) * logprobs).sum()
+    return total / len(rollouts)
+
+
+def whitened(values: np.ndarray) -> np.ndarray:
+    """Mean 0 and deviation 1."""
+    return (values - values.mean()) / (values.std() + EPSILON)
+
+
+def reinforce_pp(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """Whitened over the step."""
+    advantages = whitened(np.array([r.reward for r in rollouts]))
+    return _tokens(rollouts, now, advantages)
+
+
+def reinforce_pp_baseline(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """Less the group's mean, then whitened over the step."""
+    advantages = whitened(np.array([less_mean(r, rollouts) for r in rollouts]))
+    return _tokens(rollouts, now, advantages)
+
+
+def _tokens(
+    rollouts: Sequence[Rollout], now: Sequence[np.ndarray], advantages: np.ndarray
+) -> float:
+    terms = [
+        surrogate(np.exp(logprobs - r.behaviour), advantage)
+        for r, logprobs, advantage in zip(rollouts, now, advantages, strict=True)
+    ]
+    return np.concatenate(terms).mean()
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "cispo": cispo,
+    "dapo": dapo,
+    "decoupled_ppo": decoupled_ppo,
+    "dr_grpo": dr_grpo,
+    "grpo": grpo,
+    "gspo": gspo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "rloo": rloo,
+}
+
+
+def differences(objective: Objective, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+    """dJ / d log-prob of each token, by central differences."""
+    step = 1e-6
+    found = [np.zeros_like(r.start) for r in rollouts]
+    for r, gradient in enumerate(found):
+        for t in range(len(gradient)):
+            values = []
+            for sign in (1, -1):
+                now = [rollout.start.copy() for rollout in rollouts]
+                now[r][t] += sign * step
+                values.append(objective(rollouts, now))
+            gradient[t] = (values[0] - values[1]) / (2 * step)
+    return found
+
+
+def make_case(seed: int) -> tuple[list, list[np.ndarray]]:
+    """Ragged samples with mixed versions and temperatures, and float64 logits for each."""
+    samples = make_samples(seed, groups=4)
+    rng = np.random.default_rng(seed)
+    return samples, [rng.normal(size=(len(s.loss_mask), VOCABULARY)) for s in samples]
+
+
+def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
+    """What the formulas see: trainable tokens only."""
+    found = []
+    for sample, logit in zip(samples, logits, strict=True):
+        scaled = logit / np.float64(np.float32(sample.temperature))
+        logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+        places = [t for t in range(1, len(sample.loss_mask)) if sample.loss_mask[t]]
+        found.append(
+            Rollout(
+                reward=sample.rewards[0].value,
+                group=sample.group_id,
+                behaviour=np.array([np.float64(sample.tokens.logprobs[t]) for t in places]),
+                start=np.array([logprobs[t - 1, sample.tokens.token_ids[t]] for t in places]),
+            )
+        )
+    return found
+
+
+def ours(
+    samples: list, logits: list[np.ndarray], settings: TrainerConfig, budget: int = 50
+) -> list[np.ndarray]:
+    """-dL / d log-prob of each trainable token: sequences, micro-batches, autograd."""
+    algorithm = make_algorithm(settings)
+    sequences = [sequence(sample) for sample in samples]
+    given = assign_credit(sequences, algorithm, settings)
+    (batches,) = plan(
+        sequences,
+        given.advantages_N,
+        given.weights_N,
+        num_ranks=1,
+        micro_batch_tokens=budget,
+    )
+    by_tokens = {bytes(item.token_ids_T): n for n, item in enumerate(sequences)}
+    found: list[np.ndarray] = [np.zeros(0)] * len(samples)
+    for batch in batches:
+        rows = [
+            by_tokens[bytes(row[: mask.nonzero()[0][-1] + 1])]
+            for row, mask in zip(batch.token_ids_BT, batch.loss_mask_BT, strict=True)
+        ]
+        width = batch.token_ids_BT.shape[1]
+        padded = np.zeros((len(rows), width, VOCABULARY))
+        for place, n in enumerate(rows):
+            kept = min(width, len(logits[n]))
+            padded[place, :kept] = logits[n][:kept]
+        logprobs = token_logprobs(
+            torch.from_numpy(padded)[:, :-1],
+            torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
+            torch.from_numpy(batch.temperatures_B),
+        ).requires_grad_()
+        mask = torch.from_numpy(batch.loss_mask_BT[:, 1:])
+        versions = torch.from_numpy(batch.weight_versions_BT[:, 1:])
+        tokens = PolicyTokens(
+            logprobs_BT=logprobs,
+            behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
+            advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
+            weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
+            staleness_BT=2 - versions,
+            loss_mask_BT=mask,
+        )
+        (algorithm.loss(tokens).loss / given.denominator).backward()
+        for place, n in enumerate(rows):
+            found[n] = -logprobs.grad[place][mask[place]].numpy()
+    return found
+
+
+def greatest_error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """Relative to the greatest derivative."""
+    scale = max(np.abs(each).max() for each in wanted)
+    return max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True)) / scale
+
+
+def test_every_algorithm_has_a_reference():
+    """None can be added without one."""
+    assert set(OBJECTIVES) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
+def test_gradient_equals_the_papers_objective(algorithm: str, seed: int):
+    """To 1e-6 on ragged batches of mixed versions."""
+    samples, logits = make_case(seed)
+    wanted = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
+    assert greatest_error(ours(samples, logits, config(algorithm)), wanted) < 1e-6
+
+
+@pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
+def test_reference_tells_algorithms_apart(algorithm: str):
+    """Negative control: no other one's gradient passes for it."""
+    samples, logits = make_case(0)
+    wanted = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
+    for other in set(OBJECTIVES) - {algorithm}:
+        assert greatest_error(ours(samples, logits, config(other)), wanted) > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
+def test_gradient_depends_neither_on_micro_batches_nor_on_order(algorithm: str):
+    """One batch or many, forwards or backwards: equal to rounding."""
+    samples, logits = make_case(1)
+    whole = ours(samples, logits, config(algorithm), budget=10_000)
+    for budget, step in ((1, 1), (40, -1)):
+        other = ours(samples[::step], logits[::step], config(algorithm), budget)
+        assert greatest_error(other[::step], whole) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("way", "weight"),
+    [
+        ("truncate", lambda rho: np.minimum(rho, 2.0)),
+        ("mask", lambda rho: rho * (rho <= 2.0)),
+        ("icepop", lambda rho: rho * ((rho >= 0.5) & (rho <= 2.0))),
+        ("none", np.ones_like),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["decoupled_ppo", "dapo"])
+def test_importance_of_each_token_is_bounded_as_configured(
+    algorithm: str, way: str, weight: Callable[[np.ndarray], np.ndarray]
+):
+    """It multiplies the token's gradient, within the trust region if there is one."""
+    samples, logits = make_case(2)
+    rollouts = rollouts_of(samples, logits)
+    num_tokens = sum(len(r.start) for r in rollouts)
+    wanted = []
+    for r in rollouts:
+        rho, advantage = np.exp(r.start - r.behaviour), group_relative(r, rollouts)
+        outside = rho > 1 + HIGH if advantage > 0 else rho < 1 - LOW
+        kept = ~outside if algorithm == "dapo" and way != "none" else np.ones_like(rho)
+        wanted.append(weight(rho) * kept * advantage / num_tokens)
+    settings = config(algorithm, importance=way, importance_cap=2.0, importance_floor=0.5)
+    assert greatest_error(ours(samples, logits, settings), wanted) < 1e-9
+
+
+def test_tokens_of_older_weights_weigh_less():
+    """By the versions of each span, not of the sample."""
+    samples, logits = make_case(0)
+    plain = ours(samples, logits, config("dapo"))
+    decayed = ours(samples, logits, config("dapo", staleness_decay=0.5))
+    seen = set()
+    for sample, one, other in zip(samples, plain, decayed, strict=True):
+        versions = [
+            span.weight_version for span in sample.tokens.spans for _ in range(span.num_tokens)
+        ]
+        behind = [2 - v for v, t in zip(versions, sample.loss_mask, strict=True) if t]
+        behind = behind[len(behind) - len(one) :]  # the first token of all is never trained
+        np.testing.assert_allclose(other, one * 0.5 ** np.array(behind), rtol=1e-12)
+        seen |= set(behind)
+    assert seen == {0, 1, 2}
+
+
+@pytest.mark.parametrize("way", ["token_mean", "sequence_mean", "sequence_sum", "constant"])
+def test_any_algorithm_takes_any_weights_of_tokens(way: str):
+    """DAPO as weighted by the others is what their weights make of it."""
+    samples, logits = make_case(1)
+    rollouts = rollouts_of(samples, logits)
+    scales = {
+        "token_mean": lambda n: 1 / sum(len(r.start) for r in rollouts),
+        "sequence_mean": lambda n: 1 / (n * len(rollouts)),
+        "sequence_sum": lambda n: 1 / len(rollouts),
+        "constant": lambda n: 1 / (LENGTH * len(rollouts)),
+    }
+    plain = ours(samples, logits, config("dapo", loss_weights="token_mean"))
+    total = sum(len(r.start) for r in rollouts)
+    wanted = [each * total * scales[way](len(each)) for each in plain]
+    assert greatest_error(ours(samples, logits, config("dapo", loss_weights=way)), wanted) < 1e-12
+
+
+def test_a_constant_length_has_to_be_given():
+    """The message names the setting and the cure."""
+    with pytest.raises(ConfigError, match=r"algorithm dr_grpo: loss_length is 0.*give the most"):
+        make_algorithm(config("dr_grpo", loss_length=0))

@@ -1,0 +1,28 @@
+"""CISPO (MiniMax-M1, arXiv 2506.13585): the weight is clipped, no token is left out.
+
+    J = 1/N sum_t sg[min(rho_t, 1 + high)] * A * log pi_theta(t)
+
+There is no lower limit, as in the paper's experiments, so `clip_low` has no effect.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trainer.algorithms.baselines import standardised
+from trainer.algorithms.importance import Correction
+from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.weights import token_weights
+from trainer.config import TrainerConfig
+
+__all__ = ["build"]
+
+
+def build(config: TrainerConfig) -> PolicyGradient:
+    """As configured."""
+    return PolicyGradient(
+        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        importance=Correction(way="truncate", floor=0.0, cap=1 + config.clip_high),
+        token_weights=token_weights(config, "token_mean"),
+        staleness_decay=config.staleness_decay,
+    )

@@ -1,0 +1,31 @@
+"""Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): trust region and importance apart.
+
+    J = 1/N sum_t pi_prox / pi_behaviour * min(r_t * A, clip(r_t, 1 - low, 1 + high) * A)
+    r_t = pi_theta / pi_prox
+
+pi_prox is the policy before the step. A step takes one gradient per batch, at pi_theta = pi_prox,
+where r_t = 1 and nothing is clipped: what is left is the corrected policy gradient, and the clip
+range has no effect.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trainer.algorithms.baselines import standardised
+from trainer.algorithms.importance import Correction
+from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.weights import token_weights
+from trainer.config import TrainerConfig
+
+__all__ = ["build"]
+
+
+def build(config: TrainerConfig) -> PolicyGradient:
+    """As configured."""
+    return PolicyGradient(
+        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        importance=Correction.of(config),
+        token_weights=token_weights(config, "token_mean"),
+        staleness_decay=config.staleness_decay,
+    )

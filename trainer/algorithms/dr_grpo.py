@@ -1,0 +1,32 @@
+"""Dr. GRPO (arXiv 2503.20783): GRPO without its two biases.
+
+    A = r - mean(r)                                                          of the group
+    J = 1/R sum_r 1/L sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
+
+No standard deviation, which favours tasks that are nearly solved or hopeless, and a constant L
+(`loss_length`) in place of each rollout's length, which favours long failures.
+"""
+
+from __future__ import annotations
+
+from trainer.algorithms.baselines import centred
+from trainer.algorithms.importance import TrustRegion
+from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.weights import token_weights
+from trainer.config import TrainerConfig
+
+__all__ = ["build"]
+
+
+def build(config: TrainerConfig) -> PolicyGradient:
+    """As configured.
+
+    Raises:
+        ValueError: `loss_length` is not set.
+    """
+    return PolicyGradient(
+        baseline=centred,
+        importance=TrustRegion.of(config),
+        token_weights=token_weights(config, "constant"),
+        staleness_decay=config.staleness_decay,
+    )

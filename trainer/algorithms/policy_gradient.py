@@ -1,0 +1,105 @@
+"""The family of algorithms whose gradient is a weighted sum of the score function.
+
+    -grad L = 1/D sum_t u_t * w_t * A_t * grad log pi_theta(t)
+
+A_t is the advantage of the token's rollout, u_t what a token counts and D what that adds up to, w_t
+what the token's importance makes of it, by ratios under the weights in training. An algorithm is a
+choice of these three. w carries no gradient: PPO's clipped surrogate (arXiv 1707.06347) is w = rho
+where its minimum is not the clipped term, and 0 where it is.
+
+Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the step.
+"""
+# ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.algorithm import LossTerms, PolicyTokens, Rollouts, Weights
+
+__all__ = ["PolicyGradient", "Ratios"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratios:
+    """The probability of each token now, relative to when it was sampled; without gradient."""
+
+    log_ratio_BT: torch.Tensor
+    """log rho; 0 where the loss does not count."""
+    ratio_BT: torch.Tensor
+    """rho = pi_theta / pi_behaviour."""
+    advantages_BT: torch.Tensor
+    """Of the tokens' rollouts."""
+    loss_mask_BT: torch.Tensor
+    """True where the loss counts."""
+
+    @classmethod
+    def of(cls, tokens: PolicyTokens) -> Self:
+        """The ratios of a micro-batch."""
+        log_ratio_BT = torch.where(
+            tokens.loss_mask_BT,
+            tokens.logprobs_BT.detach() - tokens.behaviour_logprobs_BT,
+            tokens.logprobs_BT.new_zeros(()),
+        )
+        return cls(
+            log_ratio_BT=log_ratio_BT,
+            ratio_BT=log_ratio_BT.exp(),
+            advantages_BT=tokens.advantages_BT,
+            loss_mask_BT=tokens.loss_mask_BT,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradient:
+    """An algorithm of this family."""
+
+    baseline: Callable[[Rollouts], NDArray[np.float64]]
+    """From rewards to A, [R]."""
+    importance: Callable[[Ratios], torch.Tensor]
+    """w of every token, [B, T]."""
+    token_weights: Callable[[NDArray[np.int64]], Weights]
+    """From lengths to u and D."""
+    staleness_decay: float = 1.0
+    """What w is multiplied by for each version that the token is behind."""
+
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
+        """A, [R]."""
+        return self.baseline(rollouts)
+
+    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+        """u and D."""
+        return self.token_weights(num_tokens_R)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        """L * D of the micro-batch, with statistics of its ratios."""
+        ratios, mask_BT = Ratios.of(tokens), tokens.loss_mask_BT
+        zero = tokens.logprobs_BT.new_zeros(())
+        weight_BT = torch.where(mask_BT, self.importance(ratios), zero)
+        used_BT = weight_BT * tokens.weights_BT * self._decay(tokens.staleness_BT, zero)
+        # 1 in value, the score function in gradient.
+        score_BT = (tokens.logprobs_BT - tokens.logprobs_BT.detach()).exp()
+        gain_BT = torch.where(mask_BT, used_BT * tokens.advantages_BT * score_BT, zero)
+        return LossTerms(loss=-gain_BT.sum(), sums=_statistics(ratios, weight_BT, tokens))
+
+    def _decay(self, staleness_BT: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return torch.pow(self.staleness_decay, staleness_BT.to(like.dtype))
+
+
+def _statistics(
+    ratios: Ratios, weight_BT: torch.Tensor, tokens: PolicyTokens
+) -> dict[str, torch.Tensor]:
+    mask_BT = ratios.loss_mask_BT
+    return {
+        "clip_fraction": (mask_BT & (weight_BT == 0)).sum(),
+        "cap_fraction": (mask_BT & (weight_BT > 0) & (weight_BT < ratios.ratio_BT)).sum(),
+        "ratio_mean": (ratios.ratio_BT * mask_BT).sum(),
+        "log_ratio_squared_mean": ratios.log_ratio_BT.square().sum(),
+        "train_rollout_logprob_abs_diff": ratios.log_ratio_BT.abs().sum(),
+        "staleness_mean": (tokens.staleness_BT * mask_BT).sum(),
+    }

@@ -1,0 +1,45 @@
+"""REINFORCE++ (arXiv 2501.03262): PPO's clipped surrogate, rewards whitened over the whole step.
+
+    A = (r - mean(r)) / (std(r) + eps)                                       of the step
+    J = 1/N sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
+
+With a baseline, for several rollouts of a task, the mean of the group is taken off first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.algorithm import Rollouts
+from trainer.algorithms.baselines import whitened, whitened_centred
+from trainer.algorithms.importance import TrustRegion
+from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.weights import token_weights
+from trainer.config import TrainerConfig
+
+__all__ = ["build", "build_with_baseline"]
+
+
+def build(config: TrainerConfig) -> PolicyGradient:
+    """As configured."""
+    return _built(config, partial(whitened, epsilon=config.advantage_epsilon))
+
+
+def build_with_baseline(config: TrainerConfig) -> PolicyGradient:
+    """The same with the mean of the group as a baseline."""
+    return _built(config, partial(whitened_centred, epsilon=config.advantage_epsilon))
+
+
+def _built(
+    config: TrainerConfig, baseline: Callable[[Rollouts], NDArray[np.float64]]
+) -> PolicyGradient:
+    return PolicyGradient(
+        baseline=baseline,
+        importance=TrustRegion.of(config),
+        token_weights=token_weights(config, "token_mean"),
+        staleness_decay=config.staleness_decay,
+    )

@@ -1,0 +1,27 @@
+"""RLOO, REINFORCE leave-one-out (arXiv 2402.14740): a rollout is one action.
+
+    A = r - mean of the group's other rewards
+    J = 1/R sum_r A * log pi_theta(r)
+
+Tokens that other weights sampled are corrected one by one.
+"""
+
+from __future__ import annotations
+
+from trainer.algorithms.baselines import leave_one_out
+from trainer.algorithms.importance import Correction
+from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.weights import token_weights
+from trainer.config import TrainerConfig
+
+__all__ = ["build"]
+
+
+def build(config: TrainerConfig) -> PolicyGradient:
+    """As configured."""
+    return PolicyGradient(
+        baseline=leave_one_out,
+        importance=Correction.of(config),
+        token_weights=token_weights(config, "sequence_sum"),
+        staleness_decay=config.staleness_decay,
+    )
