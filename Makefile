@@ -14,7 +14,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-install bench-store bench-growth \
 	bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler model-store \
-	test test-sglang test-sdk-range check proto descriptors up down clean help .venv-sglang
+	test test-sglang test-trackers test-sdk-range check proto descriptors up down clean help .venv-sglang
 
 help: ## What there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -77,6 +77,10 @@ test: $(VENV)/.dev ## All tests, shared out by files to WORKERS processes (2; 0:
 
 test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
 	$(RUN) pytest -m sglang -s $(SGLANG_TESTS)
+
+test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs the last two.
+	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
+	$(RUN) pytest tests/trainer/test_trackers.py
 
 # Without tests/conftest.py, whose fixtures need a Redis client.
 test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf it promises.

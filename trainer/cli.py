@@ -22,6 +22,7 @@ from trainer.loop import Trainer, find_checkpoint
 from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher
 from trainer.servicer import TrainerServicer
+from trainer.tracker import Trackers
 
 __all__ = ["build", "main", "peers"]
 
@@ -49,7 +50,9 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             raise ConfigError(str(error)) from error
         device = Device(gang, config.gang_nodes)
         samples, nodes, publisher = await peers(config, stack)
-        trainer = Trainer(config, gang, device, samples, nodes, publisher)
+        trackers = Trackers(config)
+        stack.callback(trackers.close)
+        trainer = Trainer(config, gang, device, samples, nodes, publisher, trackers)
         servicer = TrainerServicer(config, trainer, device, gang)
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

@@ -118,6 +118,12 @@ class TrainerConfig(ServerConfig):
     """Go on from the newest checkpoint, if there is one. Without it an existing one is an error."""
     metrics_file: Path | None = None
     """JSON lines, one for each step."""
+    trackers: tuple[str, ...] = ()
+    """Besides: tensorboard, wandb, mlflow, or "package.module:Name" of your own."""
+    tracker_folder: Path | None = None
+    """What trackers write on this disk; not set: `trackers` in the checkpoint folder."""
+    tracker_project: str = "seamflow"
+    """W&B's project, MLflow's experiment."""
     exit_when_finished: bool = False
     """End the process after the last step instead of serving GetStatus until a signal."""
 
@@ -143,6 +149,11 @@ class TrainerConfig(ServerConfig):
                 f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
                 "give batch_timeout_seconds too"
             )
+
+    @property
+    def tracking_folder(self) -> Path:
+        """What trackers write on this disk."""
+        return self.tracker_folder or self.checkpoint_folder / "trackers"
 
     def mathematics(self) -> dict[str, str | int | float | bool]:
         """The settings that decide what a step computes: two runs that differ here may differ."""

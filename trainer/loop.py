@@ -24,6 +24,7 @@ from trainer.device import Device, GangThread
 from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher, PublishPutOff
 from trainer.record import MetricsFile, StepRecord
+from trainer.tracker import Trackers
 from trainer.wait import Batches
 
 __all__ = ["Progress", "Trainer", "find_checkpoint"]
@@ -58,6 +59,7 @@ class Trainer:
         samples: Samples,
         nodes: Nodes,
         publisher: Publisher,
+        trackers: Trackers,
     ) -> None:
         self.progress = Progress()
         self._config = config
@@ -66,6 +68,7 @@ class Trainer:
         self._batches = Batches(config, samples, nodes)
         self._algorithm = make_algorithm(config)
         self._metrics = MetricsFile(config.metrics_file)
+        self._trackers = trackers
         self._postponed = False
 
     async def train(self) -> None:
@@ -235,6 +238,7 @@ class Trainer:
         self._metrics.append(record)
         record.observe()
         numbers = {**record.numbers(), "step": record.step}
+        self._trackers.log(record.step, numbers)
         get_logger().info("step", **numbers)
 
     def _due(self, step: int, every: int) -> bool:

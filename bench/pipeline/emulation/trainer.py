@@ -27,6 +27,7 @@ from trainer.config import TrainerConfig
 from trainer.device import Device
 from trainer.loop import Trainer
 from trainer.servicer import TrainerServicer
+from trainer.tracker import Trackers
 
 __all__ = ["EmulatedGang", "build"]
 
@@ -108,7 +109,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:
         device = Device(gang, config.gang_nodes)  # type: ignore[arg-type]
         samples, nodes, publisher = await peers(config, stack)
-        trainer = Trainer(config, gang, device, samples, nodes, publisher)  # type: ignore[arg-type]
+        trainer = Trainer(config, gang, device, samples, nodes, publisher, Trackers(config))  # type: ignore[arg-type]
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

@@ -1,0 +1,1 @@
+"""The built-in trackers, one file each; each loads its library when it is chosen."""

@@ -1,0 +1,66 @@
+"""MLflow: to the server of MLFLOW_TRACKING_URI, or into a database in `tracker_folder`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from mlflow.entities import Metric
+from mlflow.tracking import MlflowClient
+
+from trainer.config import TrainerConfig
+
+__all__ = ["MLflow"]
+
+_TAG = "seamflow.run_id"
+
+
+class MLflow:
+    """A run of the experiment `tracker_project`; a resumed run goes on in it."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """All numbers in one request."""
+        if self._client is None:
+            self._client = self._begun()
+        metrics = [Metric(name, value, 0, step) for name, value in numbers.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        """Mark the run as ended; one that goes on is marked again."""
+        if self._client is not None:
+            self._client.set_terminated(self._run_id)
+
+    def _begun(self) -> MlflowClient:
+        folder = self._config.tracking_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve()}/mlflow.db")
+        client = MlflowClient(uri)
+        self._run_id = self._found(client) or self._created(client)
+        return client
+
+    def _found(self, client: MlflowClient) -> str | None:
+        experiment = client.get_experiment_by_name(self._config.tracker_project)
+        if experiment is None:
+            return None
+        ours = f"tags.`{_TAG}` = '{self._config.run_id}'"
+        runs = client.search_runs([experiment.experiment_id], filter_string=ours, max_results=1)
+        return runs[0].info.run_id if runs else None
+
+    def _created(self, client: MlflowClient) -> str:
+        experiment = client.get_experiment_by_name(self._config.tracker_project)
+        number = (
+            client.create_experiment(self._config.tracker_project)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        name = self._config.run_id
+        run = client.create_run(number, tags={_TAG: name}, run_name=name)
+        for key, value in self._config.mathematics().items():
+            client.log_param(run.info.run_id, key, value)
+        created: str = run.info.run_id
+        return created

@@ -1,0 +1,33 @@
+"""TensorBoard: `tensorboard --logdir <tracker_folder>`, which any number of runs may share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from trainer.config import TrainerConfig
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard:
+    """Event files in `tracker_folder`/<run_id>."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._folder = config.tracking_folder / config.run_id
+        self._writer: Any = None
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """A scalar for each number. What an earlier life wrote from this step on is hidden."""
+        if self._writer is None:
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
