@@ -41,7 +41,7 @@ class Checkpoint:
     """Newest version that was published when it was written."""
     world_size: int
     """Ranks that wrote it."""
-    mathematics: Mapping[str, str | int | float | bool]
+    mathematics: Mapping[str, str | int | float | bool | None]
     """`TrainerConfig.mathematics` of the run."""
     record: Mapping[str, Any]
     """Step record as far as it went: the metrics file may lack its line after a crash."""

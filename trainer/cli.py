@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     """Rank 0: the gang, the loop, and the service that speaks for them."""
     gang = GangThread()
     async with AsyncExitStack() as stack:
+        trackers = Trackers(config)
+        stack.push_async_callback(asyncio.to_thread, trackers.close)
         stack.push_async_callback(gang.stop)
         try:
             find_checkpoint(config)
@@ -50,8 +53,6 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             raise ConfigError(str(error)) from error
         device = Device(gang, config.gang_nodes)
         samples, nodes, publisher = await peers(config, stack)
-        trackers = Trackers(config)
-        stack.callback(trackers.close)
         trainer = Trainer(config, gang, device, samples, nodes, publisher, trackers)
         servicer = TrainerServicer(config, trainer, device, gang)
         yield Service(

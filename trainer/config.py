@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from services.chassis.config import ServerConfig
 
-__all__ = ["Importance", "LossWeights", "TrainerConfig"]
+__all__ = ["ImportanceWay", "LossWeights", "TrainerConfig"]
 
-Importance = Literal["truncate", "mask", "icepop", "none"]
+ImportanceWay = Literal["truncate", "mask", "icepop", "none"]
 """What becomes of the ratio of a token that other weights sampled."""
 LossWeights = Literal["algorithm", "token_mean", "sequence_mean", "sequence_sum", "constant"]
 """What a token counts in the loss."""
@@ -55,13 +56,16 @@ class TrainerConfig(ServerConfig):
     """Name of the reward to train on."""
     shuffle_rewards: bool = False
     """Permute the rewards over a step's rollouts: a control experiment that must not learn."""
-    clip_low: float = 0.2
-    """Trust region: no push below 1 - clip_low times the behaviour's probability. inf: none."""
-    clip_high: float = 0.28
-    """Trust region: no push above 1 + clip_high times the behaviour's probability. inf: none."""
-    importance: Importance = "truncate"
+    clip_low: float | None = None
+    """Trust region: no push below 1 - clip_low times the behaviour's probability. inf: none; not
+    set: the algorithm's own."""
+    clip_high: float | None = None
+    """Trust region: no push above 1 + clip_high times the behaviour's probability. inf: none; not
+    set: the algorithm's own."""
+    importance: ImportanceWay = "truncate"
     """Weight of a token that other weights sampled, by its ratio: truncate it at importance_cap,
-    mask tokens beyond it, icepop: mask those below importance_floor too, none: take no notice."""
+    mask tokens beyond it, icepop: mask those below importance_floor too, none: take no notice, as
+    if nothing had been learned since, so that nothing is clipped either."""
     importance_cap: float = 2.0
     """Greatest importance weight of a token."""
     importance_floor: float = 0.5
@@ -76,7 +80,8 @@ class TrainerConfig(ServerConfig):
     loss_length: int = 0
     """Tokens that a constant loss is divided by: the most that a rollout may sample."""
     overlong_tokens: int = 0
-    """Rollouts that sampled more lose 1 of their reward (DAPO's soft punishment); 0: none."""
+    """Rollouts with more trainable tokens lose 1 of their reward (DAPO's soft punishment); 0: no
+    matter how many."""
     overlong_buffer_tokens: int = 0
     """The loss of reward begins so many tokens before that and grows linearly."""
 
@@ -132,11 +137,16 @@ class TrainerConfig(ServerConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number above 0")
         for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
+            if not (getattr(self, name) is None or getattr(self, name) >= 0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give 0 or more")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number in [0, 1)")
+        if not self.importance_floor < self.importance_cap < math.inf:
+            raise ValueError(
+                f"importance_cap is {self.importance_cap}: give a finite number above the "
+                f"{self.importance_floor} of importance_floor"
+            )
         if not 0 <= self.staleness_decay <= 1:
             raise ValueError(f"staleness_decay is {self.staleness_decay}: give a number in [0, 1]")
         if self.overlong_buffer_tokens > self.overlong_tokens:
@@ -155,7 +165,7 @@ class TrainerConfig(ServerConfig):
         """What trackers write on this disk."""
         return self.tracker_folder or self.checkpoint_folder / "trackers"
 
-    def mathematics(self) -> dict[str, str | int | float | bool]:
+    def mathematics(self) -> dict[str, str | int | float | bool | None]:
         """The settings that decide what a step computes: two runs that differ here may differ."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: values[name] for name in _MATHEMATICS}

@@ -270,5 +270,5 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint.Checkpoint]
 
 def _changed(state: checkpoint.Checkpoint, config: TrainerConfig) -> list[str]:
     """Settings that differ from the checkpoint's: the run goes on, but not as it would have."""
-    now = config.mathematics()
-    return sorted(name for name in now if now[name] != state.mathematics.get(name))
+    now, then = config.mathematics(), state.mathematics
+    return sorted(name for name in now.keys() & then.keys() if now[name] != then[name])

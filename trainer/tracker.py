@@ -7,11 +7,13 @@ raises is told in the log.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Protocol
 
 from services.chassis import plugins
+from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from trainer.config import TrainerConfig
 
@@ -49,10 +51,7 @@ class Trackers:
         Raises:
             ConfigError: one is not known, or its library is not installed.
         """
-        self._feeds = [
-            _Feed(name, plugins.make("trackers", name, TRACKERS, config))
-            for name in config.trackers
-        ]
+        self._feeds = [_Feed(name, _made(name, config)) for name in config.trackers]
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show a step, soon."""
@@ -64,8 +63,19 @@ class Trackers:
         """Let each write what it has; one that hangs is left behind."""
         for feed in self._feeds:
             feed.end()
+        until = time.monotonic() + wait_seconds
         for feed in self._feeds:
-            feed.join(wait_seconds)
+            feed.join(max(until - time.monotonic(), 0.0))
+
+
+def _made(name: str, config: TrainerConfig) -> Tracker:
+    try:
+        tracker: Tracker = plugins.make("trackers", name, TRACKERS, config)
+    except ConfigError as error:
+        if name in TRACKERS and isinstance(error.__cause__, ImportError):
+            raise ConfigError(f"{error}: pip install 'seamflow[{name}]'") from error
+        raise
+    return tracker
 
 
 class _Feed(threading.Thread):

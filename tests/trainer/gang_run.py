@@ -33,7 +33,7 @@ def train(leader: Leader, config: TrainerConfig, step: int) -> dict[str, float]:
     commands = [
         Train(
             step=step,
-            weight_version=step,
+            weight_version=max(step, 2),  # of the newest tokens
             num_tokens=trainable_tokens(sequences),
             denominator=given.denominator,
             micro_batches=share,

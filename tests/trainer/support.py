@@ -16,7 +16,14 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 16
-JOB_CONFIG = {"dtype": "float64", "learning_rate": 3e-3, "micro_batch_tokens": 60}
+# Neither are all tokens alike nor are they their own denominator, as they would be by default.
+JOB_CONFIG = {
+    "dtype": "float64",
+    "learning_rate": 3e-3,
+    "micro_batch_tokens": 60,
+    "algorithm": "grpo",
+    "staleness_decay": 0.9,
+}
 
 
 def make_model(folder: Path, seed: int = 0) -> Path:

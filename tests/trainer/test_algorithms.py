@@ -148,31 +148,28 @@ def rloo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
     return total / len(rollouts)
 
 
-def whitened(values: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1."""
-    return (values - values.mean()) / (values.std() + EPSILON)
-
-
 def reinforce_pp(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
-    """Whitened over the step."""
-    advantages = whitened(np.array([r.reward for r in rollouts]))
-    return _tokens(rollouts, now, advantages)
+    """Each token has its rollout's reward, whitened over all tokens."""
+    return whitened_surrogate(rollouts, now, [r.reward for r in rollouts])
 
 
 def reinforce_pp_baseline(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
-    """Less the group's mean, then whitened over the step."""
-    advantages = whitened(np.array([less_mean(r, rollouts) for r in rollouts]))
-    return _tokens(rollouts, now, advantages)
+    """The same, less the group's mean first."""
+    return whitened_surrogate(rollouts, now, [less_mean(r, rollouts) for r in rollouts])
 
 
-def _tokens(
-    rollouts: Sequence[Rollout], now: Sequence[np.ndarray], advantages: np.ndarray
+def whitened_surrogate(
+    rollouts: Sequence[Rollout], now: Sequence[np.ndarray], rewards: Sequence[float]
 ) -> float:
-    terms = [
-        surrogate(np.exp(logprobs - r.behaviour), advantage)
-        for r, logprobs, advantage in zip(rollouts, now, advantages, strict=True)
-    ]
-    return np.concatenate(terms).mean()
+    """With a reward for each token."""
+    of_tokens = np.concatenate(
+        [np.full(len(r.start), reward) for r, reward in zip(rollouts, rewards, strict=True)]
+    )
+    advantages = (of_tokens - of_tokens.mean()) / (of_tokens.std() + EPSILON)
+    behaviour = np.concatenate([r.behaviour for r in rollouts])
+    ratios = np.exp(np.concatenate(now) - behaviour)
+    clipped = np.clip(ratios, 1 - LOW, 1 + HIGH)
+    return np.minimum(ratios * advantages, clipped * advantages).mean()
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -229,9 +226,16 @@ def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
 
 
 def ours(
-    samples: list, logits: list[np.ndarray], settings: TrainerConfig, budget: int = 50
+    samples: list,
+    logits: list[np.ndarray],
+    settings: TrainerConfig,
+    budget: int = 50,
+    sums: dict[str, float] | None = None,
 ) -> list[np.ndarray]:
-    """-dL / d log-prob of each trainable token: sequences, micro-batches, autograd."""
+    """-dL / d log-prob of each trainable token: sequences, micro-batches, autograd.
+
+    Statistics are added to `sums`.
+    """
     algorithm = make_algorithm(settings)
     sequences = [sequence(sample) for sample in samples]
     given = assign_credit(sequences, algorithm, settings)
@@ -269,7 +273,10 @@ def ours(
             staleness_BT=2 - versions,
             loss_mask_BT=mask,
         )
-        (algorithm.loss(tokens).loss / given.denominator).backward()
+        terms = algorithm.loss(tokens)
+        (terms.loss / given.denominator).backward()
+        for name in sums or ():
+            sums[name] += terms.sums[name].item()  # type: ignore[index]
         for place, n in enumerate(rows):
             found[n] = -logprobs.grad[place][mask[place]].numpy()
     return found
@@ -373,6 +380,54 @@ def test_any_algorithm_takes_any_weights_of_tokens(way: str):
     total = sum(len(r.start) for r in rollouts)
     wanted = [each * total * scales[way](len(each)) for each in plain]
     assert greatest_error(ours(samples, logits, config("dapo", loss_weights=way)), wanted) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("settings", "counted"),
+    [
+        ({"algorithm": "decoupled_ppo", "importance_cap": 2.0}, lambda rho: (0, (rho > 2).sum())),
+        ({"algorithm": "decoupled_ppo", "importance": "none"}, lambda rho: (0, 0)),
+        (
+            {"algorithm": "decoupled_ppo", "importance": "mask", "importance_cap": 2.0},
+            lambda rho: ((rho > 2).sum(), 0),
+        ),
+        ({"algorithm": "gspo"}, None),
+    ],
+)
+def test_tokens_that_were_left_out_or_held_back_are_counted(
+    settings: dict[str, object], counted: Callable[[np.ndarray], tuple[int, int]] | None
+):
+    """By the ratio that the algorithm goes by: of GSPO's sequences none is held back."""
+    samples, logits = make_case(2)
+    rho = np.concatenate([np.exp(r.start - r.behaviour) for r in rollouts_of(samples, logits)])
+    found = {"clip_fraction": 0.0, "cap_fraction": 0.0}
+    ours(samples, logits, config(**settings), sums=found)
+    if counted is None:
+        assert found["clip_fraction"] > 0
+        assert found["cap_fraction"] == 0
+    else:
+        assert (found["clip_fraction"], found["cap_fraction"]) == counted(rho)
+
+
+def test_an_algorithm_has_a_clip_range_of_its_own():
+    """GSPO's is a thousand times smaller; what is configured holds for any."""
+    plain = {"clip_low": None, "clip_high": None}
+    regions = {
+        name: make_algorithm(config(name, **plain)).importance  # type: ignore[attr-defined]
+        for name in ("dapo", "grpo", "gspo")
+    }
+    assert (regions["dapo"].low, regions["dapo"].high) == (0.2, 0.28)
+    assert (regions["grpo"].low, regions["grpo"].high) == (0.2, 0.2)
+    assert (regions["gspo"].region.low, regions["gspo"].region.high) == (3e-4, 4e-4)
+    assert make_algorithm(config("grpo")).importance.high == HIGH  # type: ignore[attr-defined]
+
+
+def test_a_bound_that_has_no_effect_is_refused():
+    """The message names the setting, the value and the cure."""
+    with pytest.raises(ConfigError, match="importance is 'mask': cispo truncates"):
+        make_algorithm(config("cispo", importance="mask"))
+    with pytest.raises(ValueError, match=r"importance_cap is 0.4: give a finite number above"):
+        config("dapo", importance_cap=0.4)
 
 
 def test_a_constant_length_has_to_be_given():

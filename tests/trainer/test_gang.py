@@ -82,6 +82,21 @@ def test_one_rank_resumes_bit_equal_and_from_two_ranks_to_rounding(
         assert greatest_difference(resumed, straight_run) <= tolerance
 
 
+def test_weights_of_tokens_and_their_denominator_reach_the_gradient(model, tmp_path):
+    """Twice the constant length: half the loss and half the gradient, whatever the tokens are."""
+    first = {}
+    for length in (8, 16):
+        config = {**JOB_CONFIG, "algorithm": "dr_grpo", "loss_length": length}
+        out = run(1, model, tmp_path / str(length), steps=[1], config=config)
+        (first[length],) = json.loads((out / "metrics.json").read_text())
+    for name in ("loss", "grad_norm"):
+        assert first[16][name] == pytest.approx(first[8][name] / 2, rel=1e-9)
+        assert first[8][name] != 0
+    sequences = [sequence(sample) for sample in make_samples(1)]
+    behind = [2 - item.weight_versions_T[item.loss_mask_T] for item in sequences]
+    assert first[8]["staleness_mean"] == pytest.approx(np.concatenate(behind).mean())
+
+
 def test_a_resume_without_optimizer_state_is_noticed(model, straight_run, tmp_path):
     """Negative control: weights alone do not continue the run."""
     from safetensors.torch import save_file

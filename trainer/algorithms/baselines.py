@@ -2,7 +2,7 @@
 
 Shape suffixes: R rollouts, G groups.
 """
-# ruff: noqa: N806 -- tensors carry shape suffixes
+# ruff: noqa: N803, N806 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
@@ -42,17 +42,20 @@ def leave_one_out(rollouts: Rollouts) -> _Float:
 
 
 def whitened(rollouts: Rollouts, epsilon: float) -> _Float:
-    """(r - mean(r)) / (std(r) + epsilon) of the whole step."""
-    return _whitened(rollouts.rewards_R, epsilon)
+    """(r - mean(r)) / (std(r) + epsilon), over all tokens of the step."""
+    return _whitened(rollouts.rewards_R, rollouts.num_tokens_R, epsilon)
 
 
 def whitened_centred(rollouts: Rollouts, epsilon: float) -> _Float:
-    """r - mean(r) of the group, then the same of that over the whole step."""
-    return _whitened(centred(rollouts), epsilon)
+    """r - mean(r) of the group, then the same of that over all tokens of the step."""
+    return _whitened(centred(rollouts), rollouts.num_tokens_R, epsilon)
 
 
-def _whitened(values: _Float, epsilon: float) -> _Float:
-    scaled: _Float = (values - values.mean()) / (values.std() + epsilon)
+def _whitened(values: _Float, num_tokens_R: NDArray[np.int64], epsilon: float) -> _Float:
+    """A rollout counts as often as it has tokens: the tokens' advantages add up to nothing."""
+    share_R = num_tokens_R / max(num_tokens_R.sum(), 1)
+    difference = values - share_R @ values
+    scaled: _Float = difference / (np.sqrt(share_R @ difference**2) + epsilon)
     return scaled
 
 

@@ -2,7 +2,8 @@
 
     J = 1/N sum_t sg[min(rho_t, 1 + high)] * A * log pi_theta(t)
 
-There is no lower limit, as in the paper's experiments, so `clip_low` has no effect.
+There is no lower limit, as in the paper's experiments, so `clip_low` has no effect; the clip is the
+bound on importance, so no other one is taken.
 """
 
 from __future__ import annotations
@@ -19,10 +20,20 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """As configured.
+
+    Raises:
+        ValueError: another bound on importance is set.
+    """
+    if config.importance != "truncate":
+        raise ValueError(
+            f"importance is {config.importance!r}: cispo truncates ratios at 1 + clip_high, "
+            "leave it at 'truncate'"
+        )
+    high = 0.28 if config.clip_high is None else config.clip_high
     return PolicyGradient(
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
-        importance=Correction(way="truncate", floor=0.0, cap=1 + config.clip_high),
+        importance=Correction(way="truncate", floor=0.0, cap=1 + high),
         token_weights=token_weights(config, "token_mean"),
         staleness_decay=config.staleness_decay,
     )

@@ -27,7 +27,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
     return PolicyGradient(
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
-        importance=TrustRegion.of(config),
+        importance=TrustRegion.of(config, low=0.2, high=0.28),
         token_weights=token_weights(config, "token_mean"),
         staleness_decay=config.staleness_decay,
     )

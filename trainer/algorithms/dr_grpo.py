@@ -26,7 +26,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """
     return PolicyGradient(
         baseline=centred,
-        importance=TrustRegion.of(config),
+        importance=TrustRegion.of(config, low=0.2, high=0.2),
         token_weights=token_weights(config, "constant"),
         staleness_decay=config.staleness_decay,
     )

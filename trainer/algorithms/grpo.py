@@ -1,10 +1,10 @@
-"""GRPO (DeepSeekMath, arXiv 2402.03300, outcome supervision), clip-higher where it is configured.
+"""GRPO (DeepSeekMath, arXiv 2402.03300, outcome supervision).
 
     A = (r - mean(r)) / (std(r) + eps)                                       of the group
     J = 1/R sum_r 1/|r| sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
 
-rho is relative to the recorded behaviour, and its weight is truncated at `importance_cap`: PPO
-leaves it unbounded for A < 0.
+rho is relative to the recorded behaviour. Here as in all its relatives its weight is bounded by
+`importance`, which PPO leaves open for A < 0; the KL term of the paper is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
     return PolicyGradient(
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
-        importance=TrustRegion.of(config),
+        importance=TrustRegion.of(config, low=0.2, high=0.2),
         token_weights=token_weights(config, "sequence_mean"),
         staleness_decay=config.staleness_decay,
     )

@@ -3,9 +3,9 @@
     s = exp(1/|y| sum_t log rho_t)
     J = 1/R sum_r min(s * A, clip(s, 1 - low, 1 + high) * A)
 
-s moves far less than rho: its authors take clip_low = 3e-4 and clip_high = 4e-4. Its gradient is
-s / |y| times the score of each token, so tokens weigh as in `sequence_mean`. A rollout with a
-rewritten history gives several sequences, each with its own s.
+s moves far less than rho, and so its clip range is far smaller. Its gradient is s / |y| times the
+score of each token, so tokens weigh as in `sequence_mean`. A rollout with a rewritten history gives
+several sequences, each with its own s.
 """
 # ruff: noqa: N806 -- tensors carry shape suffixes
 
@@ -14,11 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from trainer.algorithms.baselines import standardised
 from trainer.algorithms.importance import TrustRegion
-from trainer.algorithms.policy_gradient import PolicyGradient, Ratios
+from trainer.algorithms.policy_gradient import Importance, PolicyGradient, Ratios
 from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
@@ -29,19 +27,19 @@ __all__ = ["build"]
 class _SequenceImportance:
     region: TrustRegion
 
-    def __call__(self, ratios: Ratios) -> torch.Tensor:
-        """[B, T]: the same for every token of a row."""
+    def __call__(self, ratios: Ratios) -> Importance:
+        """The same for every token of a row."""
         num_tokens_B = ratios.loss_mask_BT.sum(-1, keepdim=True).clamp(min=1)
         mean_B = ratios.log_ratio_BT.sum(-1, keepdim=True) / num_tokens_B
         ratio_BT = mean_B.exp().expand_as(ratios.ratio_BT)
-        return self.region.weight(ratio_BT, ratios.advantages_BT)
+        return self.region.bounded(ratio_BT, ratios.advantages_BT)
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
     return PolicyGradient(
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
-        importance=_SequenceImportance(region=TrustRegion.of(config)),
+        importance=_SequenceImportance(region=TrustRegion.of(config, low=3e-4, high=4e-4)),
         token_weights=token_weights(config, "sequence_mean"),
         staleness_decay=config.staleness_decay,
     )

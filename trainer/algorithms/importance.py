@@ -11,17 +11,21 @@ from typing import Self
 
 import torch
 
-from trainer.algorithms.policy_gradient import Ratios
-from trainer.config import Importance, TrainerConfig
+from trainer.algorithms.policy_gradient import Importance, Ratios
+from trainer.config import ImportanceWay, TrainerConfig
 
 __all__ = ["Correction", "TrustRegion"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """From rho = pi_theta / pi_behaviour to a weight with bounded variance."""
+    """From rho = pi_theta / pi_behaviour to a weight with bounded variance.
 
-    way: Importance
+    rho holds both what training and inference compute differently and what the weights have learned
+    since; IcePop was proposed for the first alone.
+    """
+
+    way: ImportanceWay
     """truncate: min(rho, c), as V-trace (arXiv 1802.01561) and truncated importance sampling do.
     mask: rho, and 0 beyond c (masked importance sampling). icepop: rho between `floor` and c, and 0
     outside (IcePop). none: 1, as if the weights in training had sampled everything.
@@ -36,23 +40,22 @@ class Correction:
         """As configured."""
         return cls(way=config.importance, floor=config.importance_floor, cap=config.importance_cap)
 
-    def __call__(self, ratios: Ratios) -> torch.Tensor:
-        """[B, T]: the weight of each token by its own ratio."""
-        return self.weight(ratios.ratio_BT)
+    def __call__(self, ratios: Ratios) -> Importance:
+        """Of each token by its own ratio."""
+        return self.bounded(ratios.ratio_BT)
 
-    def weight(self, ratio_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T]."""
-        zero = ratio_BT.new_zeros(())
+    def bounded(self, ratio_BT: torch.Tensor) -> Importance:
+        """Of any ratios."""
         match self.way:
             case "truncate":
-                return ratio_BT.clamp(max=self.cap)
+                weight_BT = ratio_BT.clamp(max=self.cap)
             case "mask":
-                return torch.where(ratio_BT <= self.cap, ratio_BT, zero)
+                weight_BT = _where(ratio_BT <= self.cap, ratio_BT)
             case "icepop":
-                within_BT = (ratio_BT >= self.floor) & (ratio_BT <= self.cap)
-                return torch.where(within_BT, ratio_BT, zero)
+                weight_BT = _where((ratio_BT >= self.floor) & (ratio_BT <= self.cap), ratio_BT)
             case "none":
-                return torch.ones_like(ratio_BT)
+                weight_BT = ratio_BT = torch.ones_like(ratio_BT)
+        return Importance(weight_BT=weight_BT, ratio_BT=ratio_BT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +67,31 @@ class TrustRegion:
     high: float
     """Nor more likely above 1 + high times."""
     correction: Correction
-    """Within it."""
+    """Within it; where that takes no notice of ratios, there is no region either."""
 
     @classmethod
-    def of(cls, config: TrainerConfig) -> Self:
-        """As configured."""
-        return cls(low=config.clip_low, high=config.clip_high, correction=Correction.of(config))
+    def of(cls, config: TrainerConfig, *, low: float, high: float) -> Self:
+        """As configured; `low` and `high` are the algorithm's own."""
+        return cls(
+            low=low if config.clip_low is None else config.clip_low,
+            high=high if config.clip_high is None else config.clip_high,
+            correction=Correction.of(config),
+        )
 
-    def __call__(self, ratios: Ratios) -> torch.Tensor:
-        """[B, T]: the weight of each token by its own ratio."""
-        return self.weight(ratios.ratio_BT, ratios.advantages_BT)
+    def __call__(self, ratios: Ratios) -> Importance:
+        """Of each token by its own ratio."""
+        return self.bounded(ratios.ratio_BT, ratios.advantages_BT)
 
-    def weight(self, ratio_BT: torch.Tensor, advantages_BT: torch.Tensor) -> torch.Tensor:
-        """[B, T]."""
-        weight_BT = self.correction.weight(ratio_BT)
-        if self.correction.way == "none":
-            return weight_BT  # as if nothing had moved since
-        raised_BT = (advantages_BT > 0) & (ratio_BT > 1 + self.high)
-        lowered_BT = (advantages_BT < 0) & (ratio_BT < 1 - self.low)
-        return torch.where(raised_BT | lowered_BT, ratio_BT.new_zeros(()), weight_BT)
+    def bounded(self, ratio_BT: torch.Tensor, advantages_BT: torch.Tensor) -> Importance:
+        """Of any ratios."""
+        corrected = self.correction.bounded(ratio_BT)
+        raised_BT = (advantages_BT > 0) & (corrected.ratio_BT > 1 + self.high)
+        lowered_BT = (advantages_BT < 0) & (corrected.ratio_BT < 1 - self.low)
+        return Importance(
+            weight_BT=_where(~(raised_BT | lowered_BT), corrected.weight_BT),
+            ratio_BT=corrected.ratio_BT,
+        )
+
+
+def _where(kept_BT: torch.Tensor, values_BT: torch.Tensor) -> torch.Tensor:
+    return torch.where(kept_BT, values_BT, values_BT.new_zeros(()))

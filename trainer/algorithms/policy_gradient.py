@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from trainer.algorithm import LossTerms, PolicyTokens, Rollouts, Weights
 
-__all__ = ["PolicyGradient", "Ratios"]
+__all__ = ["Importance", "PolicyGradient", "Ratios"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,23 @@ class Ratios:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Importance:
+    """What ratios were made into; both [B, T] and without gradient."""
+
+    weight_BT: torch.Tensor
+    """w."""
+    ratio_BT: torch.Tensor
+    """What w would be without bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGradient:
     """An algorithm of this family."""
 
     baseline: Callable[[Rollouts], NDArray[np.float64]]
     """From rewards to A, [R]."""
-    importance: Callable[[Ratios], torch.Tensor]
-    """w of every token, [B, T]."""
+    importance: Callable[[Ratios], Importance]
+    """From ratios to w."""
     token_weights: Callable[[NDArray[np.int64]], Weights]
     """From lengths to u and D."""
     staleness_decay: float = 1.0
@@ -80,24 +90,26 @@ class PolicyGradient:
         """L * D of the micro-batch, with statistics of its ratios."""
         ratios, mask_BT = Ratios.of(tokens), tokens.loss_mask_BT
         zero = tokens.logprobs_BT.new_zeros(())
-        weight_BT = torch.where(mask_BT, self.importance(ratios), zero)
-        used_BT = weight_BT * tokens.weights_BT * self._decay(tokens.staleness_BT, zero)
+        importance = self.importance(ratios)
+        used_BT = importance.weight_BT * tokens.weights_BT * self._decay(tokens, zero)
         # 1 in value, the score function in gradient.
         score_BT = (tokens.logprobs_BT - tokens.logprobs_BT.detach()).exp()
         gain_BT = torch.where(mask_BT, used_BT * tokens.advantages_BT * score_BT, zero)
-        return LossTerms(loss=-gain_BT.sum(), sums=_statistics(ratios, weight_BT, tokens))
+        return LossTerms(loss=-gain_BT.sum(), sums=_statistics(ratios, importance, tokens))
 
-    def _decay(self, staleness_BT: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return torch.pow(self.staleness_decay, staleness_BT.to(like.dtype))
+    def _decay(self, tokens: PolicyTokens, like: torch.Tensor) -> torch.Tensor:
+        return torch.pow(self.staleness_decay, tokens.staleness_BT.to(like.dtype))
 
 
 def _statistics(
-    ratios: Ratios, weight_BT: torch.Tensor, tokens: PolicyTokens
+    ratios: Ratios, importance: Importance, tokens: PolicyTokens
 ) -> dict[str, torch.Tensor]:
-    mask_BT = ratios.loss_mask_BT
+    mask_BT, weight_BT = ratios.loss_mask_BT, importance.weight_BT
+    lowered_BT = (weight_BT > 0) & (weight_BT < importance.ratio_BT)
     return {
+        # Tokens without any push, and those with less than their ratio would give.
         "clip_fraction": (mask_BT & (weight_BT == 0)).sum(),
-        "cap_fraction": (mask_BT & (weight_BT > 0) & (weight_BT < ratios.ratio_BT)).sum(),
+        "cap_fraction": (mask_BT & lowered_BT).sum(),
         "ratio_mean": (ratios.ratio_BT * mask_BT).sum(),
         "log_ratio_squared_mean": ratios.log_ratio_BT.square().sum(),
         "train_rollout_logprob_abs_diff": ratios.log_ratio_BT.abs().sum(),

@@ -1,9 +1,10 @@
 """REINFORCE++ (arXiv 2501.03262): PPO's clipped surrogate, rewards whitened over the whole step.
 
-    A = (r - mean(r)) / (std(r) + eps)                                       of the step
+    A = (r - mean(r)) / (std(r) + eps)                                       of all N tokens
     J = 1/N sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
 
-With a baseline, for several rollouts of a task, the mean of the group is taken off first.
+With a baseline, for several rollouts of a task, the mean of the group is taken off first. The KL
+term that the paper has in the reward is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _built(
 ) -> PolicyGradient:
     return PolicyGradient(
         baseline=baseline,
-        importance=TrustRegion.of(config),
+        importance=TrustRegion.of(config, low=0.2, high=0.2),
         token_weights=token_weights(config, "token_mean"),
         staleness_decay=config.staleness_decay,
     )

@@ -3,7 +3,8 @@
     A = r - mean of the group's other rewards
     J = 1/R sum_r A * log pi_theta(r)
 
-Tokens that other weights sampled are corrected one by one.
+The paper is on-policy: tokens that other weights sampled are corrected here, one by one. The KL
+term that it has in the reward is left out.
 """
 
 from __future__ import annotations

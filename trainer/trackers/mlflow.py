@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from mlflow.entities import Metric
@@ -27,11 +28,13 @@ class MLflow:
         """All numbers in one request."""
         if self._client is None:
             self._client = self._begun()
-        metrics = [Metric(name, value, 0, step) for name, value in numbers.items()]
+        # Of two values for a step the newer one is shown: that of the life that trained it again.
+        now = round(1000 * time.time())
+        metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self) -> None:
-        """Mark the run as ended; one that goes on is marked again."""
+        """Mark the run as ended."""
         if self._client is not None:
             self._client.set_terminated(self._run_id)
 
@@ -49,7 +52,11 @@ class MLflow:
             return None
         ours = f"tags.`{_TAG}` = '{self._config.run_id}'"
         runs = client.search_runs([experiment.experiment_id], filter_string=ours, max_results=1)
-        return runs[0].info.run_id if runs else None
+        if not runs:
+            return None
+        found: str = runs[0].info.run_id
+        client.update_run(found, status="RUNNING")
+        return found
 
     def _created(self, client: MlflowClient) -> str:
         experiment = client.get_experiment_by_name(self._config.tracker_project)

@@ -11,19 +11,25 @@ from trainer.config import TrainerConfig
 
 __all__ = ["WeightsAndBiases"]
 
+_STEP = "training/step"
+
 
 class WeightsAndBiases:
-    """A run named after ours, in `tracker_project`; a resumed run goes on in it."""
+    """A run named after ours, in `tracker_project`; a resumed run goes on in it.
+
+    Its x-axis is `training/step`: W&B's own step cannot go back to one that a crash undid.
+    """
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._run: Any = None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A line of the run's history. A step that it has already is left as it is."""
+        """A line of the run's history."""
         if self._run is None:
             self._run = self._begun()
-        self._run.log(dict(numbers), step=step)
+            self._run.define_metric("*", step_metric=_STEP)
+        self._run.log({_STEP: step, **numbers})
 
     def close(self) -> None:
         """Send what is left."""
@@ -40,5 +46,6 @@ class WeightsAndBiases:
             config=self._config.mathematics(),
             dir=str(folder),
             resume="allow",
-            settings=wandb.Settings(silent=True),
+            # The log is not its business, and its wrapper would stand in the loop's way.
+            settings=wandb.Settings(silent=True, console="off"),
         )
