@@ -41,6 +41,8 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self._waiting = waiting
         self._metrics = metrics
         self._max_queued_tasks = max_queued_tasks
+        # Of each line that waits: why the newest of those who asked got nothing.
+        self._full: dict[tuple[str, str], ServiceError] = {}
 
     async def SubmitTasks(
         self, request: pb.SubmitTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -83,23 +85,21 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def _wait_for_lease(
         self, run_id: str, purposes: Sequence[Purpose], wait: float
     ) -> TaskLease | None:
-        full: ServiceError | None = None
+        line = " ".join(purpose.name for purpose in purposes)
 
         async def attempt() -> TaskLease | None:
-            nonlocal full
-            full = None
+            self._full.pop((run_id, line), None)
             try:
                 return await self._lease(run_id, purposes)
             except ServiceError as error:
                 if error.reason is not Reason.STORE_FULL:
                     raise
-                # It may pass while this call waits; if not, the caller must learn why.
-                full = error
+                # It may pass while calls wait; if not, all in the line must learn why.
+                self._full[run_id, line] = error
                 return None
 
-        line = " ".join(purpose.name for purpose in purposes)
         lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, line)
-        if full is not None:
+        if lease is None and (full := self._full.get((run_id, line))) is not None:
             raise full
         return lease
 

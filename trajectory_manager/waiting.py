@@ -52,16 +52,15 @@ class Waiting:
     ) -> Result | None:
         """The first result of `attempt` that is not None; None after `seconds` (at most 60).
 
-        Callers with the same `line` ask the same: when one gets nothing, so would those behind it.
+        Callers with the same `line` ask the same: when one gets nothing, so would those behind it,
+        who may run out of time without having asked.
         """
         deadline = asyncio.get_running_loop().time() + min(seconds, MAX_WAIT_SECONDS)
         if line is None:
             return await self._poll(run_id, topic, deadline, attempt)
         first = self._lines.setdefault((run_id, topic, line), asyncio.Semaphore(_FIRST_IN_LINE))
-        if first.locked():
-            result = await attempt()
-            if result is not None or self._is_over(deadline):
-                return result
+        if seconds <= 0:
+            return await attempt()
         try:
             async with asyncio.timeout_at(deadline):
                 await first.acquire()

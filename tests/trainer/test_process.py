@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from seamflow.channel import connect
@@ -22,7 +23,8 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from tests.trainer.services import Neighbours
-from tests.trainer.support import JOB_CONFIG, ROOT, environment, read_lines
+from tests.trainer.support import JOB_CONFIG, ROOT, environment, make_samples, read_lines
+from trainer.batch import sequence
 from trainer.cli import build
 from trainer.commands import Command, Train
 from trainer.config import TrainerConfig
@@ -118,6 +120,10 @@ async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_re
     records = read_lines(child.metrics_file)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert {"loss", "reward_mean", "grad_norm", "num_tokens", "max_staleness"} <= set(records[0])
+    for record, base in zip(records, (0, 1, 2, 3), strict=True):
+        samples = map(sequence, make_samples(record["step"], record["num_groups"]))
+        versions = np.concatenate([item.weight_versions_T[item.loss_mask_T] for item in samples])
+        assert record["staleness_mean"] == pytest.approx(base - versions.mean())
 
 
 async def test_a_crash_between_checkpoint_and_commit_trains_each_sample_once(

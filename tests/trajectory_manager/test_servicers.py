@@ -117,6 +117,25 @@ async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client
     assert lease.lease_duration.seconds == 60
 
 
+async def test_all_who_wait_learn_that_the_store_is_full(
+    store: Store, replicas: tuple[Client, Client]
+) -> None:
+    """Also those so far behind in line that they never ask."""
+    client = Client(replicas[0].channel, uuid.uuid4().hex)
+    rules = trajectory_pb2.RunConfig()
+    rules.CopyFrom(RULES)
+    rules.max_stored_tokens = 1
+    await client.create_run(rules)
+    await client.submit("a")
+    await store.runs.add_stored_tokens(client.run_id, 100)
+    waiting = [client.lease(wait=1) for _ in range(30)]
+    for error in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(error, grpc.aio.AioRpcError)
+        assert reason_of(error) == "STORE_FULL"
+    await store.runs.add_stored_tokens(client.run_id, -100)
+    assert (await client.lease(wait=1)).HasField("task")
+
+
 async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
     """An unfinished rollout is replaced, and extending its lease says so."""
     first, second = replicas

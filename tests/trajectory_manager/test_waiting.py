@@ -45,14 +45,13 @@ class Tasks:
 async def waiting_for(
     tasks: Tasks, waiting: Waiting, *, seconds: float = 60.0, line: str | None = "train"
 ) -> AsyncIterator[list[asyncio.Task[int | None]]]:
-    """Many callers, once all have asked and got nothing."""
+    """Many callers, once those who ask have asked and got nothing."""
 
     def call() -> Awaitable[int | None]:
         return waiting.until("run", Topic.TASKS, seconds, tasks.lease, line)
 
     callers = [asyncio.ensure_future(call()) for _ in range(MANY)]
-    while tasks.num_asked < MANY:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
     yield callers
     for caller in callers:
         caller.cancel()
@@ -75,6 +74,23 @@ async def test_only_the_first_in_line_ask_again(line: str | None, all_ask: bool)
     async with waiting_for(tasks, Waiting(tasks), line=line):  # type: ignore[arg-type]
         asked = await asked_after(tasks, lambda: tasks.submit(0))
     assert (asked >= MANY) is all_ask
+
+
+@pytest.mark.parametrize(("line", "all_ask"), [("train", False), (None, True)])
+async def test_whoever_comes_behind_others_asks_nothing(line: str | None, all_ask: bool) -> None:
+    """They would get nothing either; negative control: without a line everybody asks."""
+    tasks = Tasks()
+    async with waiting_for(tasks, Waiting(tasks), line=line):  # type: ignore[arg-type]
+        assert (tasks.num_asked >= MANY) is all_ask
+
+
+async def test_whoever_does_not_wait_asks_at_once() -> None:
+    """However many wait: it wants to know what there is now."""
+    tasks = Tasks()
+    waiting = Waiting(tasks)  # type: ignore[arg-type]
+    async with waiting_for(tasks, waiting):
+        tasks.free = 1  # nobody has noticed
+        assert await waiting.until("run", Topic.TASKS, 0, tasks.lease, "train") == 0
 
 
 async def test_everybody_in_line_is_served() -> None:
