@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.launcher.services import Facts
 
-__all__ = ["Occupancy", "doing"]
+__all__ = ["CoresBusy", "Occupancy", "doing"]
 
 
 @dataclass(slots=True)
@@ -49,6 +50,22 @@ class Occupancy:
             for name, seconds in sorted(self.seconds.items())
             if (total := sum(seconds.values()))
         }
+
+
+class CoresBusy:
+    """How many of this machine's cores were busy, whatever with, since this was made."""
+
+    def __init__(self) -> None:
+        self._began, self._spent = time.monotonic(), _cpu_seconds()
+
+    def mean(self) -> float:
+        """Since then."""
+        return (_cpu_seconds() - self._spent) / (time.monotonic() - self._began)
+
+
+def _cpu_seconds() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.system + getattr(times, "nice", 0.0))
 
 
 def doing(node: scheduler_pb.Node, facts: Facts) -> str:

@@ -26,7 +26,7 @@ from services.launcher import pictures, store
 from services.launcher.audit import audit, read_token_log
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation import Evaluation, evaluate, read_tasks, trajectories
-from services.launcher.occupancy import Occupancy
+from services.launcher.occupancy import CoresBusy, Occupancy
 from services.launcher.plan import Layout, ProcessPlan
 from services.launcher.services import Services, connected
 from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
@@ -54,6 +54,7 @@ class Run:
     occupancy: Occupancy = field(default_factory=Occupancy)
     is_learning: bool = False
     seconds_learning: float = 0.0
+    cores_busy: float = 0.0
 
     async def train(self) -> dict[str, Any]:
         """Bring everything up, train, and return the summary; every child has ended then."""
@@ -133,7 +134,7 @@ class Run:
     async def _learn(self, processes: Supervisor, services: Services) -> None:
         """Feed tasks until the trainer has taken its last step and every server has its weights."""
         self.view.phase("training")
-        began, self.is_learning = time.monotonic(), True
+        began, cores, self.is_learning = time.monotonic(), CoresBusy(), True
         await processes.start(self.plans["dataloader"])
         status = await services.training()
         while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
@@ -141,7 +142,8 @@ class Run:
             status = await services.training() or status
             if status is not None:
                 self.view.progress(status.step, status.num_steps)
-        self.seconds_learning, self.is_learning = time.monotonic() - began, False
+        self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
+        self.is_learning = False
         await processes.stop("dataloader")
         await self._wait_for_version(services, status.weight_version)
 
@@ -229,6 +231,7 @@ class Run:
                 for label in sorted(figures.turn_lengths)
             },
             "nodes": self.occupancy.shares(),
+            "cores_busy": f"{self.cores_busy:.2f} of {os.cpu_count()}",
             "seconds_learning": round(self.seconds_learning, 1),
             "seconds_total": round(time.monotonic() - self.start, 1),
             "versions": _versions(),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 
 import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.launcher.occupancy import Occupancy, doing
+from services.launcher.occupancy import CoresBusy, Occupancy, doing
 from services.launcher.services import Facts
 
 
@@ -89,3 +91,11 @@ def test_a_node_that_was_never_idle_says_so() -> None:
     assert occupancy.shares() == {}
     occupancy.add(facts(node("rollout"), running=1), now=1.0)
     assert occupancy.shares()["node-a"]["idle"] == 0.0
+
+
+def test_a_core_that_works_is_busy() -> None:
+    """Whoever it works for."""
+    cores, until = CoresBusy(), time.monotonic() + 0.3
+    while time.monotonic() < until:
+        pass
+    assert 0.1 < cores.mean() <= (os.cpu_count() or 1) + 0.5
