@@ -22,7 +22,6 @@ JOB_CONFIG = {
     "learning_rate": 3e-3,
     "micro_batch_tokens": 60,
     "algorithm": "grpo",
-    "staleness_decay": 0.9,
 }
 
 

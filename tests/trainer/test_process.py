@@ -48,11 +48,11 @@ class Child:
         self.port_file = folder / "port.json"
         self.metrics_file = folder / "metrics.jsonl"
         self._arguments = [
-            *("--run-id", "r", "--model", str(model), "--dtype", "float64"),
+            *("--run-id", "r", "--model", str(model)),
             *("--checkpoint-folder", str(folder / "checkpoints")),
             *("--trajectory-manager", neighbours.address, "--weights", neighbours.address),
-            *("--metrics-file", str(self.metrics_file), "--learning-rate", "3e-3"),
-            *("--micro-batch-tokens", "60", "--exit-when-finished", "true"),
+            *("--metrics-file", str(self.metrics_file), "--exit-when-finished", "true"),
+            *(f"--{name.replace('_', '-')}={value}" for name, value in JOB_CONFIG.items()),
         ]
 
     async def start(self, *extra: str, launcher: tuple[str, ...] = ()) -> None:
