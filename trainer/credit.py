@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ def assign_credit(
     """
     rollouts = _rollouts(sequences, config)
     if shuffle is not None:
-        rollouts = _shuffled(rollouts, shuffle)
+        rollouts = replace(rollouts, rewards_R=shuffle.permutation(rollouts.rewards_R))
     weights = _weights(rollouts.num_tokens_R, algorithm)
     advantages_R = algorithm.advantages(rollouts)
     places = {name: place for place, name in enumerate(_members(sequences))}
@@ -94,14 +94,6 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
         rewards_R=rewards_R,
         group_ids=[item.group_id for item in members.values()],
         num_tokens_R=num_tokens_R,
-    )
-
-
-def _shuffled(rollouts: Rollouts, shuffle: np.random.Generator) -> Rollouts:
-    return Rollouts(
-        rewards_R=shuffle.permutation(rollouts.rewards_R),
-        group_ids=rollouts.group_ids,
-        num_tokens_R=rollouts.num_tokens_R,
     )
 
 
