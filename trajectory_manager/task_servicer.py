@@ -88,15 +88,17 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         line = " ".join(purpose.name for purpose in purposes)
 
         async def attempt() -> TaskLease | None:
-            self._full.pop((run_id, line), None)
             try:
-                return await self._lease(run_id, purposes)
+                lease = await self._lease(run_id, purposes)
             except ServiceError as error:
                 if error.reason is not Reason.STORE_FULL:
                     raise
                 # It may pass while calls wait; if not, all in the line must learn why.
                 self._full[run_id, line] = error
                 return None
+            # Not before the answer: one whose time is up meanwhile goes by the answer before.
+            self._full.pop((run_id, line), None)
+            return lease
 
         lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, line)
         if lease is None and (full := self._full.get((run_id, line))) is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -134,6 +136,36 @@ async def test_all_who_wait_learn_that_the_store_is_full(
         assert reason_of(error) == "STORE_FULL"
     await store.runs.add_stored_tokens(client.run_id, -100)
     assert (await client.lease(wait=1)).HasField("task")
+
+
+async def test_the_store_is_full_until_another_answer_came(
+    store: Store, replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs out of time while those before it ask again goes by what they were told last."""
+    client = Client(replicas[0].channel, uuid.uuid4().hex)
+    rules = trajectory_pb2.RunConfig()
+    rules.CopyFrom(RULES)
+    rules.max_stored_tokens = 1
+    await client.create_run(rules)
+    await client.submit("a")
+    await store.runs.add_stored_tokens(client.run_id, 100)
+    ask, asked_again, answer = store.runs.lease_task, asyncio.Event(), asyncio.Event()
+    calls = itertools.count()
+
+    async def quick_once(*arguments: Any) -> Any:
+        if next(calls) >= len(first):
+            asked_again.set()
+            await answer.wait()
+        return await ask(*arguments)
+
+    monkeypatch.setattr(store.runs, "lease_task", quick_once)
+    first = [asyncio.ensure_future(client.lease(wait=2)) for _ in range(8)]
+    await asked_again.wait()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await client.lease(wait=1)
+    assert reason_of(caught.value) == "STORE_FULL"
+    answer.set()
+    await asyncio.gather(*first, return_exceptions=True)
 
 
 async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
