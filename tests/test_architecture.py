@@ -21,6 +21,7 @@ PROCESSES = {
     "services.node_agent",
     "services.dataloader",
     "services.ranker",
+    "services.scoring",
     "services.launcher",
 }
 OURS = ("trajectory_manager", "rollout", "scheduler", "trainer", "services", "examples", "bench")

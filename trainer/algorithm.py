@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.chassis import plugins
+from services.chassis.errors import ConfigError
 from trainer.config import TrainerConfig
 
 __all__ = [
@@ -66,6 +67,8 @@ class PolicyTokens:
     """Advantage of its rollout."""
     weights_BT: torch.Tensor
     """Weight of its loss; see `Weights`."""
+    reference_logprobs_BT: torch.Tensor
+    """Log-prob under a frozen model, from the column `reference_column`; without one it is 0."""
     staleness_BT: torch.Tensor
     """Versions published since the weights it was sampled under."""
     loss_mask_BT: torch.Tensor
@@ -87,6 +90,14 @@ class LossTerms:
 class Algorithm(Protocol):
     """A plug-in. Its constructor takes the `TrainerConfig`."""
 
+    @property
+    def whole_step(self) -> bool:
+        """True if advantages compare rollouts of different groups.
+
+        Then none can be given before all groups of a step are there.
+        """
+        ...
+
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         """Advantage of each rollout, [R]."""
         ...
@@ -105,6 +116,7 @@ ALGORITHMS = {
     "cispo": f"{_HERE}.cispo:build",
     "dapo": f"{_HERE}.dapo:build",
     "decoupled_ppo": f"{_HERE}.decoupled_ppo:build",
+    "distillation": f"{_HERE}.distillation:Distillation",
     "dr_grpo": f"{_HERE}.dr_grpo:build",
     "grpo": f"{_HERE}.grpo:build",
     "gspo": f"{_HERE}.gspo:build",
@@ -118,7 +130,12 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
     """The algorithm that `config.algorithm` names: a built-in, or "package.module:Name".
 
     Raises:
-        ConfigError: neither of the two, or a setting it refuses.
+        ConfigError: neither of the two, or a setting it refuses, or cannot be streamed to.
     """
     algorithm: Algorithm = plugins.make("algorithm", config.algorithm, ALGORITHMS, config)
+    if config.stream_groups and algorithm.whole_step:
+        raise ConfigError(
+            f"stream_groups is {config.stream_groups}: {config.algorithm} compares the rewards of "
+            "a whole step, set it to 0 or take an algorithm that compares within groups"
+        )
     return algorithm

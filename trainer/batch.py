@@ -36,6 +36,8 @@ class TokenSequence:
     """Vocabulary ids."""
     behaviour_logprobs_T: NDArray[np.float32]
     """Log-probs recorded at sampling, after temperature; 0 for environment tokens."""
+    reference_logprobs_T: NDArray[np.float32]
+    """Log-probs under a frozen model; 0 if none is asked for."""
     loss_mask_T: NDArray[np.bool_]
     """True where the loss counts."""
     weight_versions_T: NDArray[np.int64]
@@ -44,6 +46,8 @@ class TokenSequence:
     """Temperature it was sampled with."""
     rewards: Mapping[str, float]
     """Sum of the rollout's rewards by name."""
+    replayed: bool = False
+    """True when it was trained before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class MicroBatch:
     token_ids_BT: NDArray[np.int32]
     """Vocabulary ids, padded on the right."""
     behaviour_logprobs_BT: NDArray[np.float32]
+    """As in `TokenSequence`."""
+    reference_logprobs_BT: NDArray[np.float32]
     """As in `TokenSequence`."""
     loss_mask_BT: NDArray[np.bool_]
     """False on padding."""
@@ -66,11 +72,16 @@ class MicroBatch:
     """Temperature of each row."""
 
 
-def sequence(sample: trajectory_pb2.Sample) -> TokenSequence:
+def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> TokenSequence:
     """Turn a leased sample into arrays; tokens of unknown weight version are never trained.
 
+    Args:
+        sample: as it was leased.
+        reference_column: its log-probs under a frozen model; empty: none are wanted.
+
     Raises:
-        ValueError: parallel fields differ in length, or the temperature is not positive.
+        ValueError: parallel fields differ in length, the temperature is not positive, or the
+            column is not there.
     """
     arrays = _arrays(sample)
     _check(sample, arrays)
@@ -83,10 +94,12 @@ def sequence(sample: trajectory_pb2.Sample) -> TokenSequence:
         group_id=sample.group_id,
         token_ids_T=arrays.token_ids_T[:length],
         behaviour_logprobs_T=arrays.logprobs_T[:length],
+        reference_logprobs_T=_reference(sample, reference_column, len(mask))[:length],
         loss_mask_T=mask[:length],
         weight_versions_T=_versions(arrays.spans)[:length],
         temperature=sample.temperature,
         rewards=_rewards(sample),
+        replayed=sample.replayed,
     )
 
 
@@ -158,6 +171,24 @@ def _unpacked(sample: trajectory_pb2.Sample, name: str, data: bytes, dtype: str)
             "which is no whole number of values of 4 bytes"
         )
     return np.frombuffer(data, dtype)
+
+
+def _reference(sample: trajectory_pb2.Sample, column: str, length: int) -> NDArray[np.float32]:
+    if not column:
+        return np.zeros(length, np.float32)
+    found = {entry.name: entry.values for entry in sample.columns}
+    if column not in found:
+        raise ValueError(
+            f"sample {sample.sample_id!r} has no column {column!r} but {sorted(found)}: put it "
+            "into the run's required_columns, and start a scoring service that writes it"
+        )
+    values = _unpacked(sample, f"column {column!r}", found[column], "<f4")
+    if len(values) != length:
+        raise ValueError(
+            f"sample {sample.sample_id!r}: column {column!r} has {len(values)} values for {length} "
+            "tokens: log-probs are one for each token"
+        )
+    return values
 
 
 def _check(sample: trajectory_pb2.Sample, arrays: _Arrays) -> None:
@@ -242,6 +273,7 @@ def _stack(
     batch = MicroBatch(
         token_ids_BT=np.full(shape, _PAD, np.int32),
         behaviour_logprobs_BT=np.zeros(shape, np.float32),
+        reference_logprobs_BT=np.zeros(shape, np.float32),
         loss_mask_BT=np.zeros(shape, np.bool_),
         weight_versions_BT=np.zeros(shape, np.int64),
         advantages_B=advantages_N[list(rows)],
@@ -252,6 +284,7 @@ def _stack(
         length = len(member.token_ids_T)
         batch.token_ids_BT[row, :length] = member.token_ids_T
         batch.behaviour_logprobs_BT[row, :length] = member.behaviour_logprobs_T
+        batch.reference_logprobs_BT[row, :length] = member.reference_logprobs_T
         batch.loss_mask_BT[row, :length] = member.loss_mask_T
         batch.weight_versions_BT[row, :length] = member.weight_versions_T
     return batch
@@ -262,6 +295,7 @@ def _weightless() -> MicroBatch:
     return MicroBatch(
         token_ids_BT=np.full((1, 2), _PAD, np.int32),
         behaviour_logprobs_BT=np.zeros((1, 2), np.float32),
+        reference_logprobs_BT=np.zeros((1, 2), np.float32),
         loss_mask_BT=np.zeros((1, 2), np.bool_),
         weight_versions_BT=np.zeros((1, 2), np.int64),
         advantages_B=np.zeros(1, np.float64),

@@ -12,33 +12,40 @@ import numpy as np
 from trainer.batch import MicroBatch
 
 __all__ = [
+    "Accumulate",
     "Command",
     "Exit",
     "Gather",
     "Load",
+    "Optimize",
     "Release",
     "Restore",
     "Save",
-    "Train",
     "decode",
     "encode",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
-    """Take one optimizer step."""
+class Accumulate:
+    """Add the gradient of a part of a step to that of the parts before it."""
 
-    step: int
-    """1 is the first."""
     weight_version: int
     """Newest version published: what staleness is counted from."""
     num_tokens: int
-    """Trainable tokens of the whole step, over all ranks."""
+    """Trainable tokens of the part, over all ranks."""
     denominator: float
-    """What the weighted token losses of the whole step are divided by."""
+    """What the part adds to that by which the step's weighted token losses are divided."""
     micro_batches: tuple[MicroBatch, ...]
     """This rank's; every rank has the same number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimize:
+    """Take an optimizer step with the gradient of all its parts."""
+
+    step: int
+    """1 is the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +84,16 @@ class Exit:
     """End the process."""
 
 
-Command = Train | Save | Load | Gather | Release | Restore | Exit
+Command = Accumulate | Optimize | Save | Load | Gather | Release | Restore | Exit
 _KINDS: dict[str, type[Command]] = {
-    kind.__name__: kind for kind in (Train, Save, Load, Gather, Release, Restore, Exit)
+    kind.__name__: kind
+    for kind in (Accumulate, Optimize, Save, Load, Gather, Release, Restore, Exit)
 }
 
 
 def encode(command: Command) -> bytes:
     """The command as bytes that hold no code."""
-    batches = command.micro_batches if isinstance(command, Train) else ()
+    batches = command.micro_batches if isinstance(command, Accumulate) else ()
     words = {
         "kind": type(command).__name__,
         "num_micro_batches": len(batches),
@@ -110,7 +118,7 @@ def decode(data: bytes) -> Command:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         words = json.loads(arrays["words"].tobytes())
         kind, values = _KINDS[words["kind"]], words["fields"]
-        if kind is Train:
+        if kind is Accumulate:
             values["micro_batches"] = tuple(
                 MicroBatch(
                     **{entry.name: arrays[f"{number}.{entry.name}"] for entry in fields(MicroBatch)}

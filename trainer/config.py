@@ -9,12 +9,14 @@ from typing import Literal
 
 from services.chassis.config import ServerConfig
 
-__all__ = ["ImportanceWay", "LossWeights", "TrainerConfig"]
+__all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "TrainerConfig"]
 
 ImportanceWay = Literal["truncate", "mask", "icepop", "none"]
 """What becomes of the ratio of a token that other weights sampled."""
 LossWeights = Literal["algorithm", "token_mean", "sequence_mean", "sequence_sum", "constant"]
 """What a token counts in the loss."""
+KLEstimator = Literal["k1", "k2", "k3"]
+"""How the distance from a reference is estimated from sampled tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,10 @@ class TrainerConfig(ServerConfig):
     stay for later steps, as long as max_staleness lets them. 0: batches are always whole."""
     batch_min_groups: int = 1
     """Fewer groups than this are waited for even then."""
+
+    stream_groups: int = 0
+    """A step begins when so many of its groups are complete, and goes on as the others come. 0:
+    when all are."""
 
     num_steps: int = 100
     """Optimizer steps in all."""
@@ -84,6 +90,17 @@ class TrainerConfig(ServerConfig):
     matter how many."""
     overlong_buffer_tokens: int = 0
     """The loss of reward begins so many tokens before that and grows linearly."""
+
+    reference_column: str = ""
+    """Column of the samples with log-probs under a frozen model: the reference of the KL terms, the
+    teacher of distillation. A scoring service writes it."""
+    kl_loss: float = 0.0
+    """Weight of the distance from the reference in the loss."""
+    kl_reward: float = 0.0
+    """Weight of a rollout's distance from the reference, summed over its tokens as they were
+    sampled, in its reward."""
+    kl_estimator: KLEstimator = "k3"
+    """k1: difference of log-probs, k2: half its square, k3: as in GRPO."""
 
     learning_rate: float = 1e-6
     """AdamW's, at its highest."""
@@ -154,10 +171,24 @@ class TrainerConfig(ServerConfig):
                 f"overlong_buffer_tokens is {self.overlong_buffer_tokens}: give at most the "
                 f"{self.overlong_tokens} of overlong_tokens"
             )
+        self._check_reference()
         if self.batch_min_groups > 1 and self.batch_timeout_seconds == 0:
             raise ValueError(
                 f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
                 "give batch_timeout_seconds too"
+            )
+
+    def _check_reference(self) -> None:
+        for name in ("kl_loss", "kl_reward"):
+            if getattr(self, name) and not self.reference_column:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)} but reference_column is not set: give the "
+                    "column with the reference's log-probs"
+                )
+        if self.kl_loss and self.kl_estimator == "k1":
+            raise ValueError(
+                f"kl_estimator is 'k1' with kl_loss {self.kl_loss}: its gradient is 0 on average; "
+                "take k2, whose gradient is that of the KL, or k3"
             )
 
     @property
@@ -191,14 +222,18 @@ _NOT_NEGATIVE = (
     "batch_timeout_seconds",
     "clip_low",
     "clip_high",
+    "stream_groups",
     "importance_floor",
     "loss_length",
     "overlong_buffer_tokens",
+    "kl_loss",
+    "kl_reward",
     "warmup_steps",
     "weight_decay",
     "seed",
 )
 _MATHEMATICS = (
+    "stream_groups",
     "algorithm",
     "reward",
     "shuffle_rewards",
@@ -213,6 +248,10 @@ _MATHEMATICS = (
     "loss_length",
     "overlong_tokens",
     "overlong_buffer_tokens",
+    "reference_column",
+    "kl_loss",
+    "kl_reward",
+    "kl_estimator",
     "learning_rate",
     "learning_rate_schedule",
     "warmup_steps",

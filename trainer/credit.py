@@ -7,15 +7,17 @@ Shape suffixes: R rollouts, N sequences.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from trainer.algorithm import Algorithm, Rollouts, Weights
+from trainer.algorithms.divergence import estimated
 from trainer.batch import TokenSequence
-from trainer.config import TrainerConfig
+from trainer.config import KLEstimator, TrainerConfig
 
 __all__ = ["Credits", "assign_credit", "overlong_penalty"]
 
@@ -90,11 +92,25 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
         rewards_R += overlong_penalty(
             num_tokens_R, config.overlong_tokens, config.overlong_buffer_tokens
         )
+    if config.kl_reward:
+        rewards_R -= config.kl_reward * _divergences(sequences, members, config.kl_estimator)
     return Rollouts(
         rewards_R=rewards_R,
         group_ids=[item.group_id for item in members.values()],
         num_tokens_R=num_tokens_R,
     )
+
+
+def _divergences(
+    sequences: Sequence[TokenSequence], members: Mapping[str, TokenSequence], estimator: KLEstimator
+) -> NDArray[np.float64]:
+    """How far each rollout is from the reference, as it was sampled: a sum over its tokens."""
+    sums = dict.fromkeys(members, 0.0)
+    for item in sequences:
+        difference_T = item.behaviour_logprobs_T.astype(np.float64) - item.reference_logprobs_T
+        kept = torch.from_numpy(difference_T[item.loss_mask_T])
+        sums[item.rollout_id] += estimated(kept, estimator).sum().item()
+    return np.array(list(sums.values()), np.float64)
 
 
 def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> Weights:

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis.log import get_logger
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
-from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
-from trainer.commands import Gather, Load, Save, Train
+from trainer.batch import plan, trainable_tokens
+from trainer.commands import Accumulate, Gather, Load, Optimize, Save
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.device import Device, GangThread
+from trainer.parts import Part
 from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher, PublishPutOff
 from trainer.record import MetricsFile, StepRecord
@@ -65,7 +65,7 @@ class Trainer:
         self._config = config
         self._gang, self._device = gang, device
         self._samples, self._nodes, self._publisher = samples, nodes, publisher
-        self._batches = Batches(config, samples, nodes)
+        self._batches = Batches(config, samples, nodes, gang.world_size)
         self._algorithm = make_algorithm(config)
         self._metrics = MetricsFile(config.metrics_file)
         self._trackers = trackers
@@ -77,13 +77,13 @@ class Trainer:
         while self.progress.step < self._config.num_steps:
             step = self.progress.step + 1
             record = StepRecord(step, self.progress.weight_version)
-            leased = await self._batches.next(record)
-            async with self._device.use(self._nodes.acquire):
-                await self._optimize(leased, record)
-                if self._due(step, self._config.checkpoint_every):
-                    await self._checkpoint(record)
-                due = self._postponed or self._due(step, self._config.publish_every)
-                weights = await self._gather(record) if due else {}
+            weights = dict[str, torch.Tensor]()
+            async for part in self._batches.parts(record):
+                async with self._device.use(self._nodes.acquire):
+                    await self._accumulate(part, record)
+                    if part.last:
+                        await self._optimize(record)
+                        weights = await self._finish(record)
             if self.progress.checkpoint_step == step:
                 await self._samples.commit(step)
             self._postponed = bool(weights) and not await self._published(weights, record)
@@ -141,39 +141,45 @@ class Trainer:
         due = self._due(step, self._config.publish_every)
         return published > step or (published < step and due)
 
-    async def _optimize(self, leased: sample_pb2.LeaseSamplesResponse, record: StepRecord) -> None:
+    async def _accumulate(self, part: Part, record: StepRecord) -> None:
         self.progress.training = True
         with record.phase("train"):
-            sequences = [sequence(sample) for sample in leased.samples]
-            commands = self._commands(record.step, sequences)
-            record.batch(
-                sequences, self._config.reward, commands[0].num_tokens, leased.max_staleness
-            )
-            answers = await self._gang.do_each(commands)
-            record.result(answers[0])
+            await self._gang.do_each(self._commands(part, record))
+            record.add(part.sequences)
+
+    async def _optimize(self, record: StepRecord) -> None:
+        with record.phase("train"):
+            answers = await self._gang.do(Optimize(step=record.step))
+        record.result(answers[0], self._config.reward)
         self.progress.step = record.step
         self.progress.record = record
 
-    def _commands(self, step: int, sequences: list[TokenSequence]) -> list[Train]:
-        shuffle = np.random.default_rng([self._config.seed, step])
+    async def _finish(self, record: StepRecord) -> dict[str, torch.Tensor]:
+        """What a step leaves behind: a checkpoint, and weights to publish, when they are due."""
+        if self._due(record.step, self._config.checkpoint_every):
+            await self._checkpoint(record)
+        due = self._postponed or self._due(record.step, self._config.publish_every)
+        return await self._gather(record) if due else {}
+
+    def _commands(self, part: Part, record: StepRecord) -> list[Accumulate]:
+        shuffle = np.random.default_rng([self._config.seed, record.step, record.num_samples])
         given = assign_credit(
-            sequences,
+            part.sequences,
             self._algorithm,
             self._config,
             shuffle if self._config.shuffle_rewards else None,
         )
         shares = plan(
-            sequences,
+            part.sequences,
             given.advantages_N,
             given.weights_N,
             num_ranks=self._gang.world_size,
             micro_batch_tokens=self._config.micro_batch_tokens,
         )
         return [
-            Train(
-                step=step,
+            Accumulate(
                 weight_version=self.progress.weight_version,
-                num_tokens=trainable_tokens(sequences),
+                num_tokens=trainable_tokens(part.sequences),
                 denominator=given.denominator,
                 micro_batches=share,
             )

@@ -55,10 +55,10 @@ async def persistently(what: str, call: Callable[[], Awaitable[T]]) -> T:
 class Samples:
     """The trajectory manager's SampleService for one start of one trainer."""
 
-    def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, run_id: str, stream_groups: int = 0) -> None:
         # The generated constructor is typed for blocking channels.
         self._stub: sample_grpc.SampleServiceAsyncStub = sample_grpc.SampleServiceStub(channel)  # type: ignore[assignment]
-        self._run_id = run_id
+        self._run_id, self._stream_groups = run_id, stream_groups
         self._trainer_id = uuid.uuid4().hex
         self._pending: frozenset[int] = frozenset()
         self._leases: dict[int, bytes] = {}
@@ -85,7 +85,7 @@ class Samples:
             "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=timeout)
         )
         num_leasable = response.num_ready_groups - response.num_kept_back_groups
-        return Readiness(num_leasable, response.groups_per_step)
+        return Readiness(num_leasable, response.groups_per_step, self._stream_groups)
 
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
@@ -95,16 +95,8 @@ class Samples:
         Too few for a whole batch; or, if that is not 0, for `min_groups` of its groups.
         They come page by page: a step may be larger than a message.
         """
-        request = sample_pb2.LeaseSamplesRequest(
-            run_id=self._run_id,
-            epoch=self.epoch,
-            step=step,
-            base_weight_version=base_weight_version,
-            wait=_duration(_LEASE_POLL_SECONDS),
-            packed=True,
-            max_bytes=_PAGE_BYTES,
-            min_groups=min_groups,
-        )
+        request = self._request(step, base_weight_version, _LEASE_POLL_SECONDS)
+        request.min_groups = min_groups
         whole = await self._page(request)
         if not whole.lease_token:
             return None
@@ -116,6 +108,42 @@ class Samples:
             whole.max_staleness = max(whole.max_staleness, page.max_staleness)
             request.first_sample = page.next_sample
         return whole
+
+    async def stream(
+        self,
+        step: int,
+        base_weight_version: int,
+        first_sample: int,
+        *,
+        min_groups: int = 0,
+        wait: bool = True,
+    ) -> sample_pb2.LeaseSamplesResponse | None:
+        """A page of what `step` has from `first_sample` on; None if there is nothing yet.
+
+        More follows, or may, unless its `next_sample` is 0. With `min_groups` the step takes no
+        more than is there, if that is so many.
+        """
+        request = self._request(step, base_weight_version, _LEASE_POLL_SECONDS * wait)
+        request.first_sample, request.min_groups = first_sample, min_groups
+        request.streaming = min_groups == 0
+        page = await self._page(request)
+        if not page.lease_token:
+            return None
+        self._leases[step] = page.lease_token
+        return page
+
+    def _request(
+        self, step: int, base_weight_version: int, wait_seconds: float
+    ) -> sample_pb2.LeaseSamplesRequest:
+        return sample_pb2.LeaseSamplesRequest(
+            run_id=self._run_id,
+            epoch=self.epoch,
+            step=step,
+            base_weight_version=base_weight_version,
+            wait=_duration(wait_seconds),
+            packed=True,
+            max_bytes=_PAGE_BYTES,
+        )
 
     async def _page(
         self, request: sample_pb2.LeaseSamplesRequest

@@ -7,7 +7,7 @@ Shape suffixes: B rows of a micro-batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.algorithm import Algorithm, PolicyTokens
 from trainer.batch import MicroBatch
-from trainer.commands import Train
+from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
 
 __all__ = ["NonFiniteError", "Policy", "learning_rate", "token_logprobs"]
@@ -39,6 +39,7 @@ class Policy:
         self._parameters = dict(model.named_parameters())
         self._algorithm = algorithm
         self._config = config
+        self._totals = _Totals()
         self._optimizer = torch.optim.AdamW(
             [shard for shard in self.shards.values() if shard.numel()],
             lr=config.learning_rate,
@@ -47,28 +48,36 @@ class Policy:
             fused=True,
         )
 
-    def step(self, command: Train) -> dict[str, float]:
-        """Take an optimizer step; its metrics, the same on every rank.
+    def accumulate(self, command: Accumulate) -> None:
+        """Add the gradient of the loss of a part of the step, not yet divided. Collective."""
+        for batch in command.micro_batches:
+            self._totals.add(self._backward(batch, command.weight_version))
+        self._totals.num_tokens += command.num_tokens
+        self._totals.denominator += command.denominator
+
+    def optimize(self, step: int) -> dict[str, float]:
+        """Take an optimizer step with what was accumulated; its metrics, the same on every rank.
 
         Collective. A step without a trainable token changes nothing.
 
         Raises:
             NonFiniteError: the loss or the gradient's norm is not finite.
         """
-        if command.num_tokens == 0:
+        totals, self._totals = self._totals, _Totals()
+        if totals.num_tokens == 0:
             return {}
-        self.model.zero_grad(set_to_none=True)
-        sums = [self._backward(batch, command) for batch in command.micro_batches]
-        metrics = self._reduced(sums, command.num_tokens)
-        metrics["grad_norm"] = self._grad_norm()
+        metrics = totals.reduced()
+        metrics["grad_norm"] = self._grad_norm() / totals.denominator
         for name in ("loss", "grad_norm"):
             if not math.isfinite(metrics[name]):
+                self.model.zero_grad(set_to_none=True)
                 raise NonFiniteError(
-                    f"{name} of step {command.step} is {metrics[name]}: no step was taken; "
+                    f"{name} of step {step} is {metrics[name]}: no step was taken; "
                     "lower learning_rate or max_grad_norm, or look at the step's rewards"
                 )
-        metrics["learning_rate"] = learning_rate(self._config, command.step)
-        self._update(metrics["grad_norm"], metrics["learning_rate"])
+        metrics["learning_rate"] = learning_rate(self._config, step)
+        scale = min(1.0, self._config.max_grad_norm / (metrics["grad_norm"] + 1e-6))
+        self._update(scale / totals.denominator, metrics["learning_rate"])
         return metrics
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,6 +97,13 @@ class Policy:
                 tensors[f"{key}.{name}"] = value
         return tensors
 
+    def device_tensors(self) -> Iterator[torch.Tensor]:
+        """All that this rank keeps on its device between commands, gradients included."""
+        yield from self.state().values()
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                yield _local(parameter.grad)
+
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `state` gave: parameters in place, optimizer state anew."""
         for name, shard in self.shards.items():
@@ -100,13 +116,11 @@ class Policy:
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
 
-    def _backward(self, batch: MicroBatch, command: Train) -> dict[str, torch.Tensor]:
-        terms = self._algorithm.loss(self._forward(batch, command.weight_version))
-        loss = terms.loss / command.denominator
+    def _backward(self, batch: MicroBatch, weight_version: int) -> dict[str, torch.Tensor]:
+        terms = self._algorithm.loss(self._forward(batch, weight_version))
         # FSDP averages gradients over the ranks; the loss is a sum over them.
-        (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
-        # What is reported is a mean over tokens.
-        return {"loss": loss.detach() * command.num_tokens, **terms.sums}
+        (terms.loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
+        return {"loss": terms.loss.detach(), **terms.sums}
 
     def _forward(self, batch: MicroBatch, weight_version: int) -> PolicyTokens:
         device = self._config.device
@@ -123,21 +137,14 @@ class Policy:
             behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(
                 device, logprobs_BT.dtype
             ),
+            reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).to(
+                device, logprobs_BT.dtype
+            ),
             advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
             weights_BT=weights_B[:, None].expand_as(logprobs_BT),
             staleness_BT=weight_version - versions_BT,
             loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),
         )
-
-    def _reduced(
-        self, sums: Sequence[dict[str, torch.Tensor]], num_tokens: int
-    ) -> dict[str, float]:
-        names = sorted(sums[0])
-        totals = torch.stack(
-            [torch.stack([each[name].double() for each in sums]).sum() for name in names]
-        )
-        dist.all_reduce(totals)
-        return dict(zip(names, (totals / num_tokens).tolist(), strict=True))
 
     def _grad_norm(self) -> float:
         squares = [
@@ -149,8 +156,7 @@ class Policy:
         dist.all_reduce(total)
         return math.sqrt(total.item())
 
-    def _update(self, grad_norm: float, learning_rate: float) -> None:
-        scale = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))
+    def _update(self, scale: float, learning_rate: float) -> None:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self.shards[name].grad = _local(parameter.grad).mul_(scale)
@@ -158,6 +164,30 @@ class Policy:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
+
+
+class _Totals:
+    """Sums over the part of a step that was computed so far."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.denominator = 0.0
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, sums: Mapping[str, torch.Tensor]) -> None:
+        """Those of a micro-batch on this rank."""
+        for name, value in sums.items():
+            wide = value.double()
+            self._sums[name] = self._sums[name] + wide if name in self._sums else wide
+
+    def reduced(self) -> dict[str, float]:
+        """Over all ranks: the loss, and means over tokens. Collective."""
+        names = sorted(self._sums)
+        totals = torch.stack([self._sums[name] for name in names])
+        dist.all_reduce(totals)
+        values = dict(zip(names, totals.tolist(), strict=True))
+        loss = values.pop("loss") / self.denominator
+        return {"loss": loss, **{name: value / self.num_tokens for name, value in values.items()}}
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:

@@ -23,6 +23,13 @@ class Readiness:
     """Complete groups that the trainer may lease."""
     needed: int
     """Groups of a batch."""
+    stream: int = 0
+    """Groups with which training on a part of it begins; 0: it begins with all."""
+
+    @property
+    def begin(self) -> int:
+        """Groups with which training begins."""
+        return min(self.stream or self.needed, self.needed)
 
     @property
     def full(self) -> bool:
@@ -43,8 +50,9 @@ class BatchTimeout:
     """Complete groups that a part has at least."""
 
     def enough(self, now: float, ready: Readiness) -> bool:
-        """Whether a step can be trained: on a whole batch, or on a part once it is time."""
-        return ready.full or (now >= self.time and ready.num_ready >= self.min_groups)
+        """Whether training can begin: on a batch, the begin of one, or a part once it is time."""
+        enough = ready.num_ready >= ready.begin
+        return enough or (now >= self.time and ready.num_ready >= self.min_groups)
 
     def expected(self, ready: Readiness) -> float:
         """When `ready` is enough though nothing else comes; inf: never."""
@@ -91,7 +99,7 @@ class Forecast:
         """What was ready at `now`."""
         self._seen.append((now, readiness.num_ready))
         if self._lead > 0 and self._end is None:
-            full = predict_full(self._seen, readiness.needed)
+            full = predict_full(self._seen, readiness.begin)
             part = self._timeout.expected(readiness)
             self._begin = (part if full is None else min(full, part)) - self._lead
 

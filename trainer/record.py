@@ -18,7 +18,7 @@ import numpy as np
 
 from services.chassis import metrics
 from trainer import durable
-from trainer.batch import TokenSequence
+from trainer.batch import TokenSequence, trainable_tokens
 
 __all__ = ["MetricsFile", "StepRecord"]
 
@@ -33,7 +33,15 @@ class StepRecord:
         self.base_weight_version = base_weight_version
         self._numbers: dict[str, Any] = {"base_weight_version": base_weight_version}
         self._seconds: dict[str, float] = {}
+        self._sequences: list[TokenSequence] = []
         self._sample_ids: list[str] = []
+        self._arrival_time = 0.0
+        self._max_staleness = 0
+
+    @property
+    def num_samples(self) -> int:
+        """What it was trained on so far."""
+        return len(self._sequences)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -44,27 +52,34 @@ class StepRecord:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
 
-    def batch(
-        self, sequences: Sequence[TokenSequence], reward: str, num_tokens: int, max_staleness: int
-    ) -> None:
-        """Describe what the step trains on."""
-        rollouts = {item.rollout_id: item for item in sequences}.values()
+    def leased(self, max_staleness: int) -> None:
+        """Samples arrived, of which the stalest is so many versions behind."""
+        self._arrival_time = time.monotonic()
+        self._max_staleness = max(self._max_staleness, max_staleness)
+
+    def add(self, sequences: Sequence[TokenSequence]) -> None:
+        """The step is trained on these too."""
+        self._sequences += sequences
+
+    def result(self, numbers: Mapping[str, float], reward: str) -> None:
+        """The optimizer step was taken and gave `numbers`; `reward` is what it was trained on."""
+        self._seconds["after_last_sample"] = time.monotonic() - self._arrival_time
+        self._sample_ids = [item.sample_id for item in self._sequences]
+        self._numbers |= self._batch(reward) | dict(numbers)
+
+    def _batch(self, reward: str) -> dict[str, float]:
+        rollouts = {item.rollout_id: item for item in self._sequences}.values()
         # Rollouts that sampled nothing give no samples.
         trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
-        self._numbers |= {
+        return {
             **_other_rewards([item.rewards for item in rollouts], reward),
             "reward_mean": float(trained.mean()),
             "reward_std": float(trained.std()),
-            "num_tokens": num_tokens,
-            "num_samples": len(sequences),
+            "num_tokens": trainable_tokens(self._sequences),
+            "num_samples": len(self._sequences),
             "num_groups": len({item.group_id for item in rollouts}),
-            "max_staleness": max_staleness,
+            "max_staleness": self._max_staleness,
         }
-        self._sample_ids = [item.sample_id for item in sequences]
-
-    def result(self, numbers: Mapping[str, float]) -> None:
-        """Add what the optimizer step gave."""
-        self._numbers |= numbers
 
     def published(self, weight_version: int) -> None:
         """Add the newest version after the step: its own, unless publishing was not due."""

@@ -1,19 +1,22 @@
 """The wait for each step's batch, in which the nodes are given back, and the end of the wait.
 
-WAITING -> (batch full, or its timeout over) -> nodes asked for -> LEASED
+WAITING -> (batch full, or begun, or its timeout over) -> nodes asked for -> LEASED, part by part
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import AsyncIterator, Sequence
 
 from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis import metrics
 from services.chassis.log import get_logger
+from trainer.batch import TokenSequence, sequence
 from trainer.config import TrainerConfig
+from trainer.parts import Part, Rounds
 from trainer.peers import Nodes, Samples
 from trainer.readiness import BatchTimeout, Forecast, Readiness
 from trainer.record import StepRecord
@@ -24,8 +27,13 @@ __all__ = ["Batches"]
 class Batches:
     """Gives the trainer what each step is trained on."""
 
-    def __init__(self, config: TrainerConfig, samples: Samples, nodes: Nodes) -> None:
+    def __init__(
+        self, config: TrainerConfig, samples: Samples, nodes: Nodes, num_ranks: int = 1
+    ) -> None:
         self._samples, self._nodes = samples, nodes
+        self._stream_groups = config.stream_groups
+        self._reference_column = config.reference_column
+        self._round_tokens = num_ranks * config.micro_batch_tokens
         self._timeout_seconds = config.batch_timeout_seconds or math.inf
         self._min_groups = config.batch_min_groups
         self._request_ahead_seconds = config.request_ahead_seconds
@@ -36,23 +44,74 @@ class Batches:
         self._done_rollouts: int | None = None  # since the outlook before; None: none told yet
         self._lent = False  # the nodes were given back, and are not asked for again yet
 
-    async def next(self, record: StepRecord) -> sample_pb2.LeaseSamplesResponse:
-        """Wait for the batch of a step, then for the nodes; lease it. Seconds go into `record`."""
+    async def parts(self, record: StepRecord) -> AsyncIterator[Part]:
+        """Wait for a step's batch, then for the nodes; lease it. Seconds go into `record`.
+
+        The batch is one part, or with `stream_groups` there is one whenever enough groups came.
+        """
         timeout = BatchTimeout(
             time=time.time() + self._timeout_seconds, min_groups=self._min_groups
         )
-        while True:
-            with record.phase("wait"):
-                ready = await self._wait(record.step, timeout)
-                await self._nodes.acquire(record.step)
+        found = list[TokenSequence]()
+        steps = self._streamed if self._stream_groups else self._whole
+        async for part in steps(record, timeout):
+            found += part.sequences
+            if part.last:
+                self._count(found)
+            yield part
+
+    async def _whole(self, record: StepRecord, timeout: BatchTimeout) -> AsyncIterator[Part]:
+        leased = None
+        while leased is None:
+            ready = await self._begin(record, timeout)
             with record.phase("lease"):
                 min_groups = 0 if ready.full else self._min_groups
                 leased = await self._samples.lease(
                     record.step, record.base_weight_version, min_groups
                 )
-            if leased is not None:
-                self._count(leased, ready)
-                return leased
+        if not ready.full:
+            self._tell_timeout(ready)
+        record.leased(leased.max_staleness)
+        yield Part(sequences=self._sequences(leased), last=True)
+
+    async def _streamed(self, record: StepRecord, timeout: BatchTimeout) -> AsyncIterator[Part]:
+        await self._begin(record, timeout)
+        rounds, last = Rounds(self._round_tokens), False
+        while not last:
+            with record.phase("wait"):
+                page = await self._page(record, timeout, rounds)
+            last = page is not None and page.next_sample == 0
+            fresh = [] if page is None else self._sequences(page)
+            for part in rounds.cut(fresh, settled=page is None, last=last):
+                yield part
+
+    async def _page(
+        self, record: StepRecord, timeout: BatchTimeout, rounds: Rounds
+    ) -> sample_pb2.LeaseSamplesResponse | None:
+        """What follows on what arrived; None if nothing does yet, at once if a group waits for it.
+
+        Once it is time the step takes what there is and no more.
+        """
+        page = await self._samples.stream(
+            record.step,
+            record.base_weight_version,
+            rounds.num_arrived,
+            min_groups=self._min_groups if timeout.time <= time.time() else 0,
+            wait=not rounds.unsettled,
+        )
+        if page is not None:
+            record.leased(page.max_staleness)
+        return page
+
+    def _sequences(self, page: sample_pb2.LeaseSamplesResponse) -> list[TokenSequence]:
+        return [sequence(sample, self._reference_column) for sample in page.samples]
+
+    async def _begin(self, record: StepRecord, timeout: BatchTimeout) -> Readiness:
+        """Wait until training can begin and the nodes are there."""
+        with record.phase("wait"):
+            ready = await self._wait(record.step, timeout)
+            await self._nodes.acquire(record.step)
+        return ready
 
     async def give_back(self) -> None:
         """Give nodes back that were taken for something else than the batch while they are lent."""
@@ -99,14 +158,15 @@ class Batches:
             done_rollouts=done,
         )
 
-    def _count(self, leased: sample_pb2.LeaseSamplesResponse, ready: Readiness) -> None:
-        """Learn how many rollouts a group has, and tell of a timeout."""
-        fresh = [sample for sample in leased.samples if not sample.replayed]
-        group_ids = {sample.group_id for sample in fresh}
-        rollout_ids = {sample.rollout_id for sample in fresh}
+    def _count(self, sequences: Sequence[TokenSequence]) -> None:
+        """Learn how many rollouts a group has."""
+        fresh = [item for item in sequences if not item.replayed]
+        group_ids = {item.group_id for item in fresh}
+        rollout_ids = {item.rollout_id for item in fresh}
         self._group_rollouts = len(rollout_ids) / max(len(group_ids), 1)
         if self._done_rollouts is not None:
             self._done_rollouts += len(rollout_ids)
-        if not ready.full:
-            self._timeouts.inc()
-            get_logger().info("batch_timed_out", num_ready=ready.num_ready, needed=ready.needed)
+
+    def _tell_timeout(self, ready: Readiness) -> None:
+        self._timeouts.inc()
+        get_logger().info("batch_timed_out", num_ready=ready.num_ready, needed=ready.needed)

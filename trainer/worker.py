@@ -10,7 +10,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
-from trainer.commands import Command, Exit, Gather, Load, Release, Restore, Save, Train
+from trainer.commands import (
+    Accumulate,
+    Command,
+    Exit,
+    Gather,
+    Load,
+    Optimize,
+    Release,
+    Restore,
+    Save,
+)
 from trainer.config import TrainerConfig
 from trainer.device_state import DeviceState
 from trainer.model import DTYPES, load_sharded
@@ -34,8 +44,10 @@ class Worker:
     def do(self, command: Command) -> dict[str, float]:
         """Carry out one command; the numbers it gave."""
         match command:
-            case Train():
-                return self._policy.step(command)
+            case Accumulate():
+                self._policy.accumulate(command)
+            case Optimize(step=step):
+                return self._policy.optimize(step)
             case Save(folder=folder):
                 checkpoint.save_shard(self._policy, Path(folder), *_place())
             case Load(folder=folder):
@@ -43,7 +55,7 @@ class Worker:
             case Gather():
                 self._gather()
             case Release():
-                return {"num_bytes": self._device_state.release(self._policy.state().values())}
+                return {"num_bytes": self._device_state.release(self._policy.device_tensors())}
             case Restore():
                 self._device_state.restore()
             case Exit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from trajectory_manager import replay
 from trajectory_manager.memory_state import GroupState, LedgerEntry, Runs, RunState
@@ -51,7 +52,7 @@ class MemoryLedgerStore:
     def _bury(self, run: RunState, entry: LedgerEntry) -> None:
         step, times = entry.lease.step, entry.lease.num_deliveries
         message = f"step {step} was delivered {times} times and never committed"
-        run.num_taken -= len(entry.groups)
+        run.num_taken -= _num_taken(entry)
         for task_id in entry.groups:
             group = run.groups[task_id]
             run.discard(group, DeadLetterReason.DELIVERIES, message, self._clock())
@@ -65,61 +66,94 @@ class MemoryLedgerStore:
         num_groups: int,
         num_shards: int = 1,
         min_groups: int = 0,
+        streaming: bool = False,
     ) -> LeaseAttempt:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
-        if step in run.ledger:
-            lease = self._delivered_again(run.ledger[step], epoch, num_shards)
-            return LeaseAttempt(lease=lease)
-        if step != run.leased_step + 1:
-            raise refusal("STEP_ORDER", step, run.leased_step + 1)
-        wanted, bound = num_groups or run.config.groups_per_step, run.config.max_leased_groups
-        if wanted > bound:
-            raise refusal("TOO_MANY_GROUPS", wanted, bound)
-        if min_groups > wanted:
-            raise refusal("MINIMUM_ABOVE", min_groups, wanted)
-        num_too_old, fresh = self._fresh(run, step, base_weight_version, wanted)
-        if len(fresh) < (min_groups or wanted):
-            return LeaseAttempt(lease=None, num_too_old=num_too_old)
-        lease = self._written(run, run_id, step, base_weight_version, fresh, num_shards)
+        if streaming and num_shards != 1:
+            raise refusal("STREAMED_SHARDS", num_shards)
+        entry = run.ledger.get(step)
+        if entry is None:
+            entry = self._begun(run, step, base_weight_version, num_shards)
+        else:
+            self._deliver_again(entry, epoch, num_shards)
+        if not entry.lease.is_open:
+            return LeaseAttempt(lease=entry.lease)
+        wanted = _wanted(run, num_groups, min_groups)
+        num_too_old, fresh = self._fresh(run, entry.lease, wanted - len(entry.groups))
+        number = len(entry.groups) + len(fresh)
+        whole = number >= wanted or (not streaming and number >= (min_groups or wanted))
+        if whole or (streaming and fresh):
+            run.ledger[step] = entry
+            self._grow(run, entry, fresh)
+        if whole:
+            self._complete(run, run_id, entry)
+        lease = entry.lease if step in run.ledger else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
-    def _delivered_again(self, entry: LedgerEntry, epoch: int, num_shards: int) -> StepLease:
+    def _begun(self, run: RunState, step: int, base: int, num_shards: int) -> LedgerEntry:
+        """An entry that takes part in nothing yet."""
+        last = run.ledger.get(run.leased_step)
+        if last is not None and last.lease.is_open:
+            raise refusal("OPEN_STEP", step, run.leased_step)
+        if step != run.leased_step + 1:
+            raise refusal("STEP_ORDER", step, run.leased_step + 1)
+        lease = StepLease(
+            step=step,
+            base_weight_version=base,
+            sample_ids=(),
+            num_shards=num_shards,
+            is_open=True,
+        )
+        return LedgerEntry(lease, [], run.epoch)
+
+    def _deliver_again(self, entry: LedgerEntry, epoch: int, num_shards: int) -> None:
         lease = entry.lease
         if lease.num_shards != num_shards:
             raise refusal("OTHER_SHARDS", lease.step, lease.num_shards, num_shards)
         if entry.epoch != epoch:
             entry.epoch = epoch
             entry.lease = replace(lease, num_deliveries=lease.num_deliveries + 1)
-        return entry.lease
 
-    def _written(
-        self, run: RunState, run_id: str, step: int, base: int, fresh: list[str], num_shards: int
-    ) -> StepLease:
+    def _grow(self, run: RunState, entry: LedgerEntry, fresh: list[str]) -> None:
         for task_id in fresh:
             run.ready.remove(task_id)
             run.order.pop(task_id, None)
         groups = [_samples(run.groups[task_id]) for task_id in fresh]
+        entry.groups += fresh
+        entry.lease = replace(
+            entry.lease,
+            sample_ids=(
+                *entry.lease.sample_ids,
+                *chain.from_iterable(names for names, _ in groups),
+            ),
+            num_tokens=(
+                *entry.lease.num_tokens,
+                *chain.from_iterable(counts for _, counts in groups),
+            ),
+        )
+
+    def _complete(self, run: RunState, run_id: str, entry: LedgerEntry) -> None:
         rules, drawn = run.config.replay, list[str]()
         if rules is not None:
             replay.trim(run.replay, rules.capacity_groups)
-            drawn = replay.draw(run.replay, rules, run_id, step, set(fresh))
-        again = [(run.replay[task_id].samples, run.replay[task_id].tokens) for task_id in drawn]
-        lease = StepLease(
-            step=step,
-            base_weight_version=base,
-            sample_ids=tuple(name for names, _ in groups for name in names),
-            replayed_ids=tuple(name for names, _ in again for name in names),
-            num_tokens=tuple(count for _, counts in (*groups, *again) for count in counts),
-            num_shards=num_shards,
+            drawn = replay.draw(run.replay, rules, run_id, entry.lease.step, set(entry.groups))
+        again = [run.replay[task_id] for task_id in drawn]
+        entry.lease = replace(
+            entry.lease,
+            replayed_ids=tuple(chain.from_iterable(group.samples for group in again)),
+            num_tokens=(
+                *entry.lease.num_tokens,
+                *chain.from_iterable(group.tokens for group in again),
+            ),
+            is_open=False,
         )
-        run.ledger[step] = LedgerEntry(lease, fresh, run.epoch)
-        run.num_taken += len(fresh)
+        run.num_taken += len(entry.groups)
         run.changed(Topic.TASKS)
-        return lease
 
-    def _fresh(self, run: RunState, step: int, base: int, wanted: int) -> tuple[int, list[str]]:
+    def _fresh(self, run: RunState, lease: StepLease, wanted: int) -> tuple[int, list[str]]:
         """The first `wanted` groups within the bound, if so many are; those beyond it leave."""
+        step, base = lease.step, lease.base_weight_version
         too_old, fresh = 0, list[str]()
         while len(fresh) < wanted:
             task_id = next((name for name in run.leasable() if name not in fresh), None)
@@ -158,6 +192,8 @@ class MemoryLedgerStore:
         run = self._led(run_id, epoch)
         if step > run.leased_step:
             raise refusal("UNKNOWN_STEP", step)
+        if step in run.ledger and run.ledger[step].lease.is_open:
+            raise refusal("OPEN_STEP", step, step)
         num_samples = self._cover(run, step)
         run.committed_step = max(run.committed_step, step)
         return num_samples
@@ -165,6 +201,8 @@ class MemoryLedgerStore:
     def _cover(self, run: RunState, step: int) -> int:
         covered = [run.ledger.pop(past) for past in sorted(run.ledger) if past <= step]
         for entry in covered:
+            # Lost that it was completed, but a checkpoint covers it.
+            run.num_taken += len(entry.groups) * entry.lease.is_open
             for task_id in entry.groups:
                 _committed(run, run.groups.pop(task_id), entry.lease.step)
         if covered:
@@ -185,10 +223,11 @@ class MemoryLedgerStore:
         for step in sorted(run.ledger, reverse=True):
             if step <= after:
                 return
-            groups = run.ledger.pop(step).groups
+            entry = run.ledger.pop(step)
+            groups = entry.groups
             run.ready.extendleft(reversed(groups))
             run.order |= {task_id: run.groups[task_id].admission for task_id in groups}
-            run.num_taken -= len(groups)
+            run.num_taken -= _num_taken(entry)
             run.changed(Topic.READY)
 
     async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
@@ -226,6 +265,21 @@ class MemoryLedgerStore:
         if run.epoch != epoch:
             raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
         return run
+
+
+def _wanted(run: RunState, num_groups: int, min_groups: int) -> int:
+    """How many groups make the step whole."""
+    wanted, bound = num_groups or run.config.groups_per_step, run.config.max_leased_groups
+    if wanted > bound:
+        raise refusal("TOO_MANY_GROUPS", wanted, bound)
+    if min_groups > wanted:
+        raise refusal("MINIMUM_ABOVE", min_groups, wanted)
+    return wanted
+
+
+def _num_taken(entry: LedgerEntry) -> int:
+    """Groups that admission counts as taken: those of an open step wait still."""
+    return 0 if entry.lease.is_open else len(entry.groups)
 
 
 def _masks(run: RunState) -> bool:

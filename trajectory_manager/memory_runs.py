@@ -291,7 +291,7 @@ class MemoryRunStore:
         run = self._runs.get(run_id)
         return Readiness(
             num_ready_groups=len(run.ready),
-            num_running_groups=run.num_outstanding - len(run.ready) - run.num_incomplete,
+            num_running_groups=run.num_running_groups,
             num_admissible_groups=run.num_admissible,
             num_queued_tasks=sum(len(queue) for queue in run.queue.values()),
             num_running_rollouts=sum(not lease.surplus for lease in run.leases.values()),

@@ -143,6 +143,14 @@ class RunState:
         return self.num_admitted - self.num_discarded - self.num_taken
 
     @property
+    def num_running_groups(self) -> int:
+        return self.num_outstanding - len(self.ready) - self.num_incomplete - self.num_streamed
+
+    @property
+    def num_streamed(self) -> int:
+        return sum(len(entry.groups) for entry in self.ledger.values() if entry.lease.is_open)
+
+    @property
     def over_cap(self) -> bool:
         return 0 < self.config.max_stored_tokens < self.num_stored_tokens
 
@@ -157,7 +165,9 @@ class RunState:
     def leasable(self) -> list[str]:
         """The ready groups among the first of the window, in the order they were completed."""
         oldest = sorted(self.order, key=self.order.__getitem__)
-        inside = set(oldest[: self.config.fifo_window or None])
+        window = self.config.fifo_window
+        # What an open step has stays in its window.
+        inside = set(oldest[: window - self.num_streamed if window else None])
         return [task_id for task_id in self.ready if task_id in inside]
 
     def changed(self, *topics: Topic) -> None:

@@ -34,9 +34,10 @@ class RedisLedgerStore:
         num_groups: int,
         num_shards: int = 1,
         min_groups: int = 0,
+        streaming: bool = False,
     ) -> LeaseAttempt:
         """See `LedgerStore`."""
-        asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards)
+        asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards, +streaming)
         num_too_old, *entry = await self._call("lease_samples", run_id, *asked, MAX_DEAD_LETTERS)
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
@@ -94,4 +95,5 @@ def _step_lease(step: int, entry: bytes) -> StepLease:
         num_tokens=tuple(fields.get("tokens", ())),
         num_shards=fields.get("shards", 1),
         num_deliveries=fields.get("deliveries", 1),
+        is_open=fields.get("open", False),
     )

@@ -99,6 +99,21 @@ def step_order(step: str, expected: str) -> ServiceError:
     return failed_precondition(Reason.STEP_OUT_OF_ORDER, message)
 
 
+def open_step(step: str, still_open: str) -> ServiceError:
+    """FAILED_PRECONDITION: a step that samples still stream into is neither passed nor done."""
+    message = (
+        f"step {step}: step {still_open} is open, it was leased with `streaming`: lease it to its "
+        "end, or once without"
+    )
+    return failed_precondition(Reason.STEP_OUT_OF_ORDER, message)
+
+
+def streamed_shards(num_shards: str) -> ServiceError:
+    """INVALID_ARGUMENT: shards are balanced by the length of all samples."""
+    cure = "0 or 1 with streaming: a step is cut into shards when it is whole"
+    return invalid_argument("num_shards", int(num_shards), cure)
+
+
 def too_many_groups(num_groups: str, bound: str) -> ServiceError:
     """INVALID_ARGUMENT: admission would never let that many groups wait."""
     cure = (
@@ -154,6 +169,8 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
     "CLOSED_ADMISSION": closed_admission,
     "FULL_RUN": full_run,
     "STEP_ORDER": step_order,
+    "OPEN_STEP": open_step,
+    "STREAMED_SHARDS": streamed_shards,
     "TOO_MANY_GROUPS": too_many_groups,
     "MINIMUM_ABOVE": minimum_above,
     "OTHER_SHARDS": other_shards,

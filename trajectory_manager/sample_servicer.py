@@ -61,7 +61,8 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         )
 
         async def attempt() -> StepLease | None:
-            return await self._lease(run_id, request, num_shards)
+            lease = await self._lease(run_id, request, num_shards)
+            return lease if lease is not None and _answers(request, lease) else None
 
         lease = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         response = pb.LeaseSamplesResponse()
@@ -86,6 +87,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             validation.not_negative("num_groups", request.num_groups),
             num_shards,
             validation.not_negative("min_groups", request.min_groups),
+            request.streaming,
         )
         if attempted.num_too_old:
             self._metrics.discarded("staleness", attempted.num_too_old)
@@ -196,6 +198,11 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         return pb.GetReadinessResponse(
             **{name: getattr(counts, name) for name in Readiness.__dataclass_fields__}
         )
+
+
+def _answers(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
+    """Whether the step has what was asked for: all samples, or with streaming any further ones."""
+    return not lease.is_open or (request.streaming and len(lease.sample_ids) > request.first_sample)
 
 
 def _shards(request: pb.LeaseSamplesRequest) -> tuple[int, int | None]:

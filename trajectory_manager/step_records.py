@@ -33,6 +33,8 @@ class StepLease:
     """Into how many shards the step is cut."""
     num_deliveries: int = 1
     """How many trainers it was delivered to."""
+    is_open: bool = False
+    """More groups will come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

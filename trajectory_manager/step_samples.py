@@ -48,7 +48,7 @@ async def fill(
     config = await store.runs.config(run_id)
     shards = _shards(lease)
     names = [name for name, shard in shards.items() if page.shard in (None, shard)]
-    if 0 < page.first >= len(names):
+    if page.first > len(names):
         cure = f"next_sample of the answer before; the step has {len(names)} samples here"
         raise invalid_argument("first_sample", page.first, cure)
     staleness, num_bytes = list[int](), 0
@@ -62,7 +62,7 @@ async def fill(
             if 0 < page.max_bytes <= num_bytes:
                 break
     end = page.first + len(response.samples)
-    response.next_sample = end if end < len(names) else 0
+    response.next_sample = end if end < len(names) or lease.is_open else 0
     await add_columns(store.columns, run_id, response.samples, config.required_columns)
     return staleness
 

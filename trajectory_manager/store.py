@@ -262,19 +262,23 @@ class LedgerStore(Protocol):
         num_groups: int,
         num_shards: int = 1,
         min_groups: int = 0,
+        streaming: bool = False,
     ) -> LeaseAttempt:
         """The ledger entry of `step`, written now if enough fresh groups are ready.
 
         It takes `num_groups` (0: groups_per_step), or what there is of at least `min_groups` (0: as
-        many). A repeated step is what it was, however much is asked for.
+        many). A repeated step is what it was, however much is asked for. With `streaming` any group
+        is enough for an open entry, which takes more whenever it is asked for, until it has
+        `num_groups` or is asked for without; the base version stays that of the first time.
+        An open entry opens no admission: what was sampled meanwhile would be older than it need be.
         Groups go in the order they were completed. With a fifo_window only those do that are among
         the first so many, by admission, that no step has; a step that cannot be filled then waits
         for one of these, which still runs. Groups beyond max_staleness become dead letters.
         Replayed groups are drawn now too, outside admission and staleness.
 
         Raises:
-            ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER, INVALID_ARGUMENT (num_groups, min_groups,
-                num_shards).
+            ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER (also after an open step),
+                INVALID_ARGUMENT (num_groups, min_groups, num_shards).
         """
         ...
 
@@ -283,7 +287,11 @@ class LedgerStore(Protocol):
         ...
 
     async def commit(self, run_id: str, epoch: int, step: int) -> int:
-        """Consume all entries up to `step` for good; return how many samples it covered."""
+        """Consume all entries up to `step` for good; return how many samples it covered.
+
+        Raises:
+            ServiceError: STALE_EPOCH, NOT_FOUND, STEP_OUT_OF_ORDER (an open step).
+        """
         ...
 
     async def release(self, run_id: str, epoch: int, step: int) -> None:

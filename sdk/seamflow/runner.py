@@ -41,6 +41,8 @@ __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
 _log = logging.getLogger("seamflow.runner")
 _LEASE_WAIT = Duration(seconds=20)
+# Of the workers without a task: the others stand in line here, where it costs nobody anything.
+_ASK_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class AgentRunner:
             **credentials,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
+        self._asking = asyncio.Semaphore(_ASK_AT_ONCE)
         self._leases: dict[str, asyncio.Task[None]] = {}
         self._lease_seconds = 1.0  # short until the first lease tells, so that it cannot be lost
 
@@ -139,12 +142,13 @@ class AgentRunner:
         request = pb.LeaseTaskRequest(
             run_id=self._config.run_id, agent_id=socket.gethostname(), wait=_LEASE_WAIT
         )
-        while True:
-            lease = await retrying(lambda: self._tasks.LeaseTask(request))
-            if lease.HasField("task"):
-                duration = lease.lease_duration
-                self._lease_seconds = duration.seconds + duration.nanos / 1e9
-                return lease
+        async with self._asking:
+            while True:
+                lease = await retrying(lambda: self._tasks.LeaseTask(request))
+                if lease.HasField("task"):
+                    duration = lease.lease_duration
+                    self._lease_seconds = duration.seconds + duration.nanos / 1e9
+                    return lease
 
     async def _rollout(self, lease: pb.LeaseTaskResponse) -> None:
         """One rollout from lease to completion; only its own failures are caught."""

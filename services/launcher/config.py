@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from services.chassis.run_rules import RunRules
 
-__all__ = ["LauncherConfig", "NodePlan"]
+__all__ = ["REFERENCE_COLUMN", "LauncherConfig", "NodePlan"]
 
+REFERENCE_COLUMN = "ref_logprobs"
 _NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
 _KNOWN_TAGS = {"rollout", "train"}
 
@@ -52,6 +53,9 @@ class LauncherConfig(RunRules):
     ranker: bool = False
     """Start the ranker, and let the gateway ask it how long turns will be; which turn goes first is
     `dispatch` of the gateway."""
+    reference: bool = False
+    """Start a scoring service that writes the column ref_logprobs, log-probs of samples under the
+    model that the run starts from, and give it to the trainer as its reference."""
     concurrency: int = 64
     """Rollouts the agent runner has under way at once."""
     rollout_timeout: float = 600.0
@@ -85,6 +89,12 @@ class LauncherConfig(RunRules):
             raise ValueError(
                 f"nodes is {list(self.nodes)}: exactly one node of a local run has the tag 'train'"
             )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that samples must have before they are trained."""
+        reference = (REFERENCE_COLUMN,) if self.reference else ()
+        return tuple(dict.fromkeys((*self.required_columns, *reference)))
 
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""

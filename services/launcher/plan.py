@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.launcher.config import LauncherConfig, NodePlan
+from services.launcher.config import REFERENCE_COLUMN, LauncherConfig, NodePlan
 
 __all__ = ["Layout", "ProcessPlan", "free_ports", "plan"]
 
@@ -67,10 +67,11 @@ class Layout:
 def free_ports(config: LauncherConfig) -> dict[str, int]:
     """A free port for each process, chosen once so that a restarted process keeps its address."""
     servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
-    ranker = ["ranker"] if config.ranker else []
+    optional = {"ranker": config.ranker, "scoring": config.reference}
+    chosen = [name for name, is_chosen in optional.items() if is_chosen]
     with ExitStack() as stack:
         ports = {}
-        for name in (*SERVICES, *ranker, *servers):
+        for name in (*SERVICES, *chosen, *servers):
             listener = stack.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             ports[name] = listener.getsockname()[1]
@@ -96,6 +97,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         ),
         _service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
         *([_ranker(layout)] if config.ranker else []),
+        *([_scoring(config, layout)] if config.reference else []),
         _gateway(config, layout),
         *[
             _rollout_server(node, config, layout)
@@ -132,6 +134,18 @@ def _ranker(layout: Layout) -> ProcessPlan:
     return replace(ranker, optional=True)
 
 
+def _scoring(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    return _service(
+        "scoring",
+        "services.scoring",
+        layout,
+        run_id=layout.run_id,
+        column=REFERENCE_COLUMN,
+        model=layout.path(config.model),
+        trajectory_manager=layout.address("trajectory_manager"),
+    )
+
+
 def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
     lengths = {"lengths": "ranker", "ranker": layout.address("ranker")} if config.ranker else {}
     return _service(
@@ -165,6 +179,7 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
 
 
 def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    reference = {"reference_column": REFERENCE_COLUMN} if config.reference else {}
     environment = _environment(
         "trainer",
         port=layout.ports["trainer"],
@@ -178,6 +193,7 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         seed=config.seed,
         # Started again it goes on; an older run's checkpoint cannot be here without --resume.
         resume="true",
+        **reference,
     )
     trainer = _process("trainer", "trainer", layout, environment)
     if config.trainer_ranks == 1:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,8 +117,9 @@ class Run:
         marker.touch()
 
     async def _create_run(self, services: Services) -> None:
+        config = replace(self.config, required_columns=self.config.columns)
         request = trajectory_service_pb.CreateRunRequest(
-            run_id=self.layout.run_id, config=rules(self.config)
+            run_id=self.layout.run_id, config=rules(config)
         )
         await retrying(lambda: services.trajectories.CreateRun(request))
 

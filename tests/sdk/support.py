@@ -123,11 +123,17 @@ class Tasks(TaskServiceServicer):
         """Lease tokens of each call of ExtendTasks."""
         self.lost: set[str] = set()
         """Leases to report as lost."""
+        self.most_asking = 0
+        """Calls of LeaseTask that waited at the same time, at most."""
+        self._num_asking = 0
 
     async def LeaseTask(self, request: Any, context: Any) -> Any:
         """The next task, or nothing after a short wait."""
         if not self._payloads:
+            self._num_asking += 1
+            self.most_asking = max(self.most_asking, self._num_asking)
             await asyncio.sleep(0.05)
+            self._num_asking -= 1
             return task_pb.LeaseTaskResponse()
         number, self._num_leased = self._num_leased, self._num_leased + 1
         return task_pb.LeaseTaskResponse(

@@ -65,6 +65,16 @@ async def test_no_more_than_concurrency_rollouts_at_once() -> None:
     assert agent.cancelled.qsize() == 3
 
 
+async def test_few_workers_ask_while_many_wait() -> None:
+    """A thousand long polls would cost the manager more than the tasks; all get theirs at once."""
+    tasks, agent = Tasks(*["{}"] * 50), Waits()
+    async with running(agent, tasks, Gateway(), concurrency=100):
+        began = {await agent.began.get() for _ in range(50)}
+        await asyncio.sleep(0.2)
+    assert len(began) == 50
+    assert 0 < tasks.most_asking <= 8
+
+
 async def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
     """It is closed without a reward and its lease is given back."""
     gateway, tasks = Gateway(), Tasks("{}")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from seamflow.channel import connect
 
+from services.chassis.server import started
 from tests.trainer.gang_run import run_rank
 from tests.trainer.support import JOB_CONFIG, make_model
+from tests.trainer.training import Training
+from tests.trajectory_manager.client import Client
+from trajectory_manager.cli import service
+from trajectory_manager.config import TrajectoryManagerConfig
+from trajectory_manager.records import Durability
+from trajectory_manager.redis_store import redis_store
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +39,15 @@ def straight_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     run_rank(job)
     return out
+
+
+@pytest.fixture
+async def training(redis_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Training]:
+    """A run that begins with `begin`."""
+    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05)
+    async with (
+        redis_store(redis_url, Durability.FAST, 5.0) as store,
+        started(service(config, store), config) as port,
+        connect(f"127.0.0.1:{port}") as channel,
+    ):
+        yield Training(Client(channel, uuid.uuid4().hex), port, tmp_path, model)

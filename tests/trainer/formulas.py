@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LOW, HIGH, EPSILON, LENGTH = 0.2, 0.28, 1e-4, 32
-"""Clip range, what is added to deviations, and the constant length of Dr. GRPO."""
+LOW, HIGH, EPSILON, LENGTH, BETA = 0.2, 0.28, 1e-4, 32, 0.3
+"""Clip range, what is added to deviations, the constant length of Dr. GRPO, and the weight of the
+distance from the reference where there is one."""
 
 
 @dataclass
@@ -24,6 +25,8 @@ class Rollout:
     """Log-prob of each trainable token when it was sampled."""
     start: np.ndarray
     """The same under the weights at the beginning of the step."""
+    reference: np.ndarray
+    """The same under a frozen model."""
 
 
 Objective = Callable[[Sequence[Rollout], Sequence[np.ndarray]], float]
@@ -58,6 +61,38 @@ def grpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
             for r, logprobs in zip(rollouts, now, strict=True)
         ]
     )
+
+
+def distances(logprobs: np.ndarray, reference: np.ndarray, estimator: str) -> np.ndarray:
+    """From the reference, token by token."""
+    ratio = np.exp(reference - logprobs)
+    return {
+        "k1": -np.log(ratio),
+        "k2": np.log(ratio) ** 2 / 2,
+        "k3": ratio - 1 - np.log(ratio),
+    }[estimator]
+
+
+def grpo_near_reference(estimator: str) -> Objective:
+    """Each token's distance is taken off, before the means."""
+
+    def objective(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+        far = [
+            distances(logprobs, r.reference, estimator).mean()
+            for r, logprobs in zip(rollouts, now, strict=True)
+        ]
+        return grpo(rollouts, now) - BETA * np.mean(far)
+
+    return objective
+
+
+def distillation(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """The teacher's log-prob less the student's own stands for the advantage of each token."""
+    terms = [
+        np.exp(r.start - r.behaviour) * (r.reference - r.start) * logprobs
+        for r, logprobs in zip(rollouts, now, strict=True)
+    ]
+    return np.concatenate(terms).mean()
 
 
 def dapo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
@@ -146,6 +181,7 @@ OBJECTIVES: dict[str, Objective] = {
     "cispo": cispo,
     "dapo": dapo,
     "decoupled_ppo": decoupled_ppo,
+    "distillation": distillation,
     "dr_grpo": dr_grpo,
     "grpo": grpo,
     "gspo": gspo,

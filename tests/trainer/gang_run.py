@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -11,17 +12,37 @@ from safetensors.torch import save_file
 from tests.trainer.support import make_samples
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
-from trainer.batch import plan, sequence, trainable_tokens
-from trainer.commands import Exit, Gather, Load, Release, Restore, Save, Train
+from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
+from trainer.commands import Accumulate, Exit, Gather, Load, Optimize, Release, Restore, Save
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.gang import Leader, follow, join
 from trainer.worker import Worker
 
 
-def train(leader: Leader, config: TrainerConfig, step: int) -> dict[str, float]:
-    """One step on the samples that the step's number seeds."""
+def train(
+    leader: Leader, config: TrainerConfig, step: int, parts: Sequence[Sequence[int]] = ((0, 1, 2),)
+) -> dict[str, float]:
+    """One step on the samples that the step's number seeds, in parts of these groups.
+
+    Between the parts of a step device state is moved out and in.
+    """
     sequences = [sequence(sample) for sample in make_samples(step)]
+    for number, groups in enumerate(parts):
+        if number:
+            leader.do(Release())
+            leader.do(Restore())
+        names = [f"g{step}-{group}" for group in groups]
+        accumulate(
+            leader, config, step, [s for name in names for s in sequences if s.group_id == name]
+        )
+    return leader.do(Optimize(step=step))[0]
+
+
+def accumulate(
+    leader: Leader, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+) -> None:
+    """Add the gradient of some groups."""
     given = assign_credit(sequences, make_algorithm(config), config)
     shares = plan(
         sequences,
@@ -31,8 +52,7 @@ def train(leader: Leader, config: TrainerConfig, step: int) -> dict[str, float]:
         micro_batch_tokens=config.micro_batch_tokens,
     )
     commands = [
-        Train(
-            step=step,
+        Accumulate(
             weight_version=max(step, 2),  # of the newest tokens
             num_tokens=trainable_tokens(sequences),
             denominator=given.denominator,
@@ -40,7 +60,7 @@ def train(leader: Leader, config: TrainerConfig, step: int) -> dict[str, float]:
         )
         for share in shares
     ]
-    return leader.do_each(commands)[0]
+    leader.do_each(commands)
 
 
 def lead(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
@@ -62,7 +82,8 @@ def perform(leader: Leader, config: TrainerConfig, job: dict[str, object], out: 
         if step == job.get("suspend_before"):
             leader.do(Release())
             leader.do(Restore())
-        metrics.append(train(leader, config, step))
+        parts: list[list[int]] = job.get("parts", [[0, 1, 2]])  # type: ignore[assignment]
+        metrics.append(train(leader, config, step, parts))
         if step == job.get("save_after"):
             partial = checkpoint.begin(config.checkpoint_folder, step)
             leader.do(Save(folder=str(partial)))

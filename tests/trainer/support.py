@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def make_sample(
         start += size
         mask += [policy] * size
     logprobs = np.where(mask, np.log(rng.uniform(0.02, 0.3, total)), 0.0)
+    others = np.random.default_rng(zlib.crc32(sample_id.encode()))
+    reference = np.log(others.uniform(0.02, 0.3, total)).astype("<f4")
     return trajectory_pb2.Sample(
         sample_id=sample_id,
         rollout_id=sample_id,
@@ -94,6 +97,7 @@ def make_sample(
             )
         ],
         temperature=temperature,
+        columns=[trajectory_pb2.Column(name="ref_logprobs", values=reference.tobytes())],
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from services.chassis.errors import ConfigError
 from tests.trainer.formulas import (
+    BETA,
     EPSILON,
     HIGH,
     LENGTH,
@@ -18,7 +19,10 @@ from tests.trainer.formulas import (
     OBJECTIVES,
     Rollout,
     differences,
+    distances,
     group_relative,
+    grpo,
+    grpo_near_reference,
 )
 from tests.trainer.support import VOCABULARY, make_samples
 from trainer.algorithm import ALGORITHMS, PolicyTokens, make_algorithm
@@ -38,6 +42,7 @@ def config(algorithm: str, **settings: object) -> TrainerConfig:
         "importance_cap": UNBOUNDED,
         "advantage_epsilon": EPSILON,
         "loss_length": LENGTH,
+        "reference_column": "ref_logprobs",
     }
     return TrainerConfig(
         run_id="r",
@@ -61,6 +66,7 @@ def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
     for sample, logit in zip(samples, logits, strict=True):
         scaled = logit / np.float64(np.float32(sample.temperature))
         logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+        reference = np.frombuffer(sample.columns[0].values, "<f4").astype(np.float64)
         places = [t for t in range(1, len(sample.loss_mask)) if sample.loss_mask[t]]
         found.append(
             Rollout(
@@ -68,6 +74,7 @@ def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
                 group=sample.group_id,
                 behaviour=np.array([np.float64(sample.tokens.logprobs[t]) for t in places]),
                 start=np.array([logprobs[t - 1, sample.tokens.token_ids[t]] for t in places]),
+                reference=reference[places],
             )
         )
     return found
@@ -85,7 +92,7 @@ def ours(
     Statistics are added to `sums`.
     """
     algorithm = make_algorithm(settings)
-    sequences = [sequence(sample) for sample in samples]
+    sequences = [sequence(sample, settings.reference_column) for sample in samples]
     given = assign_credit(sequences, algorithm, settings)
     (batches,) = plan(
         sequences,
@@ -116,6 +123,7 @@ def ours(
         tokens = PolicyTokens(
             logprobs_BT=logprobs,
             behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
+            reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
             advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
             weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
             staleness_BT=2 - versions,
@@ -167,6 +175,60 @@ def test_gradient_depends_neither_on_micro_batches_nor_on_order(algorithm: str):
     for budget, step in ((1, 1), (40, -1)):
         other = ours(samples[::step], logits[::step], config(algorithm), budget)
         assert greatest_error(other[::step], whole) < 1e-12
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_distance_from_the_reference_is_in_the_loss(estimator: str):
+    """GRPO with its KL term, by either estimator; without the term it is another objective."""
+    samples, logits = make_case(0)
+    rollouts = rollouts_of(samples, logits)
+    wanted = differences(grpo_near_reference(estimator), rollouts)
+    found = ours(samples, logits, config("grpo", kl_loss=BETA, kl_estimator=estimator))
+    assert greatest_error(found, wanted) < 1e-6
+    assert greatest_error(differences(grpo, rollouts), wanted) > 1e-3
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_distance_from_the_reference_is_in_the_reward(estimator: str):
+    """As the rollout was sampled, summed over its tokens."""
+    samples, logits = make_case(0)
+    rollouts = rollouts_of(samples, logits)
+    for rollout in rollouts:
+        far = distances(rollout.behaviour, rollout.reference, estimator).sum()
+        rollout.reward -= BETA * far
+    wanted = differences(grpo, rollouts)
+    found = ours(samples, logits, config("grpo", kl_reward=BETA, kl_estimator=estimator))
+    assert greatest_error(found, wanted) < 1e-6
+
+
+def test_distance_from_the_reference_is_reported():
+    """By the least noisy estimator, with or without a term."""
+    samples, logits = make_case(0)
+    found = {"reference_kl": 0.0}
+    ours(samples, logits, config("dapo"), sums=found)
+    rollouts = rollouts_of(samples, logits)
+    wanted = sum(distances(r.start, r.reference, "k3").sum() for r in rollouts)
+    assert found["reference_kl"] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kl_loss": 0.1, "reference_column": ""}, r"kl_loss is 0.1 but reference_column is not"),
+        ({"kl_reward": 0.1, "reference_column": ""}, r"kl_reward is 0.1 but .* give the column"),
+        ({"kl_loss": 0.1, "kl_estimator": "k1"}, r"kl_estimator is 'k1' .* take k2"),
+    ],
+)
+def test_a_distance_that_cannot_be_had_is_refused(settings: dict[str, object], message: str):
+    """The message names the setting, the value and the cure."""
+    with pytest.raises(ValueError, match=message):
+        config("grpo", **settings)
+
+
+def test_distillation_needs_a_teacher():
+    """The message names the setting and the cure."""
+    with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
+        make_algorithm(config("distillation", reference_column=""))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def of_length(length: int, name: str = "s") -> TokenSequence:
         group_id="g",
         token_ids_T=np.arange(length, dtype=np.int32),
         behaviour_logprobs_T=np.zeros(length, np.float32),
+        reference_logprobs_T=np.zeros(length, np.float32),
         loss_mask_T=mask,
         weight_versions_T=np.zeros(length, np.int64),
         temperature=1.0,
@@ -51,6 +52,38 @@ def test_tokens_of_unknown_version_are_never_trained():
     span = sample.tokens.spans[1]
     span.version_source = tokens_pb2.VERSION_SOURCE_UNSPECIFIED
     assert sequence(sample).loss_mask_T.sum() == before - span.num_tokens
+
+
+def test_a_column_of_log_probs_is_cut_with_its_tokens():
+    """It stays beside its tokens up to the last that is trained; without a name it is 0."""
+    sample = make_sample(np.random.default_rng(3), "s", "g")
+    tail = [1] * 2
+    sample.tokens.token_ids.extend(tail)
+    sample.tokens.logprobs.extend([0.0] * len(tail))
+    sample.loss_mask.extend([False] * len(tail))
+    begin = len(sample.loss_mask) - len(tail)
+    sample.tokens.spans.add(start=begin, num_tokens=len(tail), origin=tokens_pb2.ORIGIN_ENVIRONMENT)
+    values = np.arange(begin + len(tail), dtype="<f4")
+    sample.columns[0].values = values.tobytes()
+    np.testing.assert_array_equal(
+        sequence(sample, "ref_logprobs").reference_logprobs_T, values[:begin]
+    )
+    assert not sequence(sample).reference_logprobs_T.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("other", b"", r"has no column 'other' but \['ref_logprobs'\]: put it into the run's"),
+        ("ref_logprobs", bytes(4), r"column 'ref_logprobs' has 1 values for \d+ tokens"),
+    ],
+)
+def test_a_column_that_is_not_there_or_not_of_tokens_is_named(name, values, message):
+    """With what to do about it."""
+    sample = make_sample(np.random.default_rng(3), "s", "g")
+    sample.columns[0].values = values
+    with pytest.raises(ValueError, match=message):
+        sequence(sample, name)
 
 
 def test_rewards_of_one_name_add_up_over_turns():

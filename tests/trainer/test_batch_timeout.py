@@ -3,110 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-from safetensors.torch import load_file
-from seamflow.channel import connect
-from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
-from seamflow.trajectory.v1 import trajectory_pb2
-from torch import Tensor
-
-from services.chassis.server import started
-from tests.trainer.services import Neighbours
-from tests.trainer.support import read_lines
-from tests.trajectory_manager.client import RULES, Client
-from trainer.cli import build
-from trainer.config import TrainerConfig
-from trainer.peers import Samples
+from tests.trainer.training import Training, groups, other_run
 from trainer.readiness import Readiness
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.records import Durability
-from trajectory_manager.redis_store import redis_store
 
 OVER = {"batch_timeout_seconds": 1e-9}
 """The wait is too long from its beginning on."""
-
-
-class Training:
-    """A run of batches of three groups of two, its agents, and trainers in this process."""
-
-    def __init__(self, client: Client, port: int, folder: Path, model: Path) -> None:
-        self.client = client
-        self.metrics_file = folder / "metrics.jsonl"
-        self.port, self.model = port, model
-        self._folder = folder
-
-    async def begin(self, *task_ids: str, groups_per_step: int = 3, **rules: Any) -> None:
-        """Create the run and queue tasks."""
-        config = trajectory_pb2.RunConfig()
-        config.CopyFrom(RULES)
-        changes = trajectory_pb2.RunConfig(groups_per_step=groups_per_step, **rules)
-        config.MergeFrom(changes)
-        await self.client.create_run(config)
-        await self.client.submit(*task_ids)
-
-    async def play(self, num_rollouts: int) -> None:
-        """Agents play rollouts whose rewards differ within a group, group after group."""
-        for number in range(num_rollouts):
-            await self.client.play(value=float(number % 2))
-
-    async def train(self, num_steps: int, **values: Any) -> list[dict[str, Any]]:
-        """Go on until `num_steps` are done; the record of each step."""
-        weights = Neighbours(self._folder / "weights")
-        async with weights.serving():
-            config = TrainerConfig(
-                run_id=self.client.run_id,
-                model=self.model,
-                checkpoint_folder=self._folder / "checkpoints",
-                metrics_file=self.metrics_file,
-                trajectory_manager=f"127.0.0.1:{self.port}",
-                weights=weights.address,
-                num_steps=num_steps,
-                learning_rate=3e-3,
-                resume=True,
-                **values,
-            )
-            async with build(config) as trainer:
-                await trainer.background[0]()
-        return list(read_lines(self.metrics_file))
-
-    def samples(self) -> Samples:
-        """What a trainer calls."""
-        return Samples(self.client.channel, self.client.run_id)
-
-    async def committed_steps(self) -> dict[str, int]:
-        """The step that committed each sample."""
-        request = sample_pb2.ListSamplesRequest(run_id=self.client.run_id)
-        listed = (await self.client.samples.ListSamples(request)).samples
-        return {entry.sample.sample_id: entry.committed_step for entry in listed}
-
-    def weights(self) -> dict[str, Tensor]:
-        """The newest that were published."""
-        newest = max((self._folder / "weights").iterdir())
-        return load_file(newest / "model.safetensors")
-
-
-@pytest.fixture
-async def training(redis_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Training]:
-    """A run that begins with `begin`."""
-    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05)
-    async with (
-        redis_store(redis_url, Durability.FAST, 5.0) as store,
-        started(service(config, store), config) as port,
-        connect(f"127.0.0.1:{port}") as channel,
-    ):
-        yield Training(Client(channel, uuid.uuid4().hex), port, tmp_path, model)
-
-
-def groups(record: dict[str, Any]) -> list[str]:
-    """The slots of the samples of a step."""
-    return [name.rpartition("/")[0] for name in record["sample_ids"]]
 
 
 async def test_a_straggler_does_not_hold_the_run_and_is_trained_later(training: Training) -> None:
@@ -196,14 +99,6 @@ async def test_groups_that_may_not_go_yet_hold_no_nodes(training: Training) -> N
     ahead = [await training.client.lease() for _ in range(4)]
     assert all(lease.rollout_id for lease in ahead)
     await training.play(4)
-    counts = await training.client.samples.GetReadiness(
-        sample_pb2.GetReadinessRequest(run_id=training.client.run_id)
-    )
+    counts = await training.readiness()
     assert (counts.num_ready_groups, counts.num_kept_back_groups) == (2, 2)
     assert await training.samples().ready(1) == Readiness(0, 2)
-
-
-def other_run(training: Training, folder: Path) -> Training:
-    """A second run on the same trajectory manager."""
-    client = dataclasses.replace(training.client, run_id=uuid.uuid4().hex)
-    return Training(client, training.port, folder, training.model)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.trainer.gang_run import run_rank
 from tests.trainer.support import JOB_CONFIG, make_samples, torchrun
 from trainer.batch import MicroBatch, plan, sequence
-from trainer.commands import Exit, Release, Train, decode, encode
+from trainer.commands import Accumulate, Exit, Optimize, Release, decode, encode
 
 
 def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
@@ -82,6 +82,20 @@ def test_one_rank_resumes_bit_equal_and_from_two_ranks_to_rounding(
         assert greatest_difference(resumed, straight_run) <= tolerance
 
 
+@pytest.mark.parametrize("parts", [[[0], [1], [2]], [[2], [0, 1]]], ids=str)
+def test_parts_in_any_order_give_the_step_of_the_whole(model, straight_run, tmp_path, parts):
+    """Ten steps, each computed as its groups arrive, with its device lent in between."""
+    streamed = run(1, model, tmp_path, steps=list(range(1, 11)), parts=parts)
+    assert losses(streamed) == pytest.approx(losses(straight_run), abs=1e-9)
+    assert greatest_difference(streamed, straight_run) < 1e-9
+
+
+def test_a_part_that_is_left_out_is_noticed(model, straight_run, tmp_path):
+    """Negative control: two groups of three are another step."""
+    partial = run(1, model, tmp_path, steps=list(range(1, 11)), parts=[[0], [1]])
+    assert greatest_difference(partial, straight_run) > 1e-4
+
+
 def test_weights_of_tokens_and_their_denominator_reach_the_gradient(model, tmp_path):
     """Twice the constant length: half the loss and half the gradient, whatever the tokens are."""
     first = {}
@@ -116,14 +130,15 @@ def test_commands_survive_their_encoding():
     sequences = [sequence(sample) for sample in make_samples(0)]
     numbers = np.arange(12.0)
     (batches,) = plan(sequences, numbers, numbers, num_ranks=1, micro_batch_tokens=64)
-    sent = Train(step=3, weight_version=2, num_tokens=99, denominator=0.5, micro_batches=batches)
+    sent = Accumulate(weight_version=2, num_tokens=99, denominator=0.5, micro_batches=batches)
     received = decode(encode(sent))
-    assert isinstance(received, Train)
-    assert (received.step, received.weight_version) == (3, 2)
+    assert isinstance(received, Accumulate)
+    assert received.weight_version == 2
     assert (received.num_tokens, received.denominator) == (99, 0.5)
     for one, other in zip(received.micro_batches, batches, strict=True):
         for name in MicroBatch.__slots__:
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             assert getattr(one, name).dtype == getattr(other, name).dtype
+    assert decode(encode(Optimize(step=3))) == Optimize(step=3)
     assert decode(encode(Release())) == Release()
     assert decode(encode(Exit())) == Exit()

@@ -26,7 +26,7 @@ from tests.trainer.services import Neighbours
 from tests.trainer.support import JOB_CONFIG, ROOT, environment, make_samples, read_lines
 from trainer.batch import sequence
 from trainer.cli import build
-from trainer.commands import Command, Train
+from trainer.commands import Command, Optimize
 from trainer.config import TrainerConfig
 from trainer.worker import Worker
 
@@ -249,7 +249,7 @@ async def test_a_checkpoint_asked_for_during_a_step_is_of_that_step(
     loop, do = asyncio.get_running_loop(), Worker.do
 
     def gated(worker: Worker, command: Command) -> dict[str, float]:
-        if isinstance(command, Train) and command.step == 5:
+        if isinstance(command, Optimize) and command.step == 5:
             loop.call_soon_threadsafe(computing.set)
             assert go_on.wait(20)
         return do(worker, command)

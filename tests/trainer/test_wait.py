@@ -17,6 +17,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.metrics import counter
 from tests.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
 from trainer import wait
+from trainer.batch import TokenSequence
 from trainer.config import TrainerConfig
 from trainer.peers import Nodes
 from trainer.readiness import Readiness
@@ -49,11 +50,17 @@ class Samples:
         self.leased.append((self._last, min_groups))
         return sample_pb2.LeaseSamplesResponse(
             samples=[
-                trajectory_pb2.Sample(group_id=f"{group}", rollout_id=f"{group}/{member}")
+                trajectory_pb2.Sample(
+                    group_id=f"{group}", rollout_id=f"{group}/{member}", temperature=1.0
+                )
                 for group in range(min(self._last, 8))
                 for member in range(4)
             ]
-            + [trajectory_pb2.Sample(group_id="old", rollout_id="old/0", replayed=True)]
+            + [
+                trajectory_pb2.Sample(
+                    group_id="old", rollout_id="old/0", replayed=True, temperature=1.0
+                )
+            ]
         )
 
 
@@ -84,6 +91,12 @@ class WrittenNodes:
         self.calls.append(f"acquire for {batch}")
 
 
+async def leased(batches: Batches, step: int) -> list[TokenSequence]:
+    """All that a step is trained on."""
+    parts = [part async for part in batches.parts(StepRecord(step, 0))]
+    return [item for part in parts for item in part.sequences]
+
+
 async def waited(
     tmp_path: Path, first: list[int], second: list[int], return_seconds: float, **fields: Any
 ) -> tuple[list[str], Samples]:
@@ -93,7 +106,7 @@ async def waited(
     batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
     for step in (1, 2):
         nodes.calls.clear()
-        await batches.next(StepRecord(step, 0))
+        await leased(batches, step)
     looks = samples.asked[-len(second) :]
     assert looks == [0, *second[:-1]], "each look waits for one group more"
     return nodes.calls, samples
@@ -165,7 +178,7 @@ async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
     samples, nodes = Samples(8, 0, 8, 9, 0, 3, 0, 8), WrittenNodes(60.0)
     batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
     for step in (1, 2, 3, 4, 5):
-        await batches.next(StepRecord(step, 0))
+        await leased(batches, step)
     assert nodes.done == [0, 32 + 32, 12]
 
 
@@ -177,8 +190,8 @@ async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -
         await heartbeat(stub, "both", rollout.epoch)
         assert rollout.tag == "rollout"
         batches = Batches(config, Samples(0, 2), Nodes(channel, RUN, "trainer", 1))  # type: ignore[arg-type]
-        waiting = asyncio.create_task(batches.next(StepRecord(1, 0)))
+        waiting = asyncio.create_task(leased(batches, 1))
         train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
         assert train.tag == "train"
         await heartbeat(stub, "both", train.epoch)
-        assert len((await waiting).samples) == 8 + 1, "and a replayed one"
+        assert len(await waiting) == 8 + 1, "and a replayed one"

@@ -87,11 +87,18 @@ class Ledger:
         num_groups: int = 0,
         num_shards: int = 1,
         min_groups: int = 0,
+        streaming: bool = False,
     ) -> LeaseAttempt:
         """Ask for a step."""
         return await self.store.ledger.lease_samples(
-            self.run_id, self.epoch, step, base, num_groups, num_shards, min_groups
+            self.run_id, self.epoch, step, base, num_groups, num_shards, min_groups, streaming
         )
+
+    async def stream(self, step: int, base: int = 0, num_groups: int = 0) -> StepLease:
+        """Ask for what there is of a step that may go on; something must be."""
+        attempt = await self.attempt(step, base, num_groups, streaming=True)
+        assert attempt.lease is not None
+        return attempt.lease
 
     async def lease_part(self, step: int, min_groups: int = 1) -> StepLease:
         """Ask for what there is of a step; something must be."""

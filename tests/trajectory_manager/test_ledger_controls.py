@@ -112,6 +112,55 @@ async def a_part_is_less_than_asked_for(store: Store) -> bool:
     return (await ledger.attempt(1, min_groups=2)).lease is not None
 
 
+async def an_open_step_is_committed(store: Store) -> bool:
+    """Though the groups it still takes would never be trained."""
+    ledger = await ledger_of(store, groups_per_step=2)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.stream(1)
+    try:
+        await ledger.commit(1)
+    except ServiceError as error:
+        assert error.reason is Reason.STEP_OUT_OF_ORDER
+        return False
+    return True
+
+
+async def an_open_step_is_passed(store: Store) -> bool:
+    """The next step takes groups that the open one waits for."""
+    ledger = await ledger_of(store, groups_per_step=2, max_staleness=3)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.stream(1)
+    await ledger.complete("b", "c")
+    try:
+        return (await ledger.attempt(2)).lease is not None
+    except ServiceError as error:
+        assert error.reason is Reason.STEP_OUT_OF_ORDER
+        return False
+
+
+async def an_open_step_lets_others_in(store: Store) -> bool:
+    """They would sample with weights that are one version older than they need be."""
+    ledger = await ledger_of(store, groups_per_step=2, max_staleness=0)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.stream(1)
+    await ledger.admit("b", "c")
+    return len(ledger.running) > 2
+
+
+async def the_window_moves_within_an_open_step(store: Store) -> bool:
+    """A group admitted behind the batch takes the place of one in it."""
+    rules = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9, fifo_window=2)
+    ledger = await ledger_of(store, rules)
+    await ledger.admit("a", "b", "c")
+    await ledger.finish("b", "c")
+    await ledger.lead()
+    await ledger.stream(1)
+    return len((await ledger.stream(1)).sample_ids) == 2
+
+
 CONTROLS = [
     (a_stale_trainer_commits, "commit", "not takes_over and epoch ~= current", "false"),
     (a_sample_is_in_two_steps, "lease_samples", "redis.call('LREM', ready, 1, task_id)", ""),
@@ -135,8 +184,17 @@ CONTROLS = [
         "not taken[task_id]",
     ),
     (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),
-    (a_part_frees_more_than_it_takes, "lease_samples", "'taken', #fresh", "'taken', wanted"),
-    (a_part_is_less_than_asked_for, "lease_samples", "#fresh >= least", "#fresh > 0"),
+    (a_part_frees_more_than_it_takes, "lease_samples", "'taken', number", "'taken', wanted"),
+    (a_part_is_less_than_asked_for, "lease_samples", "number >= least", "number > 0"),
+    (
+        the_window_moves_within_an_open_step,
+        "lease_samples",
+        "window - #entry.groups",
+        "window",
+    ),
+    (an_open_step_is_committed, "commit", "last and cjson.decode(last).open", "false"),
+    (an_open_step_is_passed, "lease_samples", "last and cjson.decode(last).open", "false"),
+    (an_open_step_lets_others_in, "lease_samples", "'open', #fresh", "'taken', #fresh"),
 ]
 
 

@@ -21,6 +21,7 @@ from trajectory_manager.records import (
     StalenessPolicy,
 )
 from trajectory_manager.redis_store import redis_store
+from trajectory_manager.step_records import StepLease
 
 _ACTIONS = ("admit", "admit", "finish", "finish", "finish", "finish", "lease", "lease") * 2
 _RARE = ("commit", "commit", "release", "restart", "requeue")
@@ -58,6 +59,7 @@ class Pair:
         self.young = False
         self.settled: set[tuple[str, int]] = set()
         self.fresh: dict[int, tuple[str, ...]] = {}
+        self.open = 0
         self.consumed: set[str] = set()
 
     async def both(self, call: str, *args: Any, **facts: Any) -> Any:
@@ -97,23 +99,36 @@ class Pair:
     async def lease(self) -> None:
         pending = self.dice.random() < 0.3 and self.step > self.committed
         step = self.dice.randint(self.committed + 1, self.step) if pending else self.step + 1
+        if self.open:
+            assert type(await self.both("attempt", self.open + 1)) is tuple, "passed an open step"
+            step = self.open
         least = self.dice.choice((0, 0, 1, self.rules.groups_per_step))
-        attempt = await self.both("attempt", step, base=step - 1, min_groups=least)
+        streaming = self.dice.random() < 0.4
+        attempt = await self.both(
+            "attempt", step, base=step - 1, min_groups=least, streaming=streaming
+        )
         if attempt.lease is None:
             return
         self.step = max(self.step, step)
-        self.check(step, attempt.lease.sample_ids)
+        self.check(attempt.lease)
 
-    def check(self, step: int, sample_ids: tuple[str, ...]) -> None:
-        assert self.fresh.get(step, sample_ids) == sample_ids, "a repeated step changed"
-        assert not self.consumed & set(sample_ids), "trained twice"
-        self.fresh[step] = sample_ids
+    def check(self, lease: StepLease) -> None:
+        known = self.fresh.get(lease.step, lease.sample_ids)
+        may_grow = lease.step == self.open
+        now = lease.sample_ids[: len(known)] if may_grow else lease.sample_ids
+        assert now == known, "a repeated step changed"
+        assert not self.consumed & set(lease.sample_ids), "trained twice"
+        self.fresh[lease.step] = lease.sample_ids
+        if lease.is_open or lease.step == self.open:
+            self.open = lease.step if lease.is_open else 0
 
     async def commit(self) -> None:
         step = self.dice.randint(self.committed, self.step)
         if step:
-            await self.both("commit", step)
-            self.consume(step)
+            refused = type(await self.both("commit", step)) is tuple
+            assert refused == (step == self.open), "only an open step is not committed"
+            if not refused:
+                self.consume(step)
 
     def consume(self, step: int) -> None:
         self.committed = max(self.committed, step)
@@ -125,6 +140,7 @@ class Pair:
             await self.both("release", self.step)
             self.fresh.pop(self.step)
             self.step -= 1
+            self.open = 0
 
     async def requeue(self) -> None:
         letters = await self.ledgers[0].store.runs.dead_letters(self.ledgers[0].run_id, 0, 1)
@@ -142,6 +158,7 @@ class Pair:
         self.committed = step
         self.step = max((step, *first.pending))
         self.fresh = {step: ids for step, ids in self.fresh.items() if step in first.pending}
+        self.open = self.open if self.open in first.pending else 0
 
     async def bring_next_step(self) -> None:
         """Agents that only work bring the next step, whatever happened before."""
@@ -152,7 +169,7 @@ class Pair:
             await self.finish()
             await self.finish()
             await self.lease()
-            if self.step >= wanted:
+            if self.step >= wanted and not self.open:
                 return
         raise AssertionError(f"step {wanted} never came: {self.rules}")
 

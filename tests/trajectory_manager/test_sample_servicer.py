@@ -163,7 +163,9 @@ async def test_a_step_comes_in_pages(trainer: Trainer) -> None:
         assert samples == list(whole.samples)
     large = await trainer.lease(2, max_bytes=1 << 20)
     assert (len(large.samples), large.next_sample) == (4, 0)
-    for wrong in ({"first_sample": 4}, {"first_sample": -1}, {"max_bytes": -1}):
+    end = await trainer.lease(2, first_sample=4)
+    assert (len(end.samples), end.next_sample, end.lease_token) == (0, 0, large.lease_token)
+    for wrong in ({"first_sample": 5}, {"first_sample": -1}, {"max_bytes": -1}):
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await trainer.lease(2, **wrong)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -13,7 +13,6 @@ from functools import partial
 from trainer.algorithms.baselines import standardised
 from trainer.algorithms.importance import Correction
 from trainer.algorithms.policy_gradient import PolicyGradient
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
@@ -31,9 +30,9 @@ def build(config: TrainerConfig) -> PolicyGradient:
             "leave it at 'truncate'"
         )
     high = 0.28 if config.clip_high is None else config.clip_high
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=Correction(way="truncate", floor=0.0, cap=1 + high),
-        token_weights=token_weights(config, "token_mean"),
-        staleness_decay=config.staleness_decay,
+        weights="token_mean",
     )

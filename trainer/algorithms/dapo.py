@@ -17,7 +17,6 @@ from functools import partial
 from trainer.algorithms.baselines import standardised
 from trainer.algorithms.importance import TrustRegion
 from trainer.algorithms.policy_gradient import PolicyGradient
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
@@ -25,9 +24,9 @@ __all__ = ["build"]
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.28),
-        token_weights=token_weights(config, "token_mean"),
-        staleness_decay=config.staleness_decay,
+        weights="token_mean",
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 from trainer.algorithms.baselines import centred
 from trainer.algorithms.importance import TrustRegion
 from trainer.algorithms.policy_gradient import PolicyGradient
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
@@ -24,9 +23,9 @@ def build(config: TrainerConfig) -> PolicyGradient:
     Raises:
         ValueError: `loss_length` is not set.
     """
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=centred,
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        token_weights=token_weights(config, "constant"),
-        staleness_decay=config.staleness_decay,
+        weights="constant",
     )

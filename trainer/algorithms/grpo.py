@@ -1,10 +1,10 @@
 """GRPO (DeepSeekMath, arXiv 2402.03300, outcome supervision).
 
     A = (r - mean(r)) / (std(r) + eps)                                       of the group
-    J = 1/R sum_r 1/|r| sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
+    J = 1/R sum_r 1/|r| sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A) - beta * k3_t
 
 rho is relative to the recorded behaviour. Here as in all its relatives its weight is bounded by
-`importance`, which PPO leaves open for A < 0; the KL term of the paper is left out.
+`importance`, which PPO leaves open for A < 0; beta is `kl_loss`, 0 unless set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from functools import partial
 from trainer.algorithms.baselines import standardised
 from trainer.algorithms.importance import TrustRegion
 from trainer.algorithms.policy_gradient import PolicyGradient
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
@@ -22,9 +21,9 @@ __all__ = ["build"]
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        token_weights=token_weights(config, "sequence_mean"),
-        staleness_decay=config.staleness_decay,
+        weights="sequence_mean",
     )

@@ -17,7 +17,6 @@ from functools import partial
 from trainer.algorithms.baselines import standardised
 from trainer.algorithms.importance import TrustRegion
 from trainer.algorithms.policy_gradient import Importance, PolicyGradient, Ratios
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
@@ -37,9 +36,9 @@ class _SequenceImportance:
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=_SequenceImportance(region=TrustRegion.of(config, low=3e-4, high=4e-4)),
-        token_weights=token_weights(config, "sequence_mean"),
-        staleness_decay=config.staleness_decay,
+        weights="sequence_mean",
     )

@@ -1,11 +1,12 @@
 """The family of algorithms whose gradient is a weighted sum of the score function.
 
-    -grad L = 1/D sum_t u_t * w_t * A_t * grad log pi_theta(t)
+    -grad L = 1/D sum_t u_t * (w_t * A_t * grad log pi_theta(t) - beta * grad k_t)
 
 A_t is the advantage of the token's rollout, u_t what a token counts and D what that adds up to, w_t
 what the token's importance makes of it, by ratios under the weights in training. An algorithm is a
-choice of these three. w carries no gradient: PPO's clipped surrogate (arXiv 1707.06347) is w = rho
-where its minimum is not the clipped term, and 0 where it is.
+choice of these three; k_t is the distance from a reference, if there is one (`divergence.py`). w
+carries no gradient: PPO's clipped surrogate (arXiv 1707.06347) is w = rho where its minimum is not
+the clipped term, and 0 where it is.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the step.
 """
@@ -22,6 +23,9 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.algorithm import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.divergence import KLPenalty
+from trainer.algorithms.weights import token_weights
+from trainer.config import LossWeights, TrainerConfig
 
 __all__ = ["Importance", "PolicyGradient", "Ratios"]
 
@@ -75,8 +79,36 @@ class PolicyGradient:
     """From ratios to w."""
     token_weights: Callable[[NDArray[np.int64]], Weights]
     """From lengths to u and D."""
+    penalty: KLPenalty
+    """From tokens to beta * k."""
     staleness_decay: float = 1.0
     """What w is multiplied by for each version that the token is behind."""
+    whole_step: bool = False
+    """True if the baseline is of more than the rollout's own group."""
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainerConfig,
+        *,
+        baseline: Callable[[Rollouts], NDArray[np.float64]],
+        importance: Callable[[Ratios], Importance],
+        weights: LossWeights,
+        whole_step: bool = False,
+    ) -> Self:
+        """With all that is configured alike for every algorithm.
+
+        Raises:
+            ValueError: weights of tokens need a length that is not set.
+        """
+        return cls(
+            baseline=baseline,
+            importance=importance,
+            token_weights=token_weights(config, weights),
+            penalty=KLPenalty.of(config),
+            staleness_decay=config.staleness_decay,
+            whole_step=whole_step,
+        )
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         """A, [R]."""
@@ -95,7 +127,9 @@ class PolicyGradient:
         # 1 in value, the score function in gradient.
         score_BT = (tokens.logprobs_BT - tokens.logprobs_BT.detach()).exp()
         gain_BT = torch.where(mask_BT, used_BT * tokens.advantages_BT * score_BT, zero)
-        return LossTerms(loss=-gain_BT.sum(), sums=_statistics(ratios, importance, tokens))
+        loss = self.penalty(tokens) - gain_BT.sum()
+        sums = _statistics(ratios, importance, tokens) | self.penalty.statistics(tokens)
+        return LossTerms(loss=loss, sums=sums)
 
     def _decay(self, tokens: PolicyTokens, like: torch.Tensor) -> torch.Tensor:
         return torch.pow(self.staleness_decay, tokens.staleness_BT.to(like.dtype))

@@ -3,8 +3,9 @@
     A = (r - mean(r)) / (std(r) + eps)                                       of all N tokens
     J = 1/N sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
 
-With a baseline, for several rollouts of a task, the mean of the group is taken off first. The KL
-term that the paper has in the reward is left out.
+With a baseline, for several rollouts of a task, the mean of the group is taken off first. The paper
+has a KL term in the reward of each token, of which all before it feel; `kl_reward` is for the
+rollout as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from trainer.algorithm import Rollouts
 from trainer.algorithms.baselines import whitened, whitened_centred
 from trainer.algorithms.importance import TrustRegion
 from trainer.algorithms.policy_gradient import PolicyGradient
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build", "build_with_baseline"]
@@ -38,9 +38,10 @@ def build_with_baseline(config: TrainerConfig) -> PolicyGradient:
 def _built(
     config: TrainerConfig, baseline: Callable[[Rollouts], NDArray[np.float64]]
 ) -> PolicyGradient:
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=baseline,
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        token_weights=token_weights(config, "token_mean"),
-        staleness_decay=config.staleness_decay,
+        weights="token_mean",
+        whole_step=True,
     )

@@ -4,7 +4,7 @@
     J = 1/R sum_r A * log pi_theta(r)
 
 The paper is on-policy: tokens that other weights sampled are corrected here, one by one. The KL
-term that it has in the reward is left out.
+term that it has in the reward is `kl_reward` with `kl_estimator` k1, 0 unless set.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from trainer.algorithms.baselines import leave_one_out
 from trainer.algorithms.importance import Correction
 from trainer.algorithms.policy_gradient import PolicyGradient
-from trainer.algorithms.weights import token_weights
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
@@ -20,9 +19,9 @@ __all__ = ["build"]
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """As configured."""
-    return PolicyGradient(
+    return PolicyGradient.of(
+        config,
         baseline=leave_one_out,
         importance=Correction.of(config),
-        token_weights=token_weights(config, "sequence_sum"),
-        staleness_decay=config.staleness_decay,
+        weights="sequence_sum",
     )

@@ -28,6 +28,12 @@ if takes_over and tonumber(epoch) < tonumber(current) or not takes_over and epoc
   return {'refused', 'STALE_TRAINER', run_id, epoch, current}
 end
 if not takes_over and step > leased then return {'refused', 'UNKNOWN_STEP', ARGV[2]} end
+if not takes_over and step == leased then
+  local last = redis.call('HGET', ledger, leased)
+  if last and cjson.decode(last).open then
+    return {'refused', 'OPEN_STEP', ARGV[2], ARGV[2]}
+  end
+end
 
 -- Keeps a group for replay as "step mean_reward {group}", the mean "-" if it has no such reward.
 local function keep(task_id, group, number)
@@ -55,6 +61,15 @@ local function remember(task_id, number)
   redis.call('HDEL', groups, task_id)
 end
 
+-- Groups of an open step are not counted as taken yet.
+local function untake(entry)
+  if entry.open then
+    redis.call('HSET', counters, 'open', 0)
+  else
+    redis.call('HINCRBY', counters, 'taken', -#entry.groups)
+  end
+end
+
 local function give_back(entry)
   for i = #entry.groups, 1, -1 do
     local task_id = entry.groups[i]
@@ -62,7 +77,7 @@ local function give_back(entry)
     redis.call('LPUSH', ready, task_id)
     if group.admission then redis.call('ZADD', order, group.admission, task_id) end
   end
-  redis.call('HINCRBY', counters, 'taken', -#entry.groups)
+  untake(entry)
 end
 
 local function bury(entry, number)
@@ -82,7 +97,7 @@ local function bury(entry, number)
     redis.call('HDEL', groups, task_id)
   end
   redis.call('LTRIM', dead, -max_dead_letters, -1)
-  redis.call('HINCRBY', counters, 'taken', -#entry.groups)
+  untake(entry)
   redis.call('HINCRBY', counters, 'discarded', #entry.groups)
   redis.call('HINCRBY', counters, 'version:tasks', 1)
 end
@@ -95,6 +110,11 @@ for _, number in ipairs(numbers) do
   if number <= step then
     covered, found = covered + #entries[number].samples, true
     for _, task_id in ipairs(entries[number].groups) do remember(task_id, number) end
+    if entries[number].open then
+      -- The store lost that it was completed, but a checkpoint covers it.
+      redis.call('HSET', counters, 'open', 0)
+      redis.call('HINCRBY', counters, 'taken', #entries[number].groups)
+    end
     redis.call('HDEL', ledger, number)
   end
 end

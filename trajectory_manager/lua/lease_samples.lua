@@ -1,28 +1,37 @@
--- Writes the ledger entry of a step, or answers the one that is there.
--- ARGV: run_id, epoch, step, base_version, num_groups, min_groups, num_shards, max_dead_letters.
--- Answers the number of groups too old, and the entry.
+-- Writes the ledger entry of a step, lets an open one grow, or answers the one that is there.
+-- ARGV: run_id, epoch, step, base_version, num_groups, min_groups, num_shards, streaming,
+-- max_dead_letters. Answers the number of groups too old, and the entry.
 local config, counters, groups, ready, ledger, dead, order, replay =
   KEYS[1], KEYS[2], KEYS[8], KEYS[13], KEYS[14], KEYS[17], KEYS[18], KEYS[24]
-local run_id, epoch, step, base, wanted, least, shards, max_dead_letters = unpack(ARGV)
+local run_id, epoch, step, base, wanted, least, shards, streaming, max_dead_letters = unpack(ARGV)
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', run_id} end
 local current = redis.call('HGET', counters, 'epoch') or '0'
 if current ~= epoch then return {'refused', 'STALE_TRAINER', run_id, epoch, current} end
+streaming = streaming == '1'
+if streaming and shards ~= '1' then return {'refused', 'STREAMED_SHARDS', shards} end
+
 local known = redis.call('HGET', ledger, step)
-if known then
-  local entry = cjson.decode(known)
+local entry = known and cjson.decode(known)
+if entry then
   local stored = string.format('%d', entry.shards or 1)
   if stored ~= shards then return {'refused', 'OTHER_SHARDS', step, stored, shards} end
   if entry.epoch ~= epoch then
     entry.deliveries, entry.epoch = (entry.deliveries or 1) + 1, epoch
-    known = cjson.encode(entry)
-    redis.call('HSET', ledger, step, known)
+    redis.call('HSET', ledger, step, cjson.encode(entry))
   end
-  return {'ok', 0, known}
-end
-local next_step = tonumber(redis.call('HGET', counters, 'leased') or 0) + 1
-if tonumber(step) ~= next_step then
-  return {'refused', 'STEP_ORDER', step, string.format('%d', next_step)}
+  if not entry.open then return {'ok', 0, cjson.encode(entry)} end
+else
+  local leased = redis.call('HGET', counters, 'leased') or '0'
+  local last = redis.call('HGET', ledger, leased)
+  if last and cjson.decode(last).open then return {'refused', 'OPEN_STEP', step, leased} end
+  if tonumber(step) ~= tonumber(leased) + 1 then
+    return {'refused', 'STEP_ORDER', step, string.format('%d', tonumber(leased) + 1)}
+  end
+  entry = {
+    groups = {}, samples = {}, replayed = {}, tokens = {}, base = tonumber(base),
+    shards = tonumber(shards), deliveries = 1, epoch = epoch, open = true
+  }
 end
 rules = cjson.decode(rules)
 wanted, least = tonumber(wanted), tonumber(least)
@@ -36,15 +45,18 @@ end
 if least > wanted then
   return {'refused', 'MINIMUM_ABOVE', ARGV[6], string.format('%d', wanted)}
 end
-step, base = tonumber(step), tonumber(base)
+step, base = tonumber(step), entry.base
 local replays = type(rules.replay) == 'table' and rules.replay
 local MASK, WITHHOLD, DROPPED, WITHHELD, REWARD = 3, 4, 2, 3, 2
 
 -- The groups this step takes, in order, and the same as a set.
 local fresh, taken = {}, {}
--- With a window: the complete groups by completion, and the first groups by admission as a set.
+-- With a window: the complete groups by completion, and the first groups by admission as a set. What
+-- an open step has stays in its window.
 local window, waiting, inside = rules.fifo_window or 0, {}, {}
-if window > 0 then waiting = redis.call('LRANGE', ready, 0, -1) end
+if window > 0 then
+  window, waiting = window - #entry.groups, redis.call('LRANGE', ready, 0, -1)
+end
 
 local function look()
   inside = {}
@@ -154,39 +166,47 @@ local function drawn()
   return found
 end
 
-local samples, tokens, replayed, too_old = {}, {}, {}, 0
+local too_old, had = 0, #entry.groups
 look()
-while #fresh < wanted do
+while had + #fresh < wanted do
   local task_id, position = next_group()
   if not task_id then break end
   local group = cjson.decode(redis.call('HGET', groups, task_id))
   if rules.staleness_policy == MASK or base - group.min_version <= rules.max_staleness then
     table.insert(fresh, task_id)
     taken[task_id] = true
-    add_samples(group, samples, tokens)
   else
     too_old = too_old + 1
     leave_behind(task_id, group, position)
   end
 end
-local enough = #fresh >= least
+local number = had + #fresh
+local complete = number >= wanted or (not streaming and number >= least)
+local grown = complete or (streaming and #fresh > 0)
 if too_old > 0 then redis.call('HINCRBY', counters, 'version:ready', 1) end
-if too_old > 0 or enough then redis.call('HINCRBY', counters, 'version:tasks', 1) end
-if not enough then return {'ok', too_old} end
+if too_old > 0 or complete then redis.call('HINCRBY', counters, 'version:tasks', 1) end
+if not grown and known then return {'ok', too_old, cjson.encode(entry)} end
+if not grown then return {'ok', too_old} end
 
 for _, task_id in ipairs(fresh) do
+  local group = cjson.decode(redis.call('HGET', groups, task_id))
+  table.insert(entry.groups, task_id)
+  add_samples(group, entry.samples, entry.tokens)
   redis.call('LREM', ready, 1, task_id)
   redis.call('ZREM', order, task_id)
 end
-local again = replays and drawn() or {}
-for i = 1, math.min(#again, replays and replays.groups_per_step or 0) do
-  add_samples(cjson.decode(string.sub(again[i].kept, again[i].begin)), replayed, tokens)
+redis.call('HINCRBY', counters, 'open', #fresh)
+if complete then
+  for _, task_id in ipairs(entry.groups) do taken[task_id] = true end
+  local again = replays and drawn() or {}
+  for i = 1, math.min(#again, replays and replays.groups_per_step or 0) do
+    add_samples(cjson.decode(string.sub(again[i].kept, again[i].begin)), entry.replayed, entry.tokens)
+  end
+  -- Only now admission lets others in: what they sample is for later steps, as without streaming.
+  redis.call('HSET', counters, 'open', 0)
+  redis.call('HINCRBY', counters, 'taken', number)
+  entry.open = nil
 end
-local entry = cjson.encode({
-  groups = fresh, samples = samples, replayed = replayed, tokens = tokens, base = base,
-  shards = tonumber(shards), deliveries = 1, epoch = epoch
-})
-redis.call('HSET', ledger, step, entry)
+redis.call('HSET', ledger, step, cjson.encode(entry))
 redis.call('HSET', counters, 'leased', step)
-redis.call('HINCRBY', counters, 'taken', #fresh)
-return {'ok', too_old, entry}
+return {'ok', too_old, cjson.encode(entry)}

@@ -5,7 +5,8 @@ local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
 rules = cjson.decode(rules)
 local names = {
-  'admitted', 'discarded', 'taken', 'replaced', 'committed', 'leased', 'incomplete', 'tokens'
+  'admitted', 'discarded', 'taken', 'replaced', 'committed', 'leased', 'incomplete', 'tokens',
+  'open'
 }
 local values, count = redis.call('HMGET', counters, unpack(names)), {}
 for i, name in ipairs(names) do count[name] = tonumber(values[i] or 0) end
@@ -20,9 +21,10 @@ end
 local window, kept_back = rules.fifo_window or 0, 0
 for _, task_id in ipairs(window > 0 and redis.call('LRANGE', ready, 0, -1) or {}) do
   local place = redis.call('ZRANK', order, task_id)
-  if place and place >= window then kept_back = kept_back + 1 end
+  if place and place >= window - count.open then kept_back = kept_back + 1 end
 end
-return {'ok', num_ready, outstanding - num_ready - count.incomplete, math.max(0, limit - outstanding),
+local num_running = outstanding - num_ready - count.incomplete - count.open
+return {'ok', num_ready, num_running, math.max(0, limit - outstanding),
   redis.call('LLEN', KEYS[4]) + redis.call('LLEN', KEYS[5]), redis.call('ZCOUNT', leases, '(0', '+inf'),
   rules.groups_per_step, count.committed, count.leased, count.admitted, count.discarded, count.replaced,
   count.incomplete, redis.call('HLEN', replay), redis.call('LLEN', dead), count.tokens,

@@ -15,7 +15,11 @@ for i = #entry.groups, 1, -1 do
   redis.call('LPUSH', ready, task_id)
   if group.admission then redis.call('ZADD', order, group.admission, task_id) end
 end
-redis.call('HINCRBY', counters, 'taken', -#entry.groups)
+if entry.open then
+  redis.call('HSET', counters, 'open', 0)
+else
+  redis.call('HINCRBY', counters, 'taken', -#entry.groups)
+end
 redis.call('HDEL', ledger, ARGV[3])
 redis.call('HSET', counters, 'leased', tonumber(leased) - 1)
 redis.call('HINCRBY', counters, 'version:ready', 1)

@@ -22,7 +22,7 @@ from bench.pipeline.costs import Costs, load_costs
 from bench.pipeline.emulation.prompts import Emulation
 from services.chassis.server import Service, run
 from trainer.cli import peers
-from trainer.commands import Command, Gather, Release, Restore, Train
+from trainer.commands import Accumulate, Command, Gather, Optimize, Release, Restore
 from trainer.config import TrainerConfig
 from trainer.device import Device
 from trainer.loop import Trainer
@@ -66,8 +66,9 @@ class EmulatedGang:
         command = commands[0]
         switching = self._costs.switching
         match command:
-            case Train():
+            case Accumulate():
                 await self._spend("training", self._training_seconds(command))
+            case Optimize():
                 return [{"loss": 0.0}]
             case Gather():
                 while self._file.with_name("barrier").exists():
@@ -86,7 +87,7 @@ class EmulatedGang:
     async def stop(self) -> None:
         """Nothing to end."""
 
-    def _training_seconds(self, command: Train) -> float:
+    def _training_seconds(self, command: Accumulate) -> float:
         tokens = sum(int(np.count_nonzero(batch.token_ids_BT)) for batch in command.micro_batches)
         share = 1 / self._parts
         model_tokens = tokens * self._emulation.thinning

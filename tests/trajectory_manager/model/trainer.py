@@ -42,14 +42,23 @@ class Trainer(Base):
         groups=st.sampled_from([0, 0, 1, 9]),
         shards=st.sampled_from([1, 1, 1, 2]),
         least=st.sampled_from([0, 0, 1, 2]),
+        streaming=st.sampled_from([False, False, True]),
     )
     def train(
-        self, ahead: int, base: int, stale: bool, lost: bool, groups: int, shards: int, least: int
+        self,
+        ahead: int,
+        base: int,
+        stale: bool,
+        lost: bool,
+        groups: int,
+        shards: int,
+        least: int,
+        streaming: bool,
     ) -> None:
         """A trainer asks for the next step, for one it has, or for one that is not next."""
         step = max(1, self.step + ahead)
         base = max(0, step - 1 + base - 1)
-        asked = (RUN_ID, self.fence(stale), step, base, groups, shards, least)
+        asked = (RUN_ID, self.fence(stale), step, base, groups, shards, least, streaming)
         attempt = self.both(
             lambda on: on.store.ledger.lease_samples(*asked), lost=lost, stable=_lease
         )
@@ -62,10 +71,11 @@ class Trainer(Base):
 
     @rule(**PROGRESS)
     def progress(self, number: int, commit: bool) -> None:
-        """A trainer takes what is ready, and may commit it."""
+        """A trainer takes what is ready, of an open step first, and may commit it."""
         for _ in range(number):
             step = self.step
-            self.train(1, 1, stale=False, lost=False, groups=0, shards=1, least=0)
+            for ahead in (0, 1):
+                self.train(ahead, 1, False, False, groups=0, shards=1, least=0, streaming=False)
             if self.step == step:
                 return
             if commit:

@@ -83,6 +83,7 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     FIRST_SAMPLE_FIELD_NUMBER: builtins.int
     MAX_BYTES_FIELD_NUMBER: builtins.int
     MIN_GROUPS_FIELD_NUMBER: builtins.int
+    STREAMING_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     epoch: builtins.int
@@ -109,6 +110,12 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """Fewer than num_groups are enough, if at least so many are ready: part of a batch, for a trainer
     that waits no longer. The step takes all that are ready, up to num_groups. 0: num_groups.
     """
+    streaming: builtins.bool
+    """The caller trains on groups as they come: answer what the step has from first_sample on as soon as
+    that is anything. The step stays open and takes groups as they become ready, up to num_groups;
+    asked for without `streaming` it is completed as min_groups says. An open step cannot be
+    committed, and no other follows it. Not with num_shards.
+    """
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer empty after this long. At most 60 s."""
@@ -128,9 +135,10 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
         first_sample: builtins.int = ...,
         max_bytes: builtins.int = ...,
         min_groups: builtins.int = ...,
+        streaming: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_shard", b"_shard", "shard", b"shard", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "min_groups", b"min_groups", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "min_groups", b"min_groups", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "streaming", b"streaming", "wait", b"wait"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_shard", b"_shard"]) -> typing.Literal["shard"] | None: ...
 
 global___LeaseSamplesRequest = LeaseSamplesRequest
@@ -153,7 +161,9 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     num_deliveries: builtins.int
     """How many trainers this step was delivered to; 1: the first time."""
     next_sample: builtins.int
-    """Where max_bytes cut the answer: ask again with it as first_sample. 0: that was all."""
+    """Where max_bytes cut the answer, or an open step may go on: ask again with it as first_sample.
+    0: that was all.
+    """
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
         """Complete groups, members adjacent; empty: time is up."""
@@ -486,7 +496,7 @@ class GetReadinessResponse(google.protobuf.message.Message):
     NUM_STORED_TOKENS_FIELD_NUMBER: builtins.int
     NUM_KEPT_BACK_GROUPS_FIELD_NUMBER: builtins.int
     num_ready_groups: builtins.int
-    """Complete groups that wait for the trainer."""
+    """Complete groups that wait for the trainer, in no step."""
     num_running_groups: builtins.int
     """Groups admitted and not complete."""
     num_admissible_groups: builtins.int

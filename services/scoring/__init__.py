@@ -1,0 +1,1 @@
+"""Computes columns of samples while others still generate: reference log-probs, rewards."""

@@ -1,0 +1,3 @@
+from services.scoring.cli import main
+
+main()

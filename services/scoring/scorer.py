@@ -1,0 +1,61 @@
+"""What a scorer is: from samples to one column of them.
+
+Shape suffix: T tokens of a sample.
+"""
+# ruff: noqa: N815 -- arrays carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.chassis import plugins
+from services.scoring.config import ScoringConfig
+
+__all__ = ["SCORERS", "Row", "Scorer", "make_scorer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A sample."""
+
+    sample_id: str
+    """Names it in errors."""
+    token_ids_T: NDArray[np.int32]
+    """The whole sequence, what the environment said included."""
+    temperature: float
+    """That it was sampled with."""
+    columns: Mapping[str, NDArray[np.float32]]
+    """Those that `needs` names: one value, or one for each token."""
+
+
+class Scorer(Protocol):
+    """A plug-in. Its constructor takes the `ScoringConfig`, and loads its model.
+
+    Calls come one after the other, from one thread.
+    """
+
+    def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
+        """Of each row: one value, or one for each token."""
+        ...
+
+
+_HERE = "services.scoring.scorers"
+SCORERS = {
+    "logprobs": f"{_HERE}.logprobs:LogProbs",
+    "reward_model": f"{_HERE}.reward_model:RewardModel",
+}
+
+
+def make_scorer(config: ScoringConfig) -> Scorer:
+    """The scorer that `config.scorer` names: a built-in, or "package.module:Name".
+
+    Raises:
+        ConfigError: neither of the two, or its model cannot be loaded.
+    """
+    scorer: Scorer = plugins.make("scorer", config.scorer, SCORERS, config)
+    return scorer

@@ -1,0 +1,37 @@
+"""A reward model: Hugging Face's sequence classification with one label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.scoring.config import ScoringConfig
+from services.scoring.scorer import Row
+from services.scoring.scorers.loading import frozen
+
+__all__ = ["RewardModel"]
+
+
+class RewardModel:
+    """The score of the whole sequence."""
+
+    def __init__(self, config: ScoringConfig) -> None:
+        from transformers import AutoModelForSequenceClassification
+
+        self._model = frozen(config, AutoModelForSequenceClassification)
+        self._device = config.device
+        num_labels = self._model.config.num_labels  # type: ignore[union-attr]
+        if num_labels != 1:
+            raise ValueError(f"model {config.model}: has {num_labels} labels, a reward model has 1")
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
+        """One value; each row alone, as what counts as padding differs from model to model."""
+        return [np.array([self._score(row)], np.float32) for row in rows]
+
+    def _score(self, row: Row) -> float:
+        token_ids = torch.from_numpy(row.token_ids_T.astype(np.int64))[None].to(self._device)
+        return float(self._model(input_ids=token_ids, use_cache=False).logits[0, 0])

@@ -1,0 +1,142 @@
+"""The built-in scorers beside a direct computation with the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.chassis.errors import ConfigError
+from services.scoring.config import ScoringConfig
+from services.scoring.scorer import Row, make_scorer
+from tests.trainer.support import VOCABULARY, make_model
+
+
+def config(model: Path, **settings: Any) -> ScoringConfig:
+    """Of a service that is asked directly."""
+    return ScoringConfig(run_id="r", column="c", model=model, dtype="float64", **settings)
+
+
+def rows(seed: int = 0) -> list[Row]:
+    """Ragged sequences at several temperatures; the shortest has one token."""
+    dice = np.random.default_rng(seed)
+    return [
+        Row(
+            sample_id=f"s{length}",
+            token_ids_T=dice.integers(0, VOCABULARY, length).astype(np.int32),
+            temperature=0.5 + 0.1 * length,
+            columns={},
+        )
+        for length in (7, 1, 12, 3, 12)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny causal language model."""
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one with a head of one label."""
+    return make_classifier(tmp_path_factory.mktemp("reward"), 1)
+
+
+def make_classifier(folder: Path, num_labels: int) -> Path:
+    """A folder with a sequence classifier."""
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    torch.manual_seed(1)
+    settings = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_labels=num_labels,
+    )
+    Qwen3ForSequenceClassification(settings).save_pretrained(folder)
+    return folder
+
+
+def direct(model: Path, row: Row) -> np.ndarray:
+    """Log-probs of one sequence alone."""
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    ids = torch.from_numpy(row.token_ids_T.astype(np.int64))
+    with torch.no_grad():
+        logits = network(ids[None]).logits[0] / np.float64(np.float32(row.temperature))
+    logprobs = torch.log_softmax(logits, -1)
+    return np.array([0.0, *(logprobs[t - 1, ids[t]].item() for t in range(1, len(ids)))])
+
+
+def scored(settings: ScoringConfig, given: Sequence[Row]) -> Sequence[np.ndarray]:
+    """By the scorer that is configured."""
+    return make_scorer(settings).score(given)
+
+
+@pytest.mark.parametrize("budget", [1, 24, 10_000])
+def test_log_probs_are_those_of_the_model(model: Path, budget: int) -> None:
+    """However rows are put together, at each one's own temperature."""
+    found = scored(config(model, micro_batch_tokens=budget), rows())
+    for values, row in zip(found, rows(), strict=True):
+        assert values.dtype == np.float32
+        np.testing.assert_allclose(values, direct(model, row), atol=2e-6)
+
+
+def test_a_reward_model_scores_whole_sequences(reward_model: Path) -> None:
+    """One value each, the logit of its only label at the last token."""
+    from transformers import AutoModelForSequenceClassification
+
+    network = AutoModelForSequenceClassification.from_pretrained(reward_model, dtype=torch.float64)
+    found = scored(config(reward_model, scorer="reward_model"), rows())
+    for values, row in zip(found, rows(), strict=True):
+        ids = torch.from_numpy(row.token_ids_T.astype(np.int64))
+        with torch.no_grad():
+            wanted = network(ids[None]).logits.item()
+        np.testing.assert_allclose(values, [wanted], rtol=1e-5)
+    assert len({float(values[0]) for values in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scorer": "logprob"}, r"scorer is 'logprob'.*did you mean logprobs\?"),
+        ({"model": Path("nowhere")}, r"scorer logprobs: model nowhere: no such folder"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(
+    model: Path, settings: dict[str, Any], message: str
+) -> None:
+    """With the setting, its value and the cure."""
+    with pytest.raises(ConfigError, match=message):
+        make_scorer(config(**{"model": model, **settings}))
+
+
+def test_a_classifier_is_no_reward_model(tmp_path: Path) -> None:
+    """It must say one thing."""
+    classifier = make_classifier(tmp_path, 3)
+    with pytest.raises(ConfigError, match="has 3 labels, a reward model has 1"):
+        make_scorer(config(classifier, scorer="reward_model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_samples": 0}, "max_samples is 0: give 1 to 512"),
+        ({"threads": 0}, "threads is 0: must be at least 1"),
+        ({"needs": ("c",)}, "needs holds 'c', which is the column to write"),
+    ],
+)
+def test_wrong_settings_are_named(model: Path, settings: dict[str, Any], message: str) -> None:
+    """With the value and the cure."""
+    with pytest.raises(ValueError, match=message):
+        config(model, **settings)

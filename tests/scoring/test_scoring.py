@@ -1,0 +1,190 @@
+"""A scoring service on the real trajectory manager and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from seamflow.channel import connect
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.chassis.server import started
+from services.scoring.cli import build
+from services.scoring.config import ScoringConfig
+from tests.scoring.support import COLUMN, Lengths, NoNumber, Twice, Wrong
+from tests.trajectory_manager.client import RULES, Client
+from trajectory_manager.cli import service
+from trajectory_manager.config import TrajectoryManagerConfig
+from trajectory_manager.records import Durability
+from trajectory_manager.redis_store import redis_store
+
+
+class Run:
+    """A run of groups of two, and scoring services beside it."""
+
+    def __init__(self, client: Client, port: int) -> None:
+        self.client, self._port = client, port
+        Lengths.scored.clear()
+        Lengths.going_on.set()
+
+    async def begin(self, *task_ids: str, columns: Sequence[str] = (COLUMN,), **rules: Any) -> None:
+        """Create it, and let agents play all tasks."""
+        config = trajectory_pb2.RunConfig()
+        config.CopyFrom(RULES)
+        config.MergeFrom(trajectory_pb2.RunConfig(required_columns=columns, **rules))
+        await self.client.create_run(config)
+        await self.client.submit(*task_ids)
+        for _ in range(2 * len(task_ids)):
+            await self.client.play()
+
+    def config(self, scorer: type, **settings: Any) -> ScoringConfig:
+        """Of a service with a scorer of this file."""
+        values = {
+            "run_id": self.client.run_id,
+            "column": COLUMN,
+            "model": Path("none"),
+            "trajectory_manager": f"127.0.0.1:{self._port}",
+            "scorer": f"tests.scoring.support:{scorer.__name__}",
+        }
+        return ScoringConfig(**{**values, **settings})
+
+    @asynccontextmanager
+    async def scoring(
+        self, scorer: type = Lengths, **settings: Any
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        """A service while the block runs."""
+        async with build(self.config(scorer, **settings)) as scoring:
+            task = asyncio.ensure_future(scoring.background[0]())
+            try:
+                yield task
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def readiness(self) -> sample_pb2.GetReadinessResponse:
+        """Counts of the run."""
+        request = sample_pb2.GetReadinessRequest(run_id=self.client.run_id)
+        return await self.client.samples.GetReadiness(request)
+
+    async def until(self, num_ready: int) -> None:
+        """Wait for so many ready groups."""
+        await waited_for(lambda: self.readiness(), lambda c: c.num_ready_groups == num_ready)
+
+    async def columns(self) -> dict[str, dict[str, list[float]]]:
+        """Of each sample of the first step."""
+        epoch = await self.client.reconcile()
+        leased = await self.client.lease_samples(epoch, 1)
+        return {
+            sample.sample_id: {
+                entry.name: np.frombuffer(entry.values, "<f4").tolist() for entry in sample.columns
+            }
+            for sample in leased.samples
+        }
+
+
+async def waited_for(look: Callable[[], Any], enough: Callable[[Any], bool]) -> None:
+    """Look until it is enough."""
+    async with asyncio.timeout(30):
+        while not enough(await look()):
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def run(redis_url: str) -> AsyncIterator[Run]:
+    """A run that begins with `begin`."""
+    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05)
+    async with (
+        redis_store(redis_url, Durability.FAST, 5.0) as store,
+        started(service(config, store), config) as port,
+        connect(f"127.0.0.1:{port}") as channel,
+    ):
+        yield Run(Client(channel, uuid.uuid4().hex), port)
+        Lengths.going_on.set()
+
+
+async def test_a_group_is_ready_once_it_is_scored(run: Run) -> None:
+    """The trainer finds the column in its samples, a value for each token."""
+    await run.begin("a", "b", groups_per_step=2)
+    counts = await run.readiness()
+    assert (counts.num_incomplete_groups, counts.num_ready_groups) == (2, 0)
+    async with run.scoring():
+        await run.until(2)
+    columns = await run.columns()
+    assert sorted(columns) == sorted(Lengths.scored)
+    assert len(columns) == 4
+    assert all(found == {COLUMN: [0, 1, 2, 3, 4, 5]} for found in columns.values())
+
+
+async def test_a_service_that_needs_another_column_waits_for_it(run: Run) -> None:
+    """Two services, one after the other for each sample, whichever is there first."""
+    await run.begin("a", columns=(COLUMN, "twice"))
+    async with run.scoring(Twice, column="twice", needs=(COLUMN,)), run.scoring():
+        await run.until(1)
+    for found in (await run.columns()).values():
+        assert found == {COLUMN: [0, 1, 2, 3, 4, 5], "twice": [0, 2, 4, 6, 8, 10]}
+
+
+async def test_what_a_dead_service_had_leased_is_scored_by_another(run: Run) -> None:
+    """After its lease, and once: the one that died never wrote."""
+    Lengths.going_on.clear()
+    await run.begin("a", lease_seconds=1.0)
+    async with run.scoring(max_samples=1):
+        # It hangs in its scorer, and goes without a word.
+        await asyncio.sleep(0.3)
+    async with run.scoring():
+        await asyncio.sleep(0.1)
+        Lengths.going_on.set()
+        await run.until(1)
+    assert set(Lengths.scored) == set(await run.columns())
+
+
+async def test_two_services_share_the_samples(run: Run) -> None:
+    """Each is leased to one of them."""
+    await run.begin("a", "b", "c", groups_per_step=3, max_staleness=3)
+    async with run.scoring(max_samples=1), run.scoring(max_samples=1):
+        await run.until(3)
+    assert len(Lengths.scored) == len(set(Lengths.scored)) == 6
+
+
+async def test_a_run_that_comes_later_is_waited_for(run: Run) -> None:
+    """Services start in any order."""
+    async with run.scoring():
+        await asyncio.sleep(0.1)
+        await run.begin("a")
+        await run.until(1)
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        (
+            Wrong,
+            r"sample 'a/./1#t2': the scorer gave values of shape \(5,\); one is wanted, or one",
+        ),
+        (NoNumber, r"sample 'a/./1#t2': the scorer gave values that are no number"),
+    ],
+)
+async def test_a_scorer_that_gives_no_column_ends_the_service(
+    run: Run, scorer: type, message: str
+) -> None:
+    """The sample and the mistake are named; nothing is written."""
+    await run.begin("a")
+    async with run.scoring(scorer) as task:
+        with pytest.raises(ValueError, match=message):
+            await task
+    assert (await run.readiness()).num_ready_groups == 0
+
+
+async def test_a_column_that_the_run_does_not_want_is_refused(run: Run) -> None:
+    """By the trajectory manager, with the columns that it knows."""
+    await run.begin("a", columns=("other",))
+    async with run.scoring() as task:
+        with pytest.raises(Exception, match="column"):
+            await task

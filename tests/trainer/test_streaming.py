@@ -1,0 +1,198 @@
+"""Training on groups as they come: a real trainer, the real trajectory manager, a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.chassis.errors import ConfigError
+from tests.trainer.support import make_samples
+from tests.trainer.training import Training, groups, other_run
+from trainer.algorithm import make_algorithm
+from trainer.batch import sequence
+from trainer.commands import Accumulate
+from trainer.config import TrainerConfig
+from trainer.device import GangThread
+from trainer.parts import Part, Rounds
+
+STREAMED: dict[str, Any] = {"stream_groups": 1, "micro_batch_tokens": 8}
+"""A group of two rollouts has 12 tokens to compute: each is a part."""
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Trainable tokens of each part that is computed."""
+    computed: list[int] = []
+    real = GangThread.do_each
+
+    async def written(self: GangThread, commands: Any) -> Any:
+        answers = await real(self, commands)
+        if isinstance(commands[0], Accumulate):
+            computed.append(commands[0].num_tokens)
+        return answers
+
+    monkeypatch.setattr(GangThread, "do_each", written)
+    return computed
+
+
+@asynccontextmanager
+async def going_on(training: Training, num_steps: int, **values: Any) -> AsyncIterator[list[Any]]:
+    """A trainer beside the block; its records, once the block is over."""
+    records: list[Any] = []
+    task = asyncio.create_task(training.train(num_steps, **values))
+    try:
+        yield records
+        records += await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(parts: list[int], number: int) -> None:
+    """Wait for so many parts."""
+    async with asyncio.timeout(60):
+        while len(parts) < number:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_step_begins_with_its_first_group(training: Training, parts: list[int]) -> None:
+    """Each group is computed while agents play the next; the step ends with the last one."""
+    await training.begin("a", "b", "c")
+    async with going_on(training, 1, **STREAMED) as records:
+        for number in (1, 2):
+            await training.play(2)
+            await until(parts, number)
+            counts = await training.readiness()
+            assert (counts.leased_step, counts.committed_step) == (1, 0)
+            assert counts.num_ready_groups == 0, "the open step has them"
+        await training.play(2)
+    (record,) = records
+    assert groups(record) == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]
+    assert parts == [6, 6, 6, 0], "the last part closes the step"
+    assert record["num_tokens"] == sum(parts)
+    assert set((await training.committed_steps()).values()) == {1}
+
+
+async def test_without_streaming_a_step_begins_with_its_last_group(
+    training: Training, parts: list[int]
+) -> None:
+    """Negative control: the same agents, and all is one part."""
+    await training.begin("a", "b", "c")
+    async with going_on(training, 1, micro_batch_tokens=8):
+        await training.play(4)
+        await asyncio.sleep(0.3)
+        assert not parts
+        await training.play(2)
+    assert parts == [18]
+
+
+async def test_a_streamed_step_is_the_step_of_its_batch(training: Training, tmp_path: Path) -> None:
+    """To rounding, in float64, over three steps."""
+    names = [f"t{number}" for number in range(9)]
+    whole = other_run(training, tmp_path / "whole")
+    for run, values in ((training, STREAMED), (whole, {"micro_batch_tokens": 8})):
+        await run.begin(*names, max_staleness=3)
+        await run.play(18)
+        await run.train(3, dtype="float64", **values)
+    other = whole.weights()
+    differences = [float((t - other[name]).abs().max()) for name, t in training.weights().items()]
+    assert max(differences) < 1e-9
+
+
+async def test_a_step_that_a_crash_cut_goes_on_with_the_same_parts(
+    training: Training, parts: list[int], tmp_path: Path
+) -> None:
+    """The next trainer gets what was leased, then what comes: the weights are equal bit for bit."""
+    await training.begin("a", "b", "c")
+    await training.play(4)
+    crashed = training.samples()
+    await crashed.reconcile(0)
+    page = await crashed.stream(1, 0, 0)
+    assert page is not None
+    assert len(page.samples) == page.next_sample == 4
+    await training.play(2)
+    (record,) = await training.train(1, **STREAMED)
+    assert groups(record)[:4] == ["a/0", "a/1", "b/0", "b/1"]
+    undisturbed = other_run(training, tmp_path / "undisturbed")
+    await undisturbed.begin("a", "b", "c")
+    await undisturbed.play(6)
+    await undisturbed.train(1, **STREAMED)
+    assert parts[:4] == parts[4:]
+    published = undisturbed.weights()
+    assert all(tensor.equal(published[name]) for name, tensor in training.weights().items())
+
+
+async def test_a_timeout_closes_an_open_step(training: Training) -> None:
+    """With the groups it has; the straggler is trained in the next one."""
+    await training.begin("a", "b", "c")
+    await training.play(5)
+    over = {"batch_timeout_seconds": 1e-9}
+    (first,) = await training.train(1, **STREAMED, **over)
+    assert groups(first) == ["a/0", "a/1", "b/0", "b/1"]
+    await training.play(1)
+    _, second = await training.train(2, **STREAMED, **over)
+    assert groups(second) == ["c/0", "c/1"]
+
+
+async def test_enough_groups_are_waited_for(training: Training, parts: list[int]) -> None:
+    """With `stream_groups` at two, one changes nothing."""
+    await training.begin("a", "b", "c")
+    async with going_on(training, 1, **{**STREAMED, "stream_groups": 2}):
+        await training.play(2)
+        await asyncio.sleep(0.3)
+        assert not parts
+        await training.play(2)
+        await until(parts, 2)
+        await training.play(2)
+
+
+def pages(seed: int, num_sequences: int) -> list[int]:
+    """Where pages end, at random."""
+    dice = np.random.default_rng(seed)
+    return sorted({*dice.integers(0, num_sequences, 4).tolist(), num_sequences})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_parts_depend_on_the_order_of_groups_alone(seed: int) -> None:
+    """However pages cut them, and wherever a page ended with nothing behind it."""
+    sequences = [sequence(sample) for sample in make_samples(seed, groups=6, group_size=3)]
+    whole = list(Rounds(80).cut(sequences, settled=True, last=True))
+    rounds, found, begin = Rounds(80), list[Part](), 0
+    for end in pages(seed, len(sequences)):
+        last = end == len(sequences)
+        found += rounds.cut(sequences[begin:end], settled=False, last=last)
+        if end % 3 == 0 and not last:
+            found += rounds.cut([], settled=True, last=False)
+        begin = end
+    assert [[item.sample_id for item in part.sequences] for part in found] == [
+        [item.sample_id for item in part.sequences] for part in whole
+    ]
+    assert [part.last for part in found] == [part.last for part in whole]
+    for part in found[:-1]:
+        tokens = [len(item.token_ids_T) for item in part.sequences]
+        assert sum(tokens) >= 80 > sum(tokens[:-3]), "no longer than it must be"
+
+
+def test_what_compares_a_whole_step_cannot_be_streamed_to(tmp_path: Path) -> None:
+    """The message names the setting, the value and the cure."""
+
+    def config(algorithm: str) -> TrainerConfig:
+        return TrainerConfig(
+            run_id="r",
+            model=tmp_path,
+            checkpoint_folder=tmp_path,
+            algorithm=algorithm,
+            stream_groups=2,
+        )
+
+    make_algorithm(config("rloo"))
+    with pytest.raises(
+        ConfigError, match=r"stream_groups is 2: reinforce_pp compares .* set it to 0"
+    ):
+        make_algorithm(config("reinforce_pp"))

@@ -1,0 +1,95 @@
+"""A real trainer on the real trajectory manager and a real Redis, with agents played by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+from torch import Tensor
+
+from tests.trainer.services import Neighbours
+from tests.trainer.support import read_lines
+from tests.trajectory_manager.client import RULES, Client
+from trainer.cli import build
+from trainer.config import TrainerConfig
+from trainer.peers import Samples
+
+
+class Training:
+    """A run of batches of three groups of two, its agents, and trainers in this process."""
+
+    def __init__(self, client: Client, port: int, folder: Path, model: Path) -> None:
+        self.client = client
+        self.metrics_file = folder / "metrics.jsonl"
+        self.port, self.model = port, model
+        self._folder = folder
+
+    async def begin(self, *task_ids: str, groups_per_step: int = 3, **rules: Any) -> None:
+        """Create the run and queue tasks."""
+        config = trajectory_pb2.RunConfig()
+        config.CopyFrom(RULES)
+        changes = trajectory_pb2.RunConfig(groups_per_step=groups_per_step, **rules)
+        config.MergeFrom(changes)
+        await self.client.create_run(config)
+        await self.client.submit(*task_ids)
+
+    async def play(self, num_rollouts: int) -> None:
+        """Agents play rollouts whose rewards differ within a group, group after group."""
+        for number in range(num_rollouts):
+            await self.client.play(value=float(number % 2))
+
+    async def train(self, num_steps: int, **values: Any) -> list[dict[str, Any]]:
+        """Go on until `num_steps` are done; the record of each step."""
+        weights = Neighbours(self._folder / "weights")
+        async with weights.serving():
+            config = TrainerConfig(
+                run_id=self.client.run_id,
+                model=self.model,
+                checkpoint_folder=self._folder / "checkpoints",
+                metrics_file=self.metrics_file,
+                trajectory_manager=f"127.0.0.1:{self.port}",
+                weights=weights.address,
+                num_steps=num_steps,
+                learning_rate=3e-3,
+                resume=True,
+                **values,
+            )
+            async with build(config) as trainer:
+                await trainer.background[0]()
+        return list(read_lines(self.metrics_file))
+
+    async def readiness(self) -> sample_pb2.GetReadinessResponse:
+        """Counts of the run."""
+        request = sample_pb2.GetReadinessRequest(run_id=self.client.run_id)
+        return await self.client.samples.GetReadiness(request)
+
+    def samples(self) -> Samples:
+        """What a trainer calls."""
+        return Samples(self.client.channel, self.client.run_id)
+
+    async def committed_steps(self) -> dict[str, int]:
+        """The step that committed each sample."""
+        request = sample_pb2.ListSamplesRequest(run_id=self.client.run_id)
+        listed = (await self.client.samples.ListSamples(request)).samples
+        return {entry.sample.sample_id: entry.committed_step for entry in listed}
+
+    def weights(self) -> dict[str, Tensor]:
+        """The newest that were published."""
+        newest = max((self._folder / "weights").iterdir())
+        return load_file(newest / "model.safetensors")
+
+
+def groups(record: dict[str, Any]) -> list[str]:
+    """The slots of the samples of a step."""
+    return [name.rpartition("/")[0] for name in record["sample_ids"]]
+
+
+def other_run(training: Training, folder: Path) -> Training:
+    """A second run on the same trajectory manager."""
+    client = dataclasses.replace(training.client, run_id=uuid.uuid4().hex)
+    return Training(client, training.port, folder, training.model)

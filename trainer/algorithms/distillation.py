@@ -1,0 +1,64 @@
+"""On-policy distillation: the policy samples, and a teacher says how likely it finds each token.
+
+    A_t = log pi_teacher(t) - log pi_theta(t)
+    J = 1/N sum_t rho_t * A_t * log pi_theta(t)                    N tokens of the step
+
+A_t and rho carry no gradient: in expectation this is the gradient of -KL(pi_theta || pi_teacher),
+token by token (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). The teacher's log-probs are the
+column `reference_column`; rewards are reported and not learnt from.
+"""
+# ruff: noqa: N803, N806 -- arrays carry shape suffixes
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.algorithm import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.importance import Correction
+from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.config import TrainerConfig
+
+__all__ = ["Distillation"]
+
+
+class Distillation:
+    """An algorithm."""
+
+    whole_step = False
+
+    def __init__(self, config: TrainerConfig) -> None:
+        """As configured.
+
+        Raises:
+            ValueError: `reference_column` is not set.
+        """
+        if not config.reference_column:
+            raise ValueError(
+                "reference_column is not set: give the column with the teacher's log-probs"
+            )
+        self._gradient = PolicyGradient.of(
+            config,
+            baseline=_nothing,
+            importance=Correction.of(config),
+            weights="token_mean",
+        )
+
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
+        """0: what a token is worth is seen when it is computed."""
+        return self._gradient.advantages(rollouts)
+
+    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+        """Every token of the step counts the same, unless set otherwise."""
+        return self._gradient.weights(num_tokens_R)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        """See the formula above."""
+        wanted_BT = tokens.reference_logprobs_BT - tokens.logprobs_BT.detach()
+        return self._gradient.loss(replace(tokens, advantages_BT=wanted_BT))
+
+
+def _nothing(rollouts: Rollouts) -> NDArray[np.float64]:
+    return np.zeros(len(rollouts.rewards_R))
