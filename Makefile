@@ -11,10 +11,10 @@ SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut 
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-install bench-store bench-growth \
+.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-install bench-store bench-growth \
 	bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler model-store \
-	test test-sglang test-trackers test-sdk-range check proto descriptors up down clean help .venv-sglang
+	test test-sglang test-trackers test-algorithms test-sdk-range check proto descriptors up down clean help .venv-sglang
 
 help: ## What there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -31,6 +31,9 @@ bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; b
 
 bench-modes: $(VENV)/.quickstart ## The quickstart multiplexed and disaggregated, three seeds: which learns sooner.
 	$(RUN) bench.quickstart_modes
+
+bench-algorithms: $(VENV)/.quickstart ## The quickstart with each algorithm: what each learns, and how soon.
+	$(RUN) bench.quickstart_algorithms
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
 	$(PYTHON) -m bench.install
@@ -81,6 +84,11 @@ test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a re
 test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs the last two.
 	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
 	$(RUN) pytest tests/trainer/test_trackers.py
+
+test-algorithms: $(VENV)/.dev ## Each algorithm beside its formula and beside TRL's loss, with figures; installs TRL.
+	$(VENV)/bin/python -m pip install --quiet 'trl==1.16.0'
+	$(RUN) pytest tests/trainer/test_algorithms.py tests/trainer/test_trl.py
+	$(RUN) bench.algorithms
 
 # Without tests/conftest.py, whose fixtures need a Redis client.
 test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf it promises.

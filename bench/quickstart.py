@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bench.report import Report
@@ -53,15 +55,30 @@ def main() -> None:
     Report(bench="quickstart", figures=figures, raw=raw, seeds=seeds).publish()
 
 
-def run(mode: str, seed: int, *, shuffled: bool = False) -> dict[str, Any]:
-    """One quickstart as a user starts it, in one of its modes; its summary."""
-    kind = "shuffled" if shuffled else f"bench-{mode}"
+def run(
+    mode: str,
+    seed: int,
+    *,
+    shuffled: bool = False,
+    kind: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """One quickstart as a user starts it, in one of its modes; its summary.
+
+    Args:
+        mode: names its file.
+        seed: of everything.
+        shuffled: as a control, with rewards that mean nothing.
+        kind: names its folder.
+        environment: settings, as SEAMFLOW_<TABLE>_<NAME>.
+    """
+    kind = kind or ("shuffled" if shuffled else f"bench-{mode}")
     name = f"{kind}-{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     config = f"examples/quickstart/{mode}.toml"
     arguments = ["--config", config, "--name", name, "--seed", str(seed)]
     command = [sys.executable, "-m", "services.launcher", *arguments]
     extra = {"SEAMFLOW_TRAINER_SHUFFLE_REWARDS": "true"} if shuffled else {}
-    subprocess.run(command, env={**os.environ, **extra}, check=True)
+    subprocess.run(command, env={**os.environ, **extra, **environment}, check=True)
     summary: dict[str, Any] = json.loads(Path("runs", name, "summary.json").read_text())
     return summary
 

@@ -18,6 +18,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 __all__ = ["MicroBatch", "TokenSequence", "plan", "sequence", "trainable_tokens"]
 
 _PAD = 0
+_VALUE_BYTES = 4
 _PASS_TOKENS = 128
 """What a forward and backward pass costs whatever its size, counted in tokens."""
 
@@ -45,7 +46,7 @@ class TokenSequence:
     temperature: float
     """Temperature it was sampled with."""
     rewards: Mapping[str, float]
-    """Sum of the rollout's rewards by name."""
+    """Sum of the rollout's rewards by name, and the sample's columns of one value."""
     replayed: bool = False
     """True when it was trained before."""
 
@@ -225,7 +226,11 @@ def _versions(spans: Sequence[tokens_pb2.Span]) -> NDArray[np.int64]:
 
 
 def _rewards(sample: trajectory_pb2.Sample) -> dict[str, float]:
+    """What agents gave, added up by name, and columns of one value: what a service found."""
     rewards: dict[str, float] = {}
+    for column in sample.columns:
+        if len(column.values) == _VALUE_BYTES:
+            rewards[column.name] = float(np.frombuffer(column.values, "<f4")[0])
     for reward in sample.rewards:
         rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value
     return rewards

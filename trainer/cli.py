@@ -72,7 +72,7 @@ async def peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, 
     )
     seconds = config.publish_phase_seconds
     return (
-        Samples(samples, config.run_id, config.stream_groups),
+        Samples(samples, config.run_id),
         Nodes(nodes, config.run_id, config.gang_id, config.gang_nodes),
         Publisher(weights, config.run_id, config.model, phase_seconds=seconds),
     )

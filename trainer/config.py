@@ -100,7 +100,10 @@ class TrainerConfig(ServerConfig):
     """Weight of a rollout's distance from the reference, summed over its tokens as they were
     sampled, in its reward."""
     kl_estimator: KLEstimator = "k3"
-    """k1: difference of log-probs, k2: half its square, k3: as in GRPO."""
+    """Of the loss. k2: half the square of the difference of log-probs, k3: as in GRPO."""
+    kl_reward_estimator: KLEstimator = "k1"
+    """Of the reward. k1: the difference of log-probs, whose push is the gradient of the KL; k2 and
+    k3 hardly push a policy that is near its reference."""
 
     learning_rate: float = 1e-6
     """AdamW's, at its highest."""
@@ -252,6 +255,7 @@ _MATHEMATICS = (
     "kl_loss",
     "kl_reward",
     "kl_estimator",
+    "kl_reward_estimator",
     "learning_rate",
     "learning_rate_schedule",
     "warmup_steps",

@@ -93,7 +93,7 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
             num_tokens_R, config.overlong_tokens, config.overlong_buffer_tokens
         )
     if config.kl_reward:
-        rewards_R -= config.kl_reward * _divergences(sequences, members, config.kl_estimator)
+        rewards_R -= config.kl_reward * _divergences(sequences, members, config.kl_reward_estimator)
     return Rollouts(
         rewards_R=rewards_R,
         group_ids=[item.group_id for item in members.values()],

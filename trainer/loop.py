@@ -145,7 +145,8 @@ class Trainer:
         self.progress.training = True
         with record.phase("train"):
             await self._gang.do_each(self._commands(part, record))
-            record.add(part.sequences)
+        record.add(part.sequences)
+        self.progress.training = part.last
 
     async def _optimize(self, record: StepRecord) -> None:
         with record.phase("train"):

@@ -36,6 +36,8 @@ class Rounds:
         """A part ends with the group that brings it to `num_tokens` or more."""
         self.num_arrived = 0
         """Sequences of the step that are here."""
+        self.num_groups = 0
+        """Of these, groups that have all their members."""
         self._num_tokens = num_tokens
         self._arrived: list[TokenSequence] = []
         self._open: list[TokenSequence] = []
@@ -58,6 +60,7 @@ class Rounds:
         groups = [list(members) for _, members in groupby(self._arrived, _group)]
         self._arrived = [] if settled or last or not groups else groups.pop()
         for group in groups:
+            self.num_groups += 1
             self._open += group
             if sum(len(item.token_ids_T) for item in self._open) >= self._num_tokens:
                 yield self._closed(last=False)

@@ -55,12 +55,13 @@ async def persistently(what: str, call: Callable[[], Awaitable[T]]) -> T:
 class Samples:
     """The trajectory manager's SampleService for one start of one trainer."""
 
-    def __init__(self, channel: grpc.aio.Channel, run_id: str, stream_groups: int = 0) -> None:
+    def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
         # The generated constructor is typed for blocking channels.
         self._stub: sample_grpc.SampleServiceAsyncStub = sample_grpc.SampleServiceStub(channel)  # type: ignore[assignment]
-        self._run_id, self._stream_groups = run_id, stream_groups
+        self._run_id = run_id
         self._trainer_id = uuid.uuid4().hex
         self._pending: frozenset[int] = frozenset()
+        self._num_open_groups = 0
         self._leases: dict[int, bytes] = {}
         self.epoch = 0
         """Fencing number; 0 until `reconcile`."""
@@ -71,21 +72,25 @@ class Samples:
             run_id=self._run_id, step=step, trainer_id=self._trainer_id
         )
         response = await persistently("Reconcile", lambda: self._stub.Reconcile(request))
-        self.epoch, self._pending = response.epoch, frozenset(response.pending_steps)
+        self.epoch = response.epoch
+        self._pending = frozenset(response.pending_steps) - {response.open_step}
 
     async def ready(self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0) -> Readiness:
         """How far the batch of `step` is; waits a while until it is further than `more_than`."""
         if step in self._pending:
             return Readiness(0, 0)
         request = sample_pb2.GetReadinessRequest(
-            run_id=self._run_id, min_ready_groups=more_than + 1, wait=_duration(wait_seconds)
+            run_id=self._run_id,
+            min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
+            wait=_duration(wait_seconds),
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await persistently(
             "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=timeout)
         )
+        self._num_open_groups = response.num_open_groups
         num_leasable = response.num_ready_groups - response.num_kept_back_groups
-        return Readiness(num_leasable, response.groups_per_step, self._stream_groups)
+        return Readiness(num_leasable + response.num_open_groups, response.groups_per_step)
 
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
@@ -120,12 +125,12 @@ class Samples:
     ) -> sample_pb2.LeaseSamplesResponse | None:
         """A page of what `step` has from `first_sample` on; None if there is nothing yet.
 
-        More follows, or may, unless its `next_sample` is 0. With `min_groups` the step takes no
-        more than is there, if that is so many.
+        More follows, or may, unless its `next_sample` is 0. The step takes groups until it has a
+        batch, or once it has `min_groups` if that is not 0.
         """
         request = self._request(step, base_weight_version, _LEASE_POLL_SECONDS * wait)
         request.first_sample, request.min_groups = first_sample, min_groups
-        request.streaming = min_groups == 0
+        request.streaming = True
         page = await self._page(request)
         if not page.lease_token:
             return None
@@ -218,7 +223,7 @@ class Nodes:
         Nothing is asked while no other node would go on generating: what the gang waits for would
         never come.
         """
-        if self._stub is not None and await self._others_generate():
+        if self._stub is not None and await self.others_generate():
             get_logger().info("nodes_asked_ahead", return_seconds=self.return_seconds)
             await self._request(needed_time=needed_time)
 
@@ -265,9 +270,11 @@ class Nodes:
             self.return_seconds = max(node.switch_seconds[_TAG] for node in response.nodes)
         return response.granted
 
-    async def _others_generate(self) -> bool:
+    async def others_generate(self) -> bool:
+        """Whether groups go on coming while the gang has its nodes."""
+        if self._stub is None:
+            return True  # the gang has devices of its own
         stub = self._stub
-        assert stub is not None
         request = scheduler_pb2.ListNodesRequest(run_id=self._run_id)
         response = await persistently(
             "ListNodes", lambda: stub.ListNodes(request, timeout=_MARGIN_SECONDS)

@@ -40,7 +40,7 @@ class StepRecord:
 
     @property
     def num_samples(self) -> int:
-        """What it was trained on so far."""
+        """What it is trained on so far."""
         return len(self._sequences)
 
     @contextmanager
@@ -63,9 +63,10 @@ class StepRecord:
 
     def result(self, numbers: Mapping[str, float], reward: str) -> None:
         """The optimizer step was taken and gave `numbers`; `reward` is what it was trained on."""
-        self._seconds["after_last_sample"] = time.monotonic() - self._arrival_time
         self._sample_ids = [item.sample_id for item in self._sequences]
         self._numbers |= self._batch(reward) | dict(numbers)
+        self._numbers["seconds_after_last_sample"] = time.monotonic() - self._arrival_time
+        self._sequences = []
 
     def _batch(self, reward: str) -> dict[str, float]:
         rollouts = {item.rollout_id: item for item in self._sequences}.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
@@ -32,6 +33,7 @@ class Batches:
     ) -> None:
         self._samples, self._nodes = samples, nodes
         self._stream_groups = config.stream_groups
+        self._begin_groups = 0  # of the step that is waited for; 0: all
         self._reference_column = config.reference_column
         self._round_tokens = num_ranks * config.micro_batch_tokens
         self._timeout_seconds = config.batch_timeout_seconds or math.inf
@@ -52,9 +54,11 @@ class Batches:
         timeout = BatchTimeout(
             time=time.time() + self._timeout_seconds, min_groups=self._min_groups
         )
+        # What only the gang's own nodes could generate would never come while it has them.
+        streams = self._stream_groups > 0 and await self._nodes.others_generate()
+        self._begin_groups = self._stream_groups if streams else 0
         found = list[TokenSequence]()
-        steps = self._streamed if self._stream_groups else self._whole
-        async for part in steps(record, timeout):
+        async for part in (self._streamed if streams else self._whole)(record, timeout):
             found += part.sequences
             if part.last:
                 self._count(found)
@@ -75,22 +79,26 @@ class Batches:
         yield Part(sequences=self._sequences(leased), last=True)
 
     async def _streamed(self, record: StepRecord, timeout: BatchTimeout) -> AsyncIterator[Part]:
-        await self._begin(record, timeout)
+        ready = await self._begin(record, timeout)
         rounds, last = Rounds(self._round_tokens), False
         while not last:
             with record.phase("wait"):
                 page = await self._page(record, timeout, rounds)
+                if page is None and not await self._nodes.others_generate():
+                    await self._nodes.release(record.step)
             last = page is not None and page.next_sample == 0
             fresh = [] if page is None else self._sequences(page)
             for part in rounds.cut(fresh, settled=page is None, last=last):
                 yield part
+        if rounds.num_groups < ready.needed and timeout.time <= time.time():
+            self._tell_timeout(Readiness(rounds.num_groups, ready.needed))
 
     async def _page(
         self, record: StepRecord, timeout: BatchTimeout, rounds: Rounds
     ) -> sample_pb2.LeaseSamplesResponse | None:
         """What follows on what arrived; None if nothing does yet, at once if a group waits for it.
 
-        Once it is time the step takes what there is and no more.
+        Once it is time the step takes no more than it can have now.
         """
         page = await self._samples.stream(
             record.step,
@@ -113,6 +121,12 @@ class Batches:
             await self._nodes.acquire(record.step)
         return ready
 
+    async def _ready(
+        self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0
+    ) -> Readiness:
+        ready = await self._samples.ready(step, more_than=more_than, wait_seconds=wait_seconds)
+        return replace(ready, stream=self._begin_groups)
+
     async def give_back(self) -> None:
         """Give nodes back that were taken for something else than the batch while they are lent."""
         if self._lent:
@@ -120,7 +134,7 @@ class Batches:
 
     async def _wait(self, step: int, timeout: BatchTimeout) -> Readiness:
         """Give the nodes back until there is enough; ask for them so that they are back by then."""
-        ready = await self._samples.ready(step)
+        ready = await self._ready(step)
         if timeout.enough(time.time(), ready):
             return ready
         await self._nodes.release(step, self._outlook(ready))
@@ -136,9 +150,7 @@ class Batches:
                 self._lent = True
                 await self._nodes.give_back()
             wait_seconds = forecast.look_seconds(time.time())
-            ready = await self._samples.ready(
-                step, more_than=ready.num_ready, wait_seconds=wait_seconds
-            )
+            ready = await self._ready(step, more_than=ready.num_ready, wait_seconds=wait_seconds)
         self._lent = False
         return ready
 
@@ -151,7 +163,8 @@ class Batches:
         done, self._done_rollouts = self._done_rollouts or 0, 0
         if self._group_rollouts == 0:
             return None
-        missing = ready.needed - ready.num_ready
+        # The gang is away until so many are there.
+        missing = ready.begin - ready.num_ready
         return Outlook(
             remaining_rollouts=math.ceil(missing * self._group_rollouts),
             batch_rollouts=math.ceil(ready.needed * self._group_rollouts),

@@ -13,7 +13,7 @@ RUNS = "sf:runs"
 
 RUN_PARTS = (
     "config",  # string: the rules as JSON; its existence is the run's
-    "counters",  # hash: epoch, steps, totals, and the change numbers of long-polls
+    "counters",  # hash: epoch, steps, totals, groups of the open step, change numbers of long-polls
     "tasks",  # hash: task_id -> task as JSON, for ever: a task never runs twice
     "queue:1",  # list: TRAIN tasks waiting to be admitted, "task_id", or "task_id attempt..." again
     "queue:2",  # list: EVAL tasks
@@ -48,7 +48,7 @@ count; a surplus one was not needed. Numbers that are not integers are texts: Lu
 
 A ledger entry is {"groups": [task_id...], "samples": [fresh sample_id...], "replayed": [...],
 "tokens": [of each of both], "base": weight version, "shards", "deliveries": numbers, "epoch": the
-newest trainer it was delivered to}.
+newest trainer it was delivered to, "open": true while it may grow}.
 
 A dead letter is {"task_id", "reason": DeadLetterReason as int, "message", "time": unix seconds,
 "attempts": [the newest attempt of each slot, over all lives of the task...]}: its rollouts are

@@ -38,7 +38,11 @@ class MemoryLedgerStore:
         elif is_new:
             self._bury_poisonous(run)
         run.changed(Topic.READY)
-        return Reconciled(epoch=epoch, pending_steps=tuple(sorted(run.ledger)))
+        pending = tuple(sorted(run.ledger))
+        is_open = bool(pending) and run.ledger[pending[-1]].lease.is_open
+        return Reconciled(
+            epoch=epoch, pending_steps=pending, open_step=pending[-1] if is_open else 0
+        )
 
     def _bury_poisonous(self, run: RunState) -> None:
         """The first step with too many deliveries dies, later ones return to the queue."""
@@ -82,7 +86,7 @@ class MemoryLedgerStore:
         wanted = _wanted(run, num_groups, min_groups)
         num_too_old, fresh = self._fresh(run, entry.lease, wanted - len(entry.groups))
         number = len(entry.groups) + len(fresh)
-        whole = number >= wanted or (not streaming and number >= (min_groups or wanted))
+        whole = number >= (min_groups or wanted)
         if whole or (streaming and fresh):
             run.ledger[step] = entry
             self._grow(run, entry, fresh)

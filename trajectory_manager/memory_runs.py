@@ -306,6 +306,7 @@ class MemoryRunStore:
             num_dead_letters=len(run.dead),
             num_stored_tokens=run.num_stored_tokens,
             num_kept_back_groups=len(run.ready) - len(run.leasable()),
+            num_open_groups=run.num_streamed,
         )
 
     def _held(self, run: RunState, rollout_id: str, nonce: str) -> LeaseState | None:

@@ -352,6 +352,8 @@ class Readiness:
     """Tokens stored for the run, as of the last sweep."""
     num_kept_back_groups: int
     """Ready groups beyond the fifo_window: no step may take them yet."""
+    num_open_groups: int
+    """Groups of the open step: neither ready nor running."""
 
     @property
     def num_leasable_groups(self) -> int:

@@ -22,8 +22,8 @@ class RedisLedgerStore:
 
     async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
         """See `LedgerStore`."""
-        _, epoch, pending = await self._commit(run_id, step, "", trainer_id)
-        return Reconciled(epoch=int(epoch), pending_steps=tuple(pending))
+        _, epoch, pending, open_step = await self._commit(run_id, step, "", trainer_id)
+        return Reconciled(epoch=int(epoch), pending_steps=tuple(pending), open_step=open_step)
 
     async def lease_samples(
         self,

@@ -44,7 +44,11 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             validation.not_negative("step", request.step),
             validation.name("trainer_id", request.trainer_id),
         )
-        return pb.ReconcileResponse(epoch=reconciled.epoch, pending_steps=reconciled.pending_steps)
+        return pb.ReconcileResponse(
+            epoch=reconciled.epoch,
+            pending_steps=reconciled.pending_steps,
+            open_step=reconciled.open_step,
+        )
 
     async def LeaseSamples(
         self, request: pb.LeaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]

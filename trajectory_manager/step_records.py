@@ -13,6 +13,8 @@ class Reconciled:
     """Fencing number of this trainer."""
     pending_steps: tuple[int, ...]
     """Steps that will be leased again unchanged."""
+    open_step: int = 0
+    """The last of these if it may still grow; 0: none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

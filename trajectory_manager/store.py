@@ -268,8 +268,8 @@ class LedgerStore(Protocol):
 
         It takes `num_groups` (0: groups_per_step), or what there is of at least `min_groups` (0: as
         many). A repeated step is what it was, however much is asked for. With `streaming` any group
-        is enough for an open entry, which takes more whenever it is asked for, until it has
-        `num_groups` or is asked for without; the base version stays that of the first time.
+        is enough for an open entry, which takes more whenever it is asked for, until it has enough;
+        the base version stays that of the first time.
         An open entry opens no admission: what was sampled meanwhile would be older than it need be.
         Groups go in the order they were completed. With a fifo_window only those do that are among
         the first so many, by admission, that no step has; a step that cannot be filled then waits

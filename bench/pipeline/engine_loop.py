@@ -94,7 +94,8 @@ class EngineLoop:
         if now == self._decoding.now:
             return  # thousands of things happen at the same time
         for work in self._decoding.advance(now):
-            if (ended := self._ends.pop(work)) and not ended.done():
+            ended = self._ends.pop(work, None)  # None: cancelled in the moment of its end
+            if ended is not None and not ended.done():
                 ended.set_result(True)
 
     def _schedule(self) -> None:

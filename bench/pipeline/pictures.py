@@ -42,8 +42,9 @@ def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> No
             xlabel="share of node-seconds",
         )
     handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False)
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    wide = len(rows) > 1
+    figure.legend(handles, labels, loc="lower center", ncols=5 if wide else 3, frameon=False)
+    figure.tight_layout(rect=(0, 0.08 if wide else 0.15, 1, 1))
     _save(figure, file)
 
 

@@ -61,7 +61,8 @@ def has_enough(facts: Facts) -> bool:
     ready = facts.readiness
     if ready is None:
         return False
-    return ready.num_ready_groups - ready.num_kept_back_groups >= ready.groups_per_step
+    leasable = ready.num_ready_groups - ready.num_kept_back_groups
+    return leasable + ready.num_open_groups >= ready.groups_per_step
 
 
 def counts(ready: sample_pb.GetReadinessResponse) -> str:

@@ -37,6 +37,7 @@ TABLES = (
     "weights",
     "dataloader",
     "ranker",
+    "scoring",
     "agent_runner",
     "launcher",
 )

@@ -53,9 +53,10 @@ class LauncherConfig(RunRules):
     ranker: bool = False
     """Start the ranker, and let the gateway ask it how long turns will be; which turn goes first is
     `dispatch` of the gateway."""
-    reference: bool = False
-    """Start a scoring service that writes the column ref_logprobs, log-probs of samples under the
-    model that the run starts from, and give it to the trainer as its reference."""
+    reference: str | None = None
+    """Hugging Face folder of a frozen model, such as the one the run starts from, or a teacher. A
+    scoring service writes its log-probs as the column ref_logprobs, which is the trainer's
+    reference."""
     concurrency: int = 64
     """Rollouts the agent runner has under way at once."""
     rollout_timeout: float = 600.0
@@ -93,7 +94,7 @@ class LauncherConfig(RunRules):
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that samples must have before they are trained."""
-        reference = (REFERENCE_COLUMN,) if self.reference else ()
+        reference = () if self.reference is None else (REFERENCE_COLUMN,)
         return tuple(dict.fromkeys((*self.required_columns, *reference)))
 
     def node_plans(self) -> list[NodePlan]:

@@ -67,7 +67,7 @@ class Layout:
 def free_ports(config: LauncherConfig) -> dict[str, int]:
     """A free port for each process, chosen once so that a restarted process keeps its address."""
     servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
-    optional = {"ranker": config.ranker, "scoring": config.reference}
+    optional = {"ranker": config.ranker, "scoring": config.reference is not None}
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     with ExitStack() as stack:
         ports = {}
@@ -97,7 +97,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         ),
         _service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
         *([_ranker(layout)] if config.ranker else []),
-        *([_scoring(config, layout)] if config.reference else []),
+        *([_scoring(config.reference, layout)] if config.reference is not None else []),
         _gateway(config, layout),
         *[
             _rollout_server(node, config, layout)
@@ -134,14 +134,14 @@ def _ranker(layout: Layout) -> ProcessPlan:
     return replace(ranker, optional=True)
 
 
-def _scoring(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+def _scoring(model: str, layout: Layout) -> ProcessPlan:
     return _service(
         "scoring",
         "services.scoring",
         layout,
         run_id=layout.run_id,
         column=REFERENCE_COLUMN,
-        model=layout.path(config.model),
+        model=layout.path(model),
         trajectory_manager=layout.address("trajectory_manager"),
     )
 
@@ -179,7 +179,7 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
 
 
 def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
-    reference = {"reference_column": REFERENCE_COLUMN} if config.reference else {}
+    reference = {} if config.reference is None else {"reference_column": REFERENCE_COLUMN}
     environment = _environment(
         "trainer",
         port=layout.ports["trainer"],

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import TypeVar
 
 import grpc.aio
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
-from seamflow.errors import NotFoundError, PreconditionError
+from seamflow.errors import (
+    ConflictError,
+    DeadlineError,
+    ExhaustedError,
+    NotFoundError,
+    PreconditionError,
+    SeamflowError,
+)
 from seamflow.retry import retrying
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
@@ -30,13 +38,15 @@ from services.scoring.scorer import Row, Scorer
 
 __all__ = ["Scoring"]
 
+T = TypeVar("T")
 _POLL_SECONDS = 20.0
 _ABSENT_SECONDS = 1.0
 _log = get_logger()
 _SAMPLES = metrics.counter("scoring", "samples_total", "Samples that were scored.")
 _TOKENS = metrics.counter("scoring", "tokens_total", "Tokens of these.")
 _SECONDS = metrics.histogram("scoring", "batch_seconds", "Time to score what was leased at once.")
-_LOST = metrics.counter("scoring", "leases_lost_total", "Scored too late: leased to another one.")
+_LOST = metrics.counter("scoring", "leases_lost_total", "Batches that were scored too late.")
+_FAILED = metrics.counter("scoring", "failures_total", "Samples that could not be scored.")
 
 
 class Scoring:
@@ -48,60 +58,110 @@ class Scoring:
         self._config = config
         self._scorer = scorer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._num_samples = config.max_samples
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             leased = await self._lease()
-            if leased.samples:
-                await self._write(leased, await self._scored(leased.samples))
+            values = await self._scored(leased.samples)
+            if values:
+                self._adjust(in_time=await self._write(leased, values))
 
     async def _lease(self) -> pb.LeaseColumnResponse:
-        request = pb.LeaseColumnRequest(
-            run_id=self._config.run_id,
-            column=self._config.column,
-            needs=self._config.needs,
-            max_samples=self._config.max_samples,
-            wait=_duration(_POLL_SECONDS),
-        )
         try:
-            return await retrying(lambda: self._stub.LeaseColumn(request))
+            return await self._persistently(lambda: self._stub.LeaseColumn(self._request()))
         except NotFoundError:
             _log.warning("run_does_not_exist_yet", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
             return pb.LeaseColumnResponse()
 
+    def _request(self) -> pb.LeaseColumnRequest:
+        return pb.LeaseColumnRequest(
+            run_id=self._config.run_id,
+            column=self._config.column,
+            needs=self._config.needs,
+            max_samples=self._num_samples,
+            wait=_duration(_POLL_SECONDS),
+        )
+
     async def _scored(
         self, samples: Sequence[trajectory_pb2.Sample]
-    ) -> Sequence[NDArray[np.float32]]:
+    ) -> dict[str, NDArray[np.float32]]:
+        """The values of each sample that could be scored."""
+        if not samples:
+            return {}
         rows = [_row(sample) for sample in samples]
         began = time.monotonic()
-        loop = asyncio.get_running_loop()
-        values = await loop.run_in_executor(self._thread, self._scorer.score, rows)
+        try:
+            values = await self._thread_scores(rows)
+        except Exception as error:  # a plug-in's, or one sample's: the others are scored
+            values = await self._one_by_one(rows, error)
         _SECONDS.observe(time.monotonic() - began)
-        _SAMPLES.inc(len(rows))
-        _TOKENS.inc(sum(len(row.token_ids_T) for row in rows))
-        _check(rows, values)
+        _SAMPLES.inc(len(values))
+        _TOKENS.inc(sum(len(row.token_ids_T) for row in rows if row.sample_id in values))
         return values
 
+    async def _one_by_one(
+        self, rows: Sequence[Row], error: Exception
+    ) -> dict[str, NDArray[np.float32]]:
+        if len(rows) == 1:
+            # Its lease runs out, and it is tried again: the group waits until that helps.
+            _FAILED.inc()
+            _log.error("not_scored", sample_id=rows[0].sample_id, error=str(error))
+            return {}
+        found: dict[str, NDArray[np.float32]] = {}
+        for row in rows:
+            try:
+                found |= await self._thread_scores([row])
+            except Exception as alone:
+                await self._one_by_one([row], alone)
+        return found
+
+    async def _thread_scores(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
+        loop = asyncio.get_running_loop()
+        values = await loop.run_in_executor(self._thread, self._scorer.score, rows)
+        _check(rows, values)
+        return {row.sample_id: found for row, found in zip(rows, values, strict=True)}
+
     async def _write(
-        self, leased: pb.LeaseColumnResponse, values: Sequence[NDArray[np.float32]]
-    ) -> None:
+        self, leased: pb.LeaseColumnResponse, values: Mapping[str, NDArray[np.float32]]
+    ) -> bool:
+        """Whether it was in time."""
         request = pb.WriteColumnRequest(
             run_id=self._config.run_id,
             column=self._config.column,
             lease_token=leased.lease_token,
             values=[
-                pb.ColumnValues(sample_id=sample.sample_id, values=found.astype("<f4").tobytes())
-                for sample, found in zip(leased.samples, values, strict=True)
+                pb.ColumnValues(sample_id=sample_id, values=found.astype("<f4").tobytes())
+                for sample_id, found in values.items()
             ],
         )
         try:
-            await retrying(lambda: self._stub.WriteColumn(request))
-        except PreconditionError as error:
-            # Another service has these samples now; what it computes is the same.
+            await self._persistently(lambda: self._stub.WriteColumn(request))
+        except (PreconditionError, NotFoundError, ConflictError) as error:
+            # Its lease ran out, or the rollout was deleted, or another one wrote it.
             _LOST.inc()
-            _log.warning("lease_lost", num_samples=len(values), error=str(error))
+            _log.warning("scored_too_late", num_samples=len(values), error=str(error))
+            return False
+        return True
+
+    def _adjust(self, in_time: bool) -> None:
+        """Lease fewer at once until they are scored before their lease runs out."""
+        fewer, more = max(self._num_samples // 2, 1), self._num_samples + 1
+        self._num_samples = min(more, self._config.max_samples) if in_time else fewer
+
+    async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
+        def report(error: SeamflowError) -> None:
+            _log.warning("call_repeated", error=str(error))
+            if isinstance(error, ExhaustedError):  # or more than a message holds
+                self._adjust(in_time=False)
+
+        while True:
+            try:
+                return await retrying(call, on_retry=report)
+            except DeadlineError as error:
+                report(error)
 
 
 def _row(sample: trajectory_pb2.Sample) -> Row:

@@ -8,7 +8,7 @@ import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from rollout.gateway.config import GatewayConfig
-from services.chassis.config import load
+from services.chassis.config import TABLES, load
 from services.chassis.errors import ConfigError
 from services.chassis.run_rules import rules
 from services.launcher.cli import _check
@@ -42,6 +42,21 @@ def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
     command = plan(config, make_layout(config, tmp_path))["trainer"].command
     assert "torch.distributed.run" in command
     assert "--nproc-per-node=2" in command
+
+
+def test_a_reference_is_scored_and_known_to_the_trainer(tmp_path: Path) -> None:
+    """One folder: a service that scores by it, a column of the run, and the trainer's setting."""
+    config = make_config(reference="{run}/teacher")
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    assert processes["scoring"].environment["SEAMFLOW_SCORING_MODEL"] == f"{tmp_path}/teacher"
+    column = processes["scoring"].environment["SEAMFLOW_SCORING_COLUMN"]
+    assert processes["trainer"].environment["SEAMFLOW_TRAINER_REFERENCE_COLUMN"] == column
+    assert config.columns == (column,)
+    assert "scoring" in TABLES, "its table may be in the run's file"
+    plain = make_config()
+    assert "scoring" not in plan(plain, make_layout(plain, tmp_path))
+    assert plain.columns == ()
 
 
 def test_the_gateway_asks_the_ranker_that_is_started(

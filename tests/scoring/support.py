@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ class Lengths:
     """A plug-in: each token's value is its place."""
 
     scored: list[str] = []  # noqa: RUF012 -- of all that were made
+    began = threading.Event()
     going_on = threading.Event()
 
     def __init__(self, config: ScoringConfig) -> None:
@@ -25,6 +27,7 @@ class Lengths:
     def score(self, rows: Sequence[Row]) -> Sequence[np.ndarray]:
         """When it may."""
         assert len(rows) <= self._most
+        Lengths.began.set()
         Lengths.going_on.wait()
         Lengths.scored += [row.sample_id for row in rows]
         return [np.arange(len(row.token_ids_T), dtype=np.float32) for row in rows]
@@ -39,16 +42,34 @@ class Twice(Lengths):
 
 
 class Wrong(Lengths):
-    """Gives what no column can hold."""
+    """Gives one value too few for one sample, and what is no number for another."""
 
     def score(self, rows: Sequence[Row]) -> Sequence[np.ndarray]:
-        """One value too few, then none that is a number."""
-        return [np.zeros(len(row.token_ids_T) - 1, np.float32) for row in rows]
+        """The others are right."""
+        values = list(super().score(rows))
+        for place, row in enumerate(rows):
+            if row.sample_id.startswith("a/0"):
+                values[place] = values[place][:-1]
+            if row.sample_id.startswith("b/1"):
+                values[place] = np.array([np.nan], np.float32)
+        return values
 
 
-class NoNumber(Lengths):
-    """Gives what nobody can reckon with."""
+class Slow(Lengths):
+    """Needs a third of a second for each sample."""
 
     def score(self, rows: Sequence[Row]) -> Sequence[np.ndarray]:
-        """One value."""
-        return [np.array([np.nan], np.float32) for _ in rows]
+        """One after the other."""
+        time.sleep(len(rows) / 3)
+        return super().score(rows)
+
+
+class Together(Lengths):
+    """Begins when another one of its kind does."""
+
+    others = threading.Barrier(2)
+
+    def score(self, rows: Sequence[Row]) -> Sequence[np.ndarray]:
+        """One sample at least is with the other."""
+        self.others.wait(20)
+        return super().score(rows)

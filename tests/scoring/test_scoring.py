@@ -18,7 +18,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.server import started
 from services.scoring.cli import build
 from services.scoring.config import ScoringConfig
-from tests.scoring.support import COLUMN, Lengths, NoNumber, Twice, Wrong
+from tests.scoring.support import COLUMN, Lengths, Slow, Together, Twice, Wrong
 from tests.trajectory_manager.client import RULES, Client
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
@@ -32,6 +32,7 @@ class Run:
     def __init__(self, client: Client, port: int) -> None:
         self.client, self._port = client, port
         Lengths.scored.clear()
+        Lengths.began.clear()
         Lengths.going_on.set()
 
     async def begin(self, *task_ids: str, columns: Sequence[str] = (COLUMN,), **rules: Any) -> None:
@@ -80,7 +81,8 @@ class Run:
     async def columns(self) -> dict[str, dict[str, list[float]]]:
         """Of each sample of the first step."""
         epoch = await self.client.reconcile()
-        leased = await self.client.lease_samples(epoch, 1)
+        counts = await self.readiness()
+        leased = await self.client.lease_samples(epoch, 1, num_groups=counts.num_ready_groups)
         return {
             sample.sample_id: {
                 entry.name: np.frombuffer(entry.values, "<f4").tolist() for entry in sample.columns
@@ -132,25 +134,33 @@ async def test_a_service_that_needs_another_column_waits_for_it(run: Run) -> Non
 
 
 async def test_what_a_dead_service_had_leased_is_scored_by_another(run: Run) -> None:
-    """After its lease, and once: the one that died never wrote."""
+    """After its lease: the one that died never wrote."""
     Lengths.going_on.clear()
     await run.begin("a", lease_seconds=1.0)
     async with run.scoring(max_samples=1):
         # It hangs in its scorer, and goes without a word.
-        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(Lengths.began.wait, 20)
+    assert (await run.readiness()).num_ready_groups == 0
     async with run.scoring():
-        await asyncio.sleep(0.1)
         Lengths.going_on.set()
         await run.until(1)
     assert set(Lengths.scored) == set(await run.columns())
 
 
 async def test_two_services_share_the_samples(run: Run) -> None:
-    """Each is leased to one of them."""
-    await run.begin("a", "b", "c", groups_per_step=3, max_staleness=3)
-    async with run.scoring(max_samples=1), run.scoring(max_samples=1):
-        await run.until(3)
-    assert len(Lengths.scored) == len(set(Lengths.scored)) == 6
+    """Each sample is with one of them, and both work at the same time."""
+    await run.begin("a", "b", groups_per_step=2, max_staleness=3)
+    async with run.scoring(Together, max_samples=1), run.scoring(Together, max_samples=1):
+        await run.until(2)
+    assert len(Lengths.scored) == len(set(Lengths.scored)) == 4
+
+
+async def test_fewer_are_leased_at_once_until_they_are_scored_in_time(run: Run) -> None:
+    """Four need longer than a lease lives, and would be leased and lost for ever."""
+    await run.begin("a", "b", groups_per_step=2, lease_seconds=0.8)
+    async with run.scoring(Slow, max_samples=4):
+        await run.until(2)
+    assert len(Lengths.scored) > 4
 
 
 async def test_a_run_that_comes_later_is_waited_for(run: Run) -> None:
@@ -161,25 +171,18 @@ async def test_a_run_that_comes_later_is_waited_for(run: Run) -> None:
         await run.until(1)
 
 
-@pytest.mark.parametrize(
-    ("scorer", "message"),
-    [
-        (
-            Wrong,
-            r"sample 'a/./1#t2': the scorer gave values of shape \(5,\); one is wanted, or one",
-        ),
-        (NoNumber, r"sample 'a/./1#t2': the scorer gave values that are no number"),
-    ],
-)
-async def test_a_scorer_that_gives_no_column_ends_the_service(
-    run: Run, scorer: type, message: str
+async def test_a_sample_that_cannot_be_scored_holds_up_no_other(
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sample and the mistake are named; nothing is written."""
-    await run.begin("a")
-    async with run.scoring(scorer) as task:
-        with pytest.raises(ValueError, match=message):
-            await task
-    assert (await run.readiness()).num_ready_groups == 0
+    """It is named with what is wrong, and nothing is written for it."""
+    await run.begin("a", "b", "c", groups_per_step=3, max_staleness=3)
+    async with run.scoring(Wrong) as task:
+        await run.until(1)
+        assert not task.done()
+    assert list({name.split("/")[0] for name in await run.columns()}) == ["c"]
+    told = capsys.readouterr().out
+    assert "the scorer gave values of shape (5,); one is wanted, or one for each of 6" in told
+    assert "sample 'b/1/1#t2': the scorer gave values that are no number" in told
 
 
 async def test_a_column_that_the_run_does_not_want_is_refused(run: Run) -> None:

@@ -64,10 +64,10 @@ def accumulate(
 
 
 def lead(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
-    """Do the job, then the one that follows it, on the same ranks."""
+    """Do the job, then those that follow it, on the same ranks."""
     perform(leader, config, job, out)
-    if "then" in job:
-        then: dict[str, object] = job["then"]  # type: ignore[assignment]
+    jobs: list[dict[str, object]] = job.get("then", [])  # type: ignore[assignment]
+    for then in jobs:
         perform(leader, config, then, Path(str(then["out"])))
     leader.do(Exit())
 

@@ -3,145 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from services.chassis.errors import ConfigError
 from tests.trainer.formulas import (
     BETA,
-    EPSILON,
     HIGH,
     LENGTH,
     LOW,
     OBJECTIVES,
-    Rollout,
     differences,
     distances,
     group_relative,
     grpo,
     grpo_near_reference,
 )
-from tests.trainer.support import VOCABULARY, make_samples
-from trainer.algorithm import ALGORITHMS, PolicyTokens, make_algorithm
-from trainer.batch import plan, sequence
-from trainer.config import TrainerConfig
-from trainer.credit import assign_credit
-from trainer.policy import token_logprobs
-
-UNBOUNDED = 1e9
-
-
-def config(algorithm: str, **settings: object) -> TrainerConfig:
-    """An algorithm as its paper has it: no bound on the importance of a token."""
-    values = {
-        "clip_low": LOW,
-        "clip_high": HIGH,
-        "importance_cap": UNBOUNDED,
-        "advantage_epsilon": EPSILON,
-        "loss_length": LENGTH,
-        "reference_column": "ref_logprobs",
-    }
-    return TrainerConfig(
-        run_id="r",
-        model=Path("m"),
-        checkpoint_folder=Path("c"),
-        algorithm=algorithm,
-        **(values | settings),  # type: ignore[arg-type]
-    )
-
-
-def make_case(seed: int) -> tuple[list, list[np.ndarray]]:
-    """Ragged samples with mixed versions and temperatures, and float64 logits for each."""
-    samples = make_samples(seed, groups=4)
-    rng = np.random.default_rng(seed)
-    return samples, [rng.normal(size=(len(s.loss_mask), VOCABULARY)) for s in samples]
-
-
-def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
-    """What the formulas see: trainable tokens only."""
-    found = []
-    for sample, logit in zip(samples, logits, strict=True):
-        scaled = logit / np.float64(np.float32(sample.temperature))
-        logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-        reference = np.frombuffer(sample.columns[0].values, "<f4").astype(np.float64)
-        places = [t for t in range(1, len(sample.loss_mask)) if sample.loss_mask[t]]
-        found.append(
-            Rollout(
-                reward=sample.rewards[0].value,
-                group=sample.group_id,
-                behaviour=np.array([np.float64(sample.tokens.logprobs[t]) for t in places]),
-                start=np.array([logprobs[t - 1, sample.tokens.token_ids[t]] for t in places]),
-                reference=reference[places],
-            )
-        )
-    return found
-
-
-def ours(
-    samples: list,
-    logits: list[np.ndarray],
-    settings: TrainerConfig,
-    budget: int = 50,
-    sums: dict[str, float] | None = None,
-) -> list[np.ndarray]:
-    """-dL / d log-prob of each trainable token: sequences, micro-batches, autograd.
-
-    Statistics are added to `sums`.
-    """
-    algorithm = make_algorithm(settings)
-    sequences = [sequence(sample, settings.reference_column) for sample in samples]
-    given = assign_credit(sequences, algorithm, settings)
-    (batches,) = plan(
-        sequences,
-        given.advantages_N,
-        given.weights_N,
-        num_ranks=1,
-        micro_batch_tokens=budget,
-    )
-    by_tokens = {bytes(item.token_ids_T): n for n, item in enumerate(sequences)}
-    found: list[np.ndarray] = [np.zeros(0)] * len(samples)
-    for batch in batches:
-        rows = [
-            by_tokens[bytes(row[: mask.nonzero()[0][-1] + 1])]
-            for row, mask in zip(batch.token_ids_BT, batch.loss_mask_BT, strict=True)
-        ]
-        width = batch.token_ids_BT.shape[1]
-        padded = np.zeros((len(rows), width, VOCABULARY))
-        for place, n in enumerate(rows):
-            kept = min(width, len(logits[n]))
-            padded[place, :kept] = logits[n][:kept]
-        logprobs = token_logprobs(
-            torch.from_numpy(padded)[:, :-1],
-            torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
-            torch.from_numpy(batch.temperatures_B),
-        ).requires_grad_()
-        mask = torch.from_numpy(batch.loss_mask_BT[:, 1:])
-        versions = torch.from_numpy(batch.weight_versions_BT[:, 1:])
-        tokens = PolicyTokens(
-            logprobs_BT=logprobs,
-            behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
-            reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
-            advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
-            weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
-            staleness_BT=2 - versions,
-            loss_mask_BT=mask,
-        )
-        terms = algorithm.loss(tokens)
-        (terms.loss / given.denominator).backward()
-        for name in sums or ():
-            sums[name] += terms.sums[name].item()  # type: ignore[index]
-        for place, n in enumerate(rows):
-            found[n] = -logprobs.grad[place][mask[place]].numpy()
-    return found
-
-
-def greatest_error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
-    """Relative to the greatest derivative."""
-    scale = max(np.abs(each).max() for each in wanted)
-    return max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True)) / scale
+from tests.trainer.gradients import config, greatest_error, make_case, ours, rollouts_of
+from trainer.algorithm import ALGORITHMS, make_algorithm
 
 
 def test_every_algorithm_has_a_reference():
@@ -152,10 +32,14 @@ def test_every_algorithm_has_a_reference():
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
 def test_gradient_equals_the_papers_objective(algorithm: str, seed: int):
-    """To 1e-6 on ragged batches of mixed versions."""
+    """To 1e-6 on ragged batches of mixed versions, and so does the loss."""
     samples, logits = make_case(seed)
-    wanted = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
-    assert greatest_error(ours(samples, logits, config(algorithm)), wanted) < 1e-6
+    rollouts, found = rollouts_of(samples, logits), {"loss": 0.0}
+    wanted = differences(OBJECTIVES[algorithm], rollouts)
+    gradient = ours(samples, logits, config(algorithm), sums=found)
+    assert greatest_error(gradient, wanted) < 1e-6
+    objective = OBJECTIVES[algorithm](rollouts, [rollout.start for rollout in rollouts])
+    assert found["loss"] == pytest.approx(-objective, rel=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
@@ -183,8 +67,11 @@ def test_distance_from_the_reference_is_in_the_loss(estimator: str):
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
     wanted = differences(grpo_near_reference(estimator), rollouts)
-    found = ours(samples, logits, config("grpo", kl_loss=BETA, kl_estimator=estimator))
-    assert greatest_error(found, wanted) < 1e-6
+    loss = {"loss": 0.0}
+    settings = config("grpo", kl_loss=BETA, kl_estimator=estimator)
+    assert greatest_error(ours(samples, logits, settings, sums=loss), wanted) < 1e-6
+    objective = grpo_near_reference(estimator)(rollouts, [r.start for r in rollouts])
+    assert loss["loss"] == pytest.approx(-objective, rel=1e-6)
     assert greatest_error(differences(grpo, rollouts), wanted) > 1e-3
 
 
@@ -197,7 +84,7 @@ def test_distance_from_the_reference_is_in_the_reward(estimator: str):
         far = distances(rollout.behaviour, rollout.reference, estimator).sum()
         rollout.reward -= BETA * far
     wanted = differences(grpo, rollouts)
-    found = ours(samples, logits, config("grpo", kl_reward=BETA, kl_estimator=estimator))
+    found = ours(samples, logits, config("grpo", kl_reward=BETA, kl_reward_estimator=estimator))
     assert greatest_error(found, wanted) < 1e-6
 
 

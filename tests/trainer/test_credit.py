@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.trainer.gradients import config
 from tests.trainer.support import make_samples
-from tests.trainer.test_algorithms import config
 from trainer.algorithm import Rollouts, make_algorithm
 from trainer.algorithms import baselines
 from trainer.batch import sequence

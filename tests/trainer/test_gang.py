@@ -39,15 +39,15 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.fixture(scope="module")
 def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten steps on two ranks; then back to the checkpoint of the fifth, suspended on the way."""
+    """Ten steps on two ranks; then twice back to the checkpoint of the fifth.
+
+    Once suspended on the way, once with each step in parts.
+    """
     out = tmp_path_factory.mktemp("two")
-    resumed = {
-        "out": str(out / "resumed"),
-        "steps": list(range(6, 11)),
-        "load": str(out / "checkpoints/step_000000005"),
-        "suspend_before": 8,
-    }
-    return run(2, model, out, steps=list(range(1, 11)), save_after=5, then=resumed)
+    again = {"steps": list(range(6, 11)), "load": str(out / "checkpoints/step_000000005")}
+    resumed = {"out": str(out / "resumed"), "suspend_before": 8, **again}
+    in_parts = {"out": str(out / "in_parts"), "parts": [[2], [0, 1]], **again}
+    return run(2, model, out, steps=list(range(1, 11)), save_after=5, then=[resumed, in_parts])
 
 
 def test_two_ranks_and_one_give_the_same_losses_and_weights(straight_run, two_ranks):
@@ -88,6 +88,12 @@ def test_parts_in_any_order_give_the_step_of_the_whole(model, straight_run, tmp_
     streamed = run(1, model, tmp_path, steps=list(range(1, 11)), parts=parts)
     assert losses(streamed) == pytest.approx(losses(straight_run), abs=1e-9)
     assert greatest_difference(streamed, straight_run) < 1e-9
+
+
+def test_parts_on_two_ranks_give_the_step_of_the_whole(two_ranks):
+    """Gradients of several commands add up on every rank."""
+    assert losses(two_ranks / "in_parts") == pytest.approx(losses(two_ranks)[5:], abs=1e-9)
+    assert greatest_difference(two_ranks / "in_parts", two_ranks) < 1e-9
 
 
 def test_a_part_that_is_left_out_is_noticed(model, straight_run, tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ import pytest
 from services.chassis.errors import ConfigError
 from tests.trainer.support import make_samples
 from tests.trainer.training import Training, groups, other_run
+from trainer import peers, wait
 from trainer.algorithm import make_algorithm
 from trainer.batch import sequence
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
 from trainer.device import GangThread
 from trainer.parts import Part, Rounds
+from trainer.readiness import Readiness
 
 STREAMED: dict[str, Any] = {"stream_groups": 1, "micro_batch_tokens": 8}
 """A group of two rollouts has 12 tokens to compute: each is a part."""
@@ -128,28 +131,52 @@ async def test_a_step_that_a_crash_cut_goes_on_with_the_same_parts(
     assert all(tensor.equal(published[name]) for name, tensor in training.weights().items())
 
 
-async def test_a_timeout_closes_an_open_step(training: Training) -> None:
-    """With the groups it has; the straggler is trained in the next one."""
+async def test_a_timeout_closes_an_open_step(
+    training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the groups it has, once these are enough."""
+    now = [0.0]
+    monkeypatch.setattr(wait, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(peers, "_LEASE_POLL_SECONDS", 0.05)
+    values = {"batch_timeout_seconds": 100.0, "batch_min_groups": 2, **STREAMED}
     await training.begin("a", "b", "c")
-    await training.play(5)
-    over = {"batch_timeout_seconds": 1e-9}
-    (first,) = await training.train(1, **STREAMED, **over)
-    assert groups(first) == ["a/0", "a/1", "b/0", "b/1"]
-    await training.play(1)
-    _, second = await training.train(2, **STREAMED, **over)
-    assert groups(second) == ["c/0", "c/1"]
+    async with going_on(training, 1, **values) as records:
+        await training.play(2)
+        await until(parts, 1)
+        now[0] = 101.0
+        await asyncio.sleep(0.2)
+        assert (await training.readiness()).num_open_groups == 1, "two are the least"
+        await training.play(2)
+    assert groups(records[0]) == ["a/0", "a/1", "b/0", "b/1"]
 
 
-async def test_enough_groups_are_waited_for(training: Training, parts: list[int]) -> None:
-    """With `stream_groups` at two, one changes nothing."""
+async def test_pages_cut_no_group(
+    training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample comes in a page of its own, and the wait is over from its beginning on."""
+    monkeypatch.setattr(peers, "_PAGE_BYTES", 1)
+    values = {"batch_timeout_seconds": 1e-9, "batch_min_groups": 3, **STREAMED}
+    await training.begin("a", "b", "c", "d")
+    await training.play(6)
+    (record,) = await training.train(1, **values)
+    assert parts == [6, 6, 6, 0]
+    assert len(record["sample_ids"]) == 6
+
+
+async def test_an_open_step_is_no_batch_for_a_trainer_that_waits_for_all(
+    training: Training,
+) -> None:
+    """After a restart without streaming the step is waited for like any other, by its timeout."""
     await training.begin("a", "b", "c")
-    async with going_on(training, 1, **{**STREAMED, "stream_groups": 2}):
-        await training.play(2)
-        await asyncio.sleep(0.3)
-        assert not parts
-        await training.play(2)
-        await until(parts, 2)
-        await training.play(2)
+    await training.play(2)
+    crashed = training.samples()
+    await crashed.reconcile(0)
+    assert await crashed.stream(1, 0, 0) is not None
+    again = training.samples()
+    await again.reconcile(0)
+    assert await again.ready(1) == Readiness(1, 3)
+    (first,) = await training.train(1, batch_timeout_seconds=1e-9)
+    assert groups(first) == ["a/0", "a/1"]
 
 
 def pages(seed: int, num_sequences: int) -> list[int]:

@@ -43,6 +43,19 @@ class Samples:
         self._last = next(self._num_ready)
         return Readiness(self._last, 8)
 
+    async def stream(
+        self,
+        step: int,
+        base_weight_version: int,
+        first_sample: int,
+        *,
+        min_groups: int,
+        wait: bool,
+    ) -> sample_pb2.LeaseSamplesResponse:
+        """All at once."""
+        assert first_sample == 0
+        return await self.lease(step, base_weight_version, min_groups)
+
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int
     ) -> sample_pb2.LeaseSamplesResponse:
@@ -67,16 +80,20 @@ class Samples:
 class WrittenNodes:
     """Writes down what it is asked."""
 
-    def __init__(self, return_seconds: float) -> None:
-        self.return_seconds = return_seconds
+    def __init__(self, return_seconds: float, shared: bool = True) -> None:
+        self.return_seconds, self.shared = return_seconds, shared
         self.calls: list[str] = []
         self.done: list[int] = []
 
-    async def release(self, batch: int, outlook: Outlook | None = None) -> None:
+    async def release(self, batch: int = 0, outlook: Outlook | None = None) -> None:
         """With what is left of how much."""
         left = outlook and f": {outlook.remaining_rollouts}/{outlook.batch_rollouts}"
         self.calls.append(f"release for {batch}{left or ''}")
         self.done.append(outlook.done_rollouts if outlook else 0)
+
+    async def others_generate(self) -> bool:
+        """As it was made."""
+        return self.shared
 
     async def give_back(self) -> None:
         """Once more."""
@@ -180,6 +197,23 @@ async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 5):
         await leased(batches, step)
     assert nodes.done == [0, 32 + 32, 12]
+
+
+@pytest.mark.parametrize(("shared", "begins"), [(True, 3), (False, 8)])
+async def test_nodes_are_taken_for_a_part_only_while_others_generate(
+    tmp_path: Path, shared: bool, begins: int
+) -> None:
+    """Or nobody would bring the rest: then the batch stays whole."""
+    config = TrainerConfig(
+        run_id="run", model=tmp_path, checkpoint_folder=tmp_path, stream_groups=3
+    )
+    samples, nodes = Samples(8, 1, 3, 8), WrittenNodes(0.0, shared)
+    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    await leased(batches, 1)
+    nodes.calls.clear()
+    await leased(batches, 2)
+    assert nodes.calls == [f"release for 2: {4 * (begins - 1)}/32", "acquire for 2"]
+    assert samples.leased[-1][0] == begins
 
 
 async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ class Client:
         return int((await self.samples.Reconcile(request)).epoch)
 
     async def lease_samples(
-        self, epoch: int, step: int, base: int = 0, wait: int = 0
+        self, epoch: int, step: int, base: int = 0, wait: int = 0, num_groups: int = 0
     ) -> sample_service_pb2.LeaseSamplesResponse:
         """Lease the samples of a step."""
         request = sample_service_pb2.LeaseSamplesRequest(
@@ -205,5 +205,6 @@ class Client:
             step=step,
             base_weight_version=base,
             wait=Duration(seconds=wait),
+            num_groups=num_groups,
         )
         return await self.samples.LeaseSamples(request)

@@ -35,4 +35,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=Correction(way="truncate", floor=0.0, cap=1 + high),
         weights="token_mean",
+        of_logprobs=True,
     )

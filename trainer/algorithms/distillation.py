@@ -44,6 +44,7 @@ class Distillation:
             baseline=_nothing,
             importance=Correction.of(config),
             weights="token_mean",
+            of_logprobs=True,
         )
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:

@@ -5,6 +5,10 @@
     k2 = d^2 / 2    its gradient is that of KL(pi || pi_ref), its value is biased
     k3 = exp(-d) - 1 + d        unbiased, never negative; GRPO (arXiv 2402.03300, eq. 4) has it
 
+In the loss k itself is differentiated: grad k1 is 0 on average. In the reward only the score is:
+there k1 gives the gradient of KL(pi || pi_ref), and k3 that less the gradient of KL(pi_ref || pi),
+which is nearly the same where the two are near.
+
 J. Schulman, "Approximating KL divergence", 2020. Shape suffixes: B rows of a micro-batch, T
 positions that are predicted.
 """

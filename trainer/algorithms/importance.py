@@ -55,7 +55,7 @@ class Correction:
                 weight_BT = _where((ratio_BT >= self.floor) & (ratio_BT <= self.cap), ratio_BT)
             case "none":
                 weight_BT = ratio_BT = torch.ones_like(ratio_BT)
-        return Importance(weight_BT=weight_BT, ratio_BT=ratio_BT)
+        return Importance(weight_BT=weight_BT, ratio_BT=ratio_BT, value_BT=weight_BT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,12 @@ class TrustRegion:
         corrected = self.correction.bounded(ratio_BT)
         raised_BT = (advantages_BT > 0) & (corrected.ratio_BT > 1 + self.high)
         lowered_BT = (advantages_BT < 0) & (corrected.ratio_BT < 1 - self.low)
+        limit_BT = torch.where(raised_BT, 1 + self.high, 1 - self.low).to(ratio_BT.dtype)
+        clipped_BT = raised_BT | lowered_BT
         return Importance(
-            weight_BT=_where(~(raised_BT | lowered_BT), corrected.weight_BT),
+            weight_BT=_where(~clipped_BT, corrected.weight_BT),
             ratio_BT=corrected.ratio_BT,
+            value_BT=torch.where(clipped_BT, limit_BT, corrected.weight_BT),
         )
 
 

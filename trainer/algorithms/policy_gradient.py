@@ -67,6 +67,8 @@ class Importance:
     """w."""
     ratio_BT: torch.Tensor
     """What w would be without bounds."""
+    value_BT: torch.Tensor
+    """What the objective holds in its place: w, or the limit where PPO's surrogate is clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class PolicyGradient:
     """What w is multiplied by for each version that the token is behind."""
     whole_step: bool = False
     """True if the baseline is of more than the rollout's own group."""
+    of_logprobs: bool = False
+    """True if the objective is w * A * log pi_theta and not w * A, which has the same gradient."""
 
     @classmethod
     def of(
@@ -95,6 +99,7 @@ class PolicyGradient:
         importance: Callable[[Ratios], Importance],
         weights: LossWeights,
         whole_step: bool = False,
+        of_logprobs: bool = False,
     ) -> Self:
         """With all that is configured alike for every algorithm.
 
@@ -108,6 +113,7 @@ class PolicyGradient:
             penalty=KLPenalty.of(config),
             staleness_decay=config.staleness_decay,
             whole_step=whole_step,
+            of_logprobs=of_logprobs,
         )
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
@@ -123,10 +129,14 @@ class PolicyGradient:
         ratios, mask_BT = Ratios.of(tokens), tokens.loss_mask_BT
         zero = tokens.logprobs_BT.new_zeros(())
         importance = self.importance(ratios)
-        used_BT = importance.weight_BT * tokens.weights_BT * self._decay(tokens, zero)
-        # 1 in value, the score function in gradient.
-        score_BT = (tokens.logprobs_BT - tokens.logprobs_BT.detach()).exp()
-        gain_BT = torch.where(mask_BT, used_BT * tokens.advantages_BT * score_BT, zero)
+        value_BT = importance.value_BT
+        if self.of_logprobs:
+            value_BT = value_BT * tokens.logprobs_BT.detach()
+        # 0 in value, the score function in gradient.
+        score_BT = tokens.logprobs_BT - tokens.logprobs_BT.detach()
+        surrogate_BT = tokens.advantages_BT * (value_BT + importance.weight_BT * score_BT)
+        counts_BT = tokens.weights_BT * self._decay(tokens, zero)
+        gain_BT = torch.where(mask_BT, counts_BT * surrogate_BT, zero)
         loss = self.penalty(tokens) - gain_BT.sum()
         sums = _statistics(ratios, importance, tokens) | self.penalty.statistics(tokens)
         return LossTerms(loss=loss, sums=sums)

@@ -4,7 +4,7 @@
     J = 1/R sum_r A * log pi_theta(r)
 
 The paper is on-policy: tokens that other weights sampled are corrected here, one by one. The KL
-term that it has in the reward is `kl_reward` with `kl_estimator` k1, 0 unless set.
+term that it has in the reward is `kl_reward`, 0 unless set.
 """
 
 from __future__ import annotations
@@ -24,4 +24,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         baseline=leave_one_out,
         importance=Correction.of(config),
         weights="sequence_sum",
+        of_logprobs=True,
     )

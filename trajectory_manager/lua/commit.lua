@@ -1,7 +1,7 @@
 -- Consumes every entry up to a step for good.
 -- ARGV: run_id, step, epoch, trainer_id, max_dead_letters. Without an epoch the trainer takes over:
 -- the step is what its checkpoint covers; later entries stay, return to the queue, or die.
--- Answers the samples covered, the epoch, and the steps that stay.
+-- Answers the samples covered, the epoch, the steps that stay, and which of them is open (0: none).
 local config, counters, groups, ready, ledger, commits, trainers =
   KEYS[1], KEYS[2], KEYS[8], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
 local dead, order, trained, steps, replay = KEYS[17], KEYS[18], KEYS[22], KEYS[23], KEYS[24]
@@ -122,7 +122,7 @@ if found then redis.call('HSET', commits, step, covered) end
 local num_samples = tonumber(redis.call('HGET', commits, step) or 0)
 if not takes_over then
   redis.call('HSET', counters, 'committed', math.max(committed, step))
-  return {'ok', num_samples, epoch, {}}
+  return {'ok', num_samples, epoch, {}, 0}
 end
 
 -- After a restore no later step stays; none stays behind one that was delivered too often.
@@ -149,4 +149,5 @@ end
 leased = pending[#pending] or step
 redis.call('HSET', counters, 'epoch', epoch, 'committed', step, 'leased', leased)
 redis.call('HINCRBY', counters, 'version:ready', 1)
-return {'ok', num_samples, epoch, pending}
+local newest = entries[leased]
+return {'ok', num_samples, epoch, pending, #pending > 0 and newest.open and leased or 0}

@@ -181,7 +181,7 @@ while had + #fresh < wanted do
   end
 end
 local number = had + #fresh
-local complete = number >= wanted or (not streaming and number >= least)
+local complete = number >= least
 local grown = complete or (streaming and #fresh > 0)
 if too_old > 0 then redis.call('HINCRBY', counters, 'version:ready', 1) end
 if too_old > 0 or complete then redis.call('HINCRBY', counters, 'version:tasks', 1) end

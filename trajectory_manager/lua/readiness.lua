@@ -28,4 +28,4 @@ return {'ok', num_ready, num_running, math.max(0, limit - outstanding),
   redis.call('LLEN', KEYS[4]) + redis.call('LLEN', KEYS[5]), redis.call('ZCOUNT', leases, '(0', '+inf'),
   rules.groups_per_step, count.committed, count.leased, count.admitted, count.discarded, count.replaced,
   count.incomplete, redis.call('HLEN', replay), redis.call('LLEN', dead), count.tokens,
-  kept_back}
+  kept_back, count.open}

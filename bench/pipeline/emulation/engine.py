@@ -124,8 +124,8 @@ class EmulatedEngine:
         self._flush(sequence, FinishReason.STOP if whole else FinishReason.INTERRUPTED)
 
     def _forget(self, sequence: _Sequence) -> None:
-        self._loop.cancel(sequence.work)
         self._sequences.pop(sequence).cancel()
+        self._loop.cancel(sequence.work)
 
     def _flush(self, sequence: _Sequence, finish: FinishReason | None) -> None:
         have = sequence.work.sampled // self._emulation.thinning
@@ -165,7 +165,7 @@ class EmulatedEngine:
         self._paused = mode
         if mode is PauseMode.ABORT:
             self._loop.give_up()
-            await asyncio.gather(*self._sequences.values())
+            await asyncio.gather(*self._sequences.values(), return_exceptions=True)
 
     async def resume(self) -> None:
         """Go on after `pause`."""

@@ -43,6 +43,7 @@ __all__ = ["Emulated", "emulate"]
 
 _RUN = "pipeline"
 _START_SECONDS = 60.0
+_END_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 _FOLLOW_SECONDS = 0.5
 
@@ -302,6 +303,16 @@ async def _process(
                 await asyncio.sleep(_POLL_SECONDS)
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
+        await _ended(process)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Told to end, and killed if it does not."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
         await process.wait()

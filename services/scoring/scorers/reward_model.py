@@ -23,6 +23,8 @@ class RewardModel:
 
         self._model = frozen(config, AutoModelForSequenceClassification)
         self._device = config.device
+        # One sequence at a time has no padding, and may end with what elsewhere pads.
+        self._model.config.pad_token_id = None  # type: ignore[union-attr]
         num_labels = self._model.config.num_labels  # type: ignore[union-attr]
         if num_labels != 1:
             raise ValueError(f"model {config.model}: has {num_labels} labels, a reward model has 1")

@@ -31,7 +31,16 @@ async def view(
         "needed": store.retention.needed(run_id, names),
         "due": store.retention.due(run_id, _ALL),
         **{
-            f"step {step}": store.ledger.lease_samples(run_id, epoch, step, 0, 0, shards)
+            f"step {step}": store.ledger.lease_samples(
+                # An open one stays open: what is asked for must not end what rules go on with.
+                run_id,
+                epoch,
+                step,
+                0,
+                0,
+                shards,
+                streaming=shards == 1,
+            )
             for step, shards in leased.items()
         },
     }

@@ -17,7 +17,7 @@ from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_toke
 from seamflow.trajectory.v1 import trajectory_pb2 as seamflow_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+seamflow/trajectory/v1/sample_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"D\n\x10ReconcileRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ntrainer_id\x18\x03 \x01(\t\"9\n\x11ReconcileResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rpending_steps\x18\x02 \x03(\x03\"\xae\x02\n\x13LeaseSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1b\n\x13\x62\x61se_weight_version\x18\x04 \x01(\x03\x12\x12\n\nnum_groups\x18\x05 \x01(\x05\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06packed\x18\x07 \x01(\x08\x12\x12\n\nnum_shards\x18\x08 \x01(\x05\x12\x12\n\x05shard\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x66irst_sample\x18\n \x01(\x05\x12\x11\n\tmax_bytes\x18\x0b \x01(\x05\x12\x12\n\nmin_groups\x18\x0c \x01(\x05\x12\x11\n\tstreaming\x18\r \x01(\x08\x42\x08\n\x06_shard\"\xa0\x01\n\x14LeaseSamplesResponse\x12/\n\x07samples\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12\x13\n\x0blease_token\x18\x02 \x01(\x0c\x12\x15\n\rmax_staleness\x18\x03 \x01(\x03\x12\x16\n\x0enum_deliveries\x18\x04 \x01(\x05\x12\x13\n\x0bnext_sample\x18\x05 \x01(\x05\"9\n\x12\x45xtendLeaseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\x0c\"C\n\x13\x45xtendLeaseResponse\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x11\x43ommitStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\")\n\x12\x43ommitStepResponse\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x05\"<\n\x15ReleaseSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\x0c\"\x18\n\x16ReleaseSamplesResponse\"u\n\x13\x41waitPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x14\x41waitPublishResponse\x12\x0f\n\x07publish\x18\x01 \x01(\x08\x12\x14\n\x0cnum_blocking\x18\x02 \x01(\x05\"[\n\x12ListSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06packed\x18\x04 \x01(\x08\"e\n\x13ListSamplesResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.ListedSample\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb9\x01\n\x0cListedSample\x12.\n\x06sample\x18\x01 \x01(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12,\n\x07purpose\x18\x02 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.seamflow.trajectory.v1.RolloutState\x12\x16\n\x0e\x63ommitted_step\x18\x04 \x01(\x03\"h\n\x13GetReadinessRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x18\n\x10min_ready_groups\x18\x02 \x01(\x05\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xcf\x03\n\x14GetReadinessResponse\x12\x18\n\x10num_ready_groups\x18\x01 \x01(\x05\x12\x1a\n\x12num_running_groups\x18\x02 \x01(\x05\x12\x1d\n\x15num_admissible_groups\x18\x03 \x01(\x05\x12\x18\n\x10num_queued_tasks\x18\x04 \x01(\x05\x12\x1c\n\x14num_running_rollouts\x18\x05 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x06 \x01(\x05\x12\x16\n\x0e\x63ommitted_step\x18\x07 \x01(\x03\x12\x13\n\x0bleased_step\x18\x08 \x01(\x03\x12\x1b\n\x13num_admitted_groups\x18\t \x01(\x03\x12\x1c\n\x14num_discarded_groups\x18\n \x01(\x03\x12\x1c\n\x14num_replaced_samples\x18\x0b \x01(\x03\x12\x1d\n\x15num_incomplete_groups\x18\x0c \x01(\x05\x12\x19\n\x11num_replay_groups\x18\r \x01(\x05\x12\x18\n\x10num_dead_letters\x18\x0e \x01(\x05\x12\x19\n\x11num_stored_tokens\x18\x0f \x01(\x03\x12\x1c\n\x14num_kept_back_groups\x18\x10 \x01(\x05\x32\xd8\x06\n\rSampleService\x12`\n\tReconcile\x12(.seamflow.trajectory.v1.ReconcileRequest\x1a).seamflow.trajectory.v1.ReconcileResponse\x12i\n\x0cLeaseSamples\x12+.seamflow.trajectory.v1.LeaseSamplesRequest\x1a,.seamflow.trajectory.v1.LeaseSamplesResponse\x12\x66\n\x0b\x45xtendLease\x12*.seamflow.trajectory.v1.ExtendLeaseRequest\x1a+.seamflow.trajectory.v1.ExtendLeaseResponse\x12\x63\n\nCommitStep\x12).seamflow.trajectory.v1.CommitStepRequest\x1a*.seamflow.trajectory.v1.CommitStepResponse\x12o\n\x0eReleaseSamples\x12-.seamflow.trajectory.v1.ReleaseSamplesRequest\x1a..seamflow.trajectory.v1.ReleaseSamplesResponse\x12i\n\x0c\x41waitPublish\x12+.seamflow.trajectory.v1.AwaitPublishRequest\x1a,.seamflow.trajectory.v1.AwaitPublishResponse\x12\x66\n\x0bListSamples\x12*.seamflow.trajectory.v1.ListSamplesRequest\x1a+.seamflow.trajectory.v1.ListSamplesResponse\x12i\n\x0cGetReadiness\x12+.seamflow.trajectory.v1.GetReadinessRequest\x1a,.seamflow.trajectory.v1.GetReadinessResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+seamflow/trajectory/v1/sample_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"D\n\x10ReconcileRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ntrainer_id\x18\x03 \x01(\t\"L\n\x11ReconcileResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rpending_steps\x18\x02 \x03(\x03\x12\x11\n\topen_step\x18\x03 \x01(\x03\"\xae\x02\n\x13LeaseSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1b\n\x13\x62\x61se_weight_version\x18\x04 \x01(\x03\x12\x12\n\nnum_groups\x18\x05 \x01(\x05\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06packed\x18\x07 \x01(\x08\x12\x12\n\nnum_shards\x18\x08 \x01(\x05\x12\x12\n\x05shard\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0c\x66irst_sample\x18\n \x01(\x05\x12\x11\n\tmax_bytes\x18\x0b \x01(\x05\x12\x12\n\nmin_groups\x18\x0c \x01(\x05\x12\x11\n\tstreaming\x18\r \x01(\x08\x42\x08\n\x06_shard\"\xa0\x01\n\x14LeaseSamplesResponse\x12/\n\x07samples\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12\x13\n\x0blease_token\x18\x02 \x01(\x0c\x12\x15\n\rmax_staleness\x18\x03 \x01(\x03\x12\x16\n\x0enum_deliveries\x18\x04 \x01(\x05\x12\x13\n\x0bnext_sample\x18\x05 \x01(\x05\"9\n\x12\x45xtendLeaseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\x0c\"C\n\x13\x45xtendLeaseResponse\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x11\x43ommitStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\")\n\x12\x43ommitStepResponse\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x05\"<\n\x15ReleaseSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\x0c\"\x18\n\x16ReleaseSamplesResponse\"u\n\x13\x41waitPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x14\x41waitPublishResponse\x12\x0f\n\x07publish\x18\x01 \x01(\x08\x12\x14\n\x0cnum_blocking\x18\x02 \x01(\x05\"[\n\x12ListSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06packed\x18\x04 \x01(\x08\"e\n\x13ListSamplesResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.ListedSample\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb9\x01\n\x0cListedSample\x12.\n\x06sample\x18\x01 \x01(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12,\n\x07purpose\x18\x02 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.seamflow.trajectory.v1.RolloutState\x12\x16\n\x0e\x63ommitted_step\x18\x04 \x01(\x03\"h\n\x13GetReadinessRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x18\n\x10min_ready_groups\x18\x02 \x01(\x05\x12\'\n\x04wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe8\x03\n\x14GetReadinessResponse\x12\x18\n\x10num_ready_groups\x18\x01 \x01(\x05\x12\x1a\n\x12num_running_groups\x18\x02 \x01(\x05\x12\x1d\n\x15num_admissible_groups\x18\x03 \x01(\x05\x12\x18\n\x10num_queued_tasks\x18\x04 \x01(\x05\x12\x1c\n\x14num_running_rollouts\x18\x05 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x06 \x01(\x05\x12\x16\n\x0e\x63ommitted_step\x18\x07 \x01(\x03\x12\x13\n\x0bleased_step\x18\x08 \x01(\x03\x12\x1b\n\x13num_admitted_groups\x18\t \x01(\x03\x12\x1c\n\x14num_discarded_groups\x18\n \x01(\x03\x12\x1c\n\x14num_replaced_samples\x18\x0b \x01(\x03\x12\x1d\n\x15num_incomplete_groups\x18\x0c \x01(\x05\x12\x19\n\x11num_replay_groups\x18\r \x01(\x05\x12\x18\n\x10num_dead_letters\x18\x0e \x01(\x05\x12\x19\n\x11num_stored_tokens\x18\x0f \x01(\x03\x12\x1c\n\x14num_kept_back_groups\x18\x10 \x01(\x05\x12\x17\n\x0fnum_open_groups\x18\x11 \x01(\x05\x32\xd8\x06\n\rSampleService\x12`\n\tReconcile\x12(.seamflow.trajectory.v1.ReconcileRequest\x1a).seamflow.trajectory.v1.ReconcileResponse\x12i\n\x0cLeaseSamples\x12+.seamflow.trajectory.v1.LeaseSamplesRequest\x1a,.seamflow.trajectory.v1.LeaseSamplesResponse\x12\x66\n\x0b\x45xtendLease\x12*.seamflow.trajectory.v1.ExtendLeaseRequest\x1a+.seamflow.trajectory.v1.ExtendLeaseResponse\x12\x63\n\nCommitStep\x12).seamflow.trajectory.v1.CommitStepRequest\x1a*.seamflow.trajectory.v1.CommitStepResponse\x12o\n\x0eReleaseSamples\x12-.seamflow.trajectory.v1.ReleaseSamplesRequest\x1a..seamflow.trajectory.v1.ReleaseSamplesResponse\x12i\n\x0c\x41waitPublish\x12+.seamflow.trajectory.v1.AwaitPublishRequest\x1a,.seamflow.trajectory.v1.AwaitPublishResponse\x12\x66\n\x0bListSamples\x12*.seamflow.trajectory.v1.ListSamplesRequest\x1a+.seamflow.trajectory.v1.ListSamplesResponse\x12i\n\x0cGetReadiness\x12+.seamflow.trajectory.v1.GetReadinessRequest\x1a,.seamflow.trajectory.v1.GetReadinessResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -27,37 +27,37 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_RECONCILEREQUEST']._serialized_start=177
   _globals['_RECONCILEREQUEST']._serialized_end=245
   _globals['_RECONCILERESPONSE']._serialized_start=247
-  _globals['_RECONCILERESPONSE']._serialized_end=304
-  _globals['_LEASESAMPLESREQUEST']._serialized_start=307
-  _globals['_LEASESAMPLESREQUEST']._serialized_end=609
-  _globals['_LEASESAMPLESRESPONSE']._serialized_start=612
-  _globals['_LEASESAMPLESRESPONSE']._serialized_end=772
-  _globals['_EXTENDLEASEREQUEST']._serialized_start=774
-  _globals['_EXTENDLEASEREQUEST']._serialized_end=831
-  _globals['_EXTENDLEASERESPONSE']._serialized_start=833
-  _globals['_EXTENDLEASERESPONSE']._serialized_end=900
-  _globals['_COMMITSTEPREQUEST']._serialized_start=902
-  _globals['_COMMITSTEPREQUEST']._serialized_end=966
-  _globals['_COMMITSTEPRESPONSE']._serialized_start=968
-  _globals['_COMMITSTEPRESPONSE']._serialized_end=1009
-  _globals['_RELEASESAMPLESREQUEST']._serialized_start=1011
-  _globals['_RELEASESAMPLESREQUEST']._serialized_end=1071
-  _globals['_RELEASESAMPLESRESPONSE']._serialized_start=1073
-  _globals['_RELEASESAMPLESRESPONSE']._serialized_end=1097
-  _globals['_AWAITPUBLISHREQUEST']._serialized_start=1099
-  _globals['_AWAITPUBLISHREQUEST']._serialized_end=1216
-  _globals['_AWAITPUBLISHRESPONSE']._serialized_start=1218
-  _globals['_AWAITPUBLISHRESPONSE']._serialized_end=1279
-  _globals['_LISTSAMPLESREQUEST']._serialized_start=1281
-  _globals['_LISTSAMPLESREQUEST']._serialized_end=1372
-  _globals['_LISTSAMPLESRESPONSE']._serialized_start=1374
-  _globals['_LISTSAMPLESRESPONSE']._serialized_end=1475
-  _globals['_LISTEDSAMPLE']._serialized_start=1478
-  _globals['_LISTEDSAMPLE']._serialized_end=1663
-  _globals['_GETREADINESSREQUEST']._serialized_start=1665
-  _globals['_GETREADINESSREQUEST']._serialized_end=1769
-  _globals['_GETREADINESSRESPONSE']._serialized_start=1772
-  _globals['_GETREADINESSRESPONSE']._serialized_end=2235
-  _globals['_SAMPLESERVICE']._serialized_start=2238
-  _globals['_SAMPLESERVICE']._serialized_end=3094
+  _globals['_RECONCILERESPONSE']._serialized_end=323
+  _globals['_LEASESAMPLESREQUEST']._serialized_start=326
+  _globals['_LEASESAMPLESREQUEST']._serialized_end=628
+  _globals['_LEASESAMPLESRESPONSE']._serialized_start=631
+  _globals['_LEASESAMPLESRESPONSE']._serialized_end=791
+  _globals['_EXTENDLEASEREQUEST']._serialized_start=793
+  _globals['_EXTENDLEASEREQUEST']._serialized_end=850
+  _globals['_EXTENDLEASERESPONSE']._serialized_start=852
+  _globals['_EXTENDLEASERESPONSE']._serialized_end=919
+  _globals['_COMMITSTEPREQUEST']._serialized_start=921
+  _globals['_COMMITSTEPREQUEST']._serialized_end=985
+  _globals['_COMMITSTEPRESPONSE']._serialized_start=987
+  _globals['_COMMITSTEPRESPONSE']._serialized_end=1028
+  _globals['_RELEASESAMPLESREQUEST']._serialized_start=1030
+  _globals['_RELEASESAMPLESREQUEST']._serialized_end=1090
+  _globals['_RELEASESAMPLESRESPONSE']._serialized_start=1092
+  _globals['_RELEASESAMPLESRESPONSE']._serialized_end=1116
+  _globals['_AWAITPUBLISHREQUEST']._serialized_start=1118
+  _globals['_AWAITPUBLISHREQUEST']._serialized_end=1235
+  _globals['_AWAITPUBLISHRESPONSE']._serialized_start=1237
+  _globals['_AWAITPUBLISHRESPONSE']._serialized_end=1298
+  _globals['_LISTSAMPLESREQUEST']._serialized_start=1300
+  _globals['_LISTSAMPLESREQUEST']._serialized_end=1391
+  _globals['_LISTSAMPLESRESPONSE']._serialized_start=1393
+  _globals['_LISTSAMPLESRESPONSE']._serialized_end=1494
+  _globals['_LISTEDSAMPLE']._serialized_start=1497
+  _globals['_LISTEDSAMPLE']._serialized_end=1682
+  _globals['_GETREADINESSREQUEST']._serialized_start=1684
+  _globals['_GETREADINESSREQUEST']._serialized_end=1788
+  _globals['_GETREADINESSRESPONSE']._serialized_start=1791
+  _globals['_GETREADINESSRESPONSE']._serialized_end=2279
+  _globals['_SAMPLESERVICE']._serialized_start=2282
+  _globals['_SAMPLESERVICE']._serialized_end=3138
 # @@protoc_insertion_point(module_scope)

@@ -49,8 +49,11 @@ class ReconcileResponse(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     PENDING_STEPS_FIELD_NUMBER: builtins.int
+    OPEN_STEP_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Fencing number for every later call of this trainer."""
+    open_step: builtins.int
+    """The last of these, if it was streamed and may still take more groups; 0: none does."""
     @property
     def pending_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Steps whose samples will be leased again unchanged."""
@@ -60,8 +63,9 @@ class ReconcileResponse(google.protobuf.message.Message):
         *,
         epoch: builtins.int = ...,
         pending_steps: collections.abc.Iterable[builtins.int] | None = ...,
+        open_step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "pending_steps", b"pending_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "open_step", b"open_step", "pending_steps", b"pending_steps"]) -> None: ...
 
 global___ReconcileResponse = ReconcileResponse
 
@@ -112,9 +116,9 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """
     streaming: builtins.bool
     """The caller trains on groups as they come: answer what the step has from first_sample on as soon as
-    that is anything. The step stays open and takes groups as they become ready, up to num_groups;
-    asked for without `streaming` it is completed as min_groups says. An open step cannot be
-    committed, and no other follows it. Not with num_shards.
+    that is anything. The step stays open and takes groups as they become ready, until it has
+    num_groups, or min_groups if these are given. An open step cannot be committed, and no other
+    follows it. Not with num_shards.
     """
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
@@ -495,6 +499,7 @@ class GetReadinessResponse(google.protobuf.message.Message):
     NUM_DEAD_LETTERS_FIELD_NUMBER: builtins.int
     NUM_STORED_TOKENS_FIELD_NUMBER: builtins.int
     NUM_KEPT_BACK_GROUPS_FIELD_NUMBER: builtins.int
+    NUM_OPEN_GROUPS_FIELD_NUMBER: builtins.int
     num_ready_groups: builtins.int
     """Complete groups that wait for the trainer, in no step."""
     num_running_groups: builtins.int
@@ -529,6 +534,8 @@ class GetReadinessResponse(google.protobuf.message.Message):
     """Of the ready groups, those that no step may take yet: an older one, which the run's fifo_window
     does not let them pass, still runs.
     """
+    num_open_groups: builtins.int
+    """Groups that an open step has: they are neither ready nor running."""
     def __init__(
         self,
         *,
@@ -548,7 +555,8 @@ class GetReadinessResponse(google.protobuf.message.Message):
         num_dead_letters: builtins.int = ...,
         num_stored_tokens: builtins.int = ...,
         num_kept_back_groups: builtins.int = ...,
+        num_open_groups: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_kept_back_groups", b"num_kept_back_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_kept_back_groups", b"num_kept_back_groups", "num_open_groups", b"num_open_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
 
 global___GetReadinessResponse = GetReadinessResponse
