@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
-from seamflow.common.v1 import tokens_pb2
+from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.trajectory.v1 import (
     sample_service_pb2,
     task_service_pb2,
@@ -208,3 +208,12 @@ class Client:
             num_groups=num_groups,
         )
         return await self.samples.LeaseSamples(request)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The ErrorInfo reason in the trailers of a failed call."""
+    details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    info = error_pb2.ErrorInfo()
+    info.ParseFromString(error_pb2.Status.FromString(details).details[0].value)
+    return info.reason

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
+import grpc.aio
 import pytest
 
+from services.chassis.server import started
+from tests.trajectory_manager.client import Client
 from tests.trajectory_manager.support import RULES, Run
+from trajectory_manager.cli import service
+from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.memory_store import memory_store
 from trajectory_manager.records import Durability
 from trajectory_manager.redis_store import redis_store
@@ -34,3 +40,21 @@ async def run(store: Store) -> Run:
     run_id = uuid.uuid4().hex
     await store.runs.create_run(run_id, RULES)
     return Run(store, run_id)
+
+
+@pytest.fixture
+async def replicas(store: Store) -> AsyncIterator[tuple[Client, Client]]:
+    """A client of each of two replicas on one store, for one fresh run."""
+    config = TrajectoryManagerConfig(
+        port=0, admin_port=-1, max_queued_tasks=8, drain_seconds=0.2, sweep_seconds=0.05
+    )
+    run_id = uuid.uuid4().hex
+    async with AsyncExitStack() as stack:
+        clients = []
+        for _ in range(2):
+            port = await stack.enter_async_context(started(service(config, store), config))
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+            await stack.enter_async_context(channel)
+            clients.append(Client(channel, run_id))
+        await clients[0].create_run()
+        yield clients[0], clients[1]

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any
 
 import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from seamflow.common.v1 import error_pb2, tokens_pb2
+from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import (
     sample_service_pb2,
     task_service_pb2,
@@ -20,40 +15,9 @@ from seamflow.trajectory.v1 import (
     trajectory_service_pb2,
 )
 
-from services.chassis.server import started
-from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.store import Store
+from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message, reason_of
 
 POLICY = tokens_pb2.ORIGIN_POLICY
-
-
-@pytest.fixture
-async def replicas(store: Store) -> AsyncIterator[tuple[Client, Client]]:
-    """A client of each of two replicas on one store, for one fresh run."""
-    config = TrajectoryManagerConfig(
-        port=0, admin_port=-1, max_queued_tasks=8, drain_seconds=0.2, sweep_seconds=0.05
-    )
-    run_id = uuid.uuid4().hex
-    async with AsyncExitStack() as stack:
-        clients = []
-        for _ in range(2):
-            port = await stack.enter_async_context(started(service(config, store), config))
-            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-            await stack.enter_async_context(channel)
-            clients.append(Client(channel, run_id))
-        await clients[0].create_run()
-        yield clients[0], clients[1]
-
-
-def reason_of(error: grpc.aio.AioRpcError) -> str:
-    """The ErrorInfo reason in the trailers of a failed call."""
-    details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
-    assert isinstance(details, bytes)
-    info = error_pb2.ErrorInfo()
-    info.ParseFromString(error_pb2.Status.FromString(details).details[0].value)
-    return info.reason
 
 
 async def test_a_rollout_may_use_any_replica(replicas: tuple[Client, Client]) -> None:
@@ -117,55 +81,6 @@ async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client
     lease = await waiting
     assert (lease.task.task_id, lease.task.num_samples) == ("a", 2)
     assert lease.lease_duration.seconds == 60
-
-
-async def test_all_who_wait_learn_that_the_store_is_full(
-    store: Store, replicas: tuple[Client, Client]
-) -> None:
-    """Also those so far behind in line that they never ask."""
-    client = Client(replicas[0].channel, uuid.uuid4().hex)
-    rules = trajectory_pb2.RunConfig()
-    rules.CopyFrom(RULES)
-    rules.max_stored_tokens = 1
-    await client.create_run(rules)
-    await client.submit("a")
-    await store.runs.add_stored_tokens(client.run_id, 100)
-    waiting = [client.lease(wait=1) for _ in range(30)]
-    for error in await asyncio.gather(*waiting, return_exceptions=True):
-        assert isinstance(error, grpc.aio.AioRpcError)
-        assert reason_of(error) == "STORE_FULL"
-    await store.runs.add_stored_tokens(client.run_id, -100)
-    assert (await client.lease(wait=1)).HasField("task")
-
-
-async def test_the_store_is_full_until_another_answer_came(
-    store: Store, replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who runs out of time while those before it ask again goes by what they were told last."""
-    client = Client(replicas[0].channel, uuid.uuid4().hex)
-    rules = trajectory_pb2.RunConfig()
-    rules.CopyFrom(RULES)
-    rules.max_stored_tokens = 1
-    await client.create_run(rules)
-    await client.submit("a")
-    await store.runs.add_stored_tokens(client.run_id, 100)
-    ask, asked_again, answer = store.runs.lease_task, asyncio.Event(), asyncio.Event()
-    calls = itertools.count()
-
-    async def quick_once(*arguments: Any) -> Any:
-        if next(calls) >= len(first):
-            asked_again.set()
-            await answer.wait()
-        return await ask(*arguments)
-
-    monkeypatch.setattr(store.runs, "lease_task", quick_once)
-    first = [asyncio.ensure_future(client.lease(wait=2)) for _ in range(8)]
-    await asked_again.wait()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.lease(wait=1)
-    assert reason_of(caught.value) == "STORE_FULL"
-    answer.set()
-    await asyncio.gather(*first, return_exceptions=True)
 
 
 async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
