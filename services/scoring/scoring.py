@@ -95,27 +95,22 @@ class Scoring:
         began = time.monotonic()
         try:
             values = await self._thread_scores(rows)
-        except Exception as error:  # a plug-in's, or one sample's: the others are scored
-            values = await self._one_by_one(rows, error)
+        except Exception:  # a plug-in's, perhaps of one sample: the others are scored
+            values = await self._one_by_one(rows)
         _SECONDS.observe(time.monotonic() - began)
         _SAMPLES.inc(len(values))
         _TOKENS.inc(sum(len(row.token_ids_T) for row in rows if row.sample_id in values))
         return values
 
-    async def _one_by_one(
-        self, rows: Sequence[Row], error: Exception
-    ) -> dict[str, NDArray[np.float32]]:
-        if len(rows) == 1:
-            # Its lease runs out, and it is tried again: the group waits until that helps.
-            _FAILED.inc()
-            _log.error("not_scored", sample_id=rows[0].sample_id, error=str(error))
-            return {}
+    async def _one_by_one(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
         found: dict[str, NDArray[np.float32]] = {}
         for row in rows:
             try:
                 found |= await self._thread_scores([row])
-            except Exception as alone:
-                await self._one_by_one([row], alone)
+            except Exception as error:
+                # Its lease runs out, and it is tried again: the group waits until that helps.
+                _FAILED.inc()
+                _log.error("not_scored", sample_id=row.sample_id, error=str(error))
         return found
 
     async def _thread_scores(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
