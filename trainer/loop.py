@@ -96,7 +96,8 @@ class Trainer:
         if self._uncovered() is None:
             return self.progress.checkpoint_step
         async with self._device.use(self._nodes.acquire):
-            # Only now: a step in progress has ended meanwhile, and the state is that step's.
+            # Only now: the step may have ended meanwhile. Between its parts the weights are those
+            # of the step before.
             record = self._uncovered()
             if record is not None:
                 await self._checkpoint(record)
