@@ -12,8 +12,8 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-install bench-store bench-growth \
-	bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler model-store \
+	bench-train bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
+	chaos-store chaos-scheduler chaos-trainer model-store \
 	test test-sglang test-trackers test-algorithms test-sdk-range check proto descriptors up down clean help .venv-sglang
 
 help: ## What there is to make.
@@ -47,6 +47,9 @@ bench-growth: $(VENV)/.dev ## Latency, memory and leases from 1,000 to 100,000 l
 bench-generation: $(VENV)/.dev ## The embedded engine beside transformers' generate; PEERS=all adds vLLM on the CPU.
 	$(RUN) bench.generation --peers $(PEERS)
 
+bench-train: $(VENV)/.dev ## Whole training runs; PEERS=all: beside TRL; LEARN=1: seconds until a task is learned instead.
+	$(RUN) bench.train --peers $(PEERS) $(if $(LEARN),--learn)
+
 bench-backpressure: $(VENV)/.dev ## A stopped trainer, a slow store, a full store.
 	$(RUN) bench.backpressure
 
@@ -71,6 +74,9 @@ chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failover
 
 chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: nobody holds one twice.
 	$(RUN) bench.chaos.scheduler
+
+chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
+	$(RUN) bench.chaos.training
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) bench.model

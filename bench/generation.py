@@ -36,7 +36,7 @@ from bench.report import MIN_SAMPLES, Report, ratios
 from rollout.server.engine import EngineRequest, Sampling
 from rollout.server.engines.torch import TorchEngine
 
-__all__ = ["main"]
+__all__ = ["SIZES", "Shape", "main", "model_config"]
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("seamflow", "torch", "transformers")
@@ -291,7 +291,8 @@ def _best(call: Callable[[], object]) -> float:
     return min(found)
 
 
-def _config(shape: Shape) -> Qwen3Config:
+def model_config(shape: Shape) -> Qwen3Config:
+    """A Qwen3 of this size, with the drivers' vocabulary."""
     return Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=shape.hidden,
@@ -311,7 +312,7 @@ def _config(shape: Shape) -> Qwen3Config:
 def _save_model(folder: Path, size: str) -> Path:
     """Save a model with random weights, and a tokenizer that nobody asks anything."""
     torch.manual_seed(0)
-    Qwen3ForCausalLM(_config(SIZES[size])).save_pretrained(folder)
+    Qwen3ForCausalLM(model_config(SIZES[size])).save_pretrained(folder)
     vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]

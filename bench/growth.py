@@ -127,7 +127,7 @@ async def _measure(
     # Of neighbouring rounds: on a shared machine a percentile swings more with time than by size.
     pairs = permutations(p99s.values(), 2)
     figures["append_p99_growth"] = max(ratio(one, other) for one, other in pairs)
-    figures["lease_512_growth"] = ratio(*(leases[store.size] for store in reversed(ends)))
+    figures["lease_512_growth"] = ratio(leases[ends[1].size], leases[ends[0].size])
     figures |= {f"append_p99_ms_{size}": value for size, value in medians.items()}
     figures |= {f"lease_512_ms_{size}": median(found) for size, found in leases.items()}
     raw = {f"append_p99_ms_{size}": found for size, found in p99s.items()}

@@ -17,7 +17,7 @@ from bench import quickstart
 from bench.report import RESULTS, Report
 from services.launcher.summary import read_steps
 
-__all__ = ["Learning", "main", "seconds_to"]
+__all__ = ["TARGET", "WINDOW", "Learning", "learning", "main", "seconds_to"]
 
 TARGET = 0.8
 """Share of training rollouts that succeed."""
@@ -53,7 +53,7 @@ def main() -> None:
     for seed in seeds:
         # The second run of a pair begins on a warmer machine: neither mode is always second.
         for mode in MODES if seed % 2 == 0 else reversed(MODES):
-            runs[mode].append(_learning(quickstart.run(mode, seed)))
+            runs[mode].append(learning(quickstart.run(mode, seed)))
     Report(bench="quickstart_modes", figures=_figures(runs), raw=_raw(runs), seeds=seeds).publish()
     _draw(RESULTS / "quickstart_modes.png", runs)
 
@@ -66,7 +66,8 @@ def seconds_to(target: float, seconds: Sequence[float], success: Sequence[float]
     return -1.0
 
 
-def _learning(summary: Mapping[str, Any]) -> Learning:
+def learning(summary: Mapping[str, Any]) -> Learning:
+    """How a run of the quickstart went, by its summary and its metrics."""
     steps = read_steps(Path("runs", summary["run"], "metrics.jsonl"))
     began = steps[-1]["time"] - summary["seconds_learning"]
     return Learning(

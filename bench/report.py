@@ -42,14 +42,18 @@ class Report:
     peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Of each peer with an environment of its own: version by distribution."""
 
-    def publish(self, folder: Path = RESULTS) -> None:
-        """Print the table, write the file, and end with the JSON line."""
+    def show(self) -> None:
+        """Print the table, for a run that leaves no file."""
         table = Table(title=self.bench)
         for column in ("figure", "value"):
             table.add_column(column)
         for name, value in self.figures.items():
             table.add_row(name, f"{value:,.4g}")
         Console().print(table)
+
+    def publish(self, folder: Path = RESULTS) -> None:
+        """Print the table, write the file, and end with the JSON line."""
+        self.show()
         line = json.dumps(self._as_dict())
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.bench}.json").write_text(line + "\n")
@@ -66,25 +70,27 @@ class Report:
         }
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def ratio(ours: Sequence[float], theirs: Sequence[float], least: int = MIN_SAMPLES) -> float:
     """Median of the ratios of interleaved samples, ours over theirs.
 
-    Raises `ValueError` for fewer than 5 samples of a side, or sides of unequal length.
+    Raises `ValueError` for fewer than `least` samples of a side, or sides of unequal length.
     """
-    if len(ours) != len(theirs) or len(ours) < MIN_SAMPLES:
+    if len(ours) != len(theirs) or len(ours) < least:
         raise ValueError(
-            f"{len(ours)} and {len(theirs)} samples: give at least {MIN_SAMPLES}, as many of each"
+            f"{len(ours)} and {len(theirs)} samples: give at least {least}, as many of each"
         )
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     middle = len(ratios) // 2
     return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
 
 
-def ratios(name: str, ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+def ratios(
+    name: str, ours: Sequence[float], theirs: Sequence[float], least: int = MIN_SAMPLES
+) -> dict[str, float]:
     """Figures of a comparison: `ratio`, and the lowest and highest of a single round."""
     of_rounds = [a / b for a, b in zip(ours, theirs, strict=True)]
     return {
-        name: ratio(ours, theirs),
+        name: ratio(ours, theirs, least),
         f"{name}_lowest": min(of_rounds),
         f"{name}_highest": max(of_rounds),
     }

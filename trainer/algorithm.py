@@ -57,10 +57,12 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTokens:
-    """What a loss is computed from, all shaped [B, T]."""
+    """What a loss is computed from, shaped [B, T] unless said."""
 
     logprobs_BT: torch.Tensor
     """Log-prob under the weights in training, after temperature; carries the gradient."""
+    values_BT: torch.Tensor | None = None
+    """What the critic expects before the token is chosen; carries the gradient."""
     behaviour_logprobs_BT: torch.Tensor
     """Log-prob recorded when it was sampled."""
     advantages_BT: torch.Tensor
@@ -73,6 +75,10 @@ class PolicyTokens:
     """Versions published since the weights it was sampled under."""
     loss_mask_BT: torch.Tensor
     """True where the loss counts; what else a tensor holds elsewhere means nothing."""
+    rollouts_B: torch.Tensor
+    """Number of each row's rollout, [B]; only equality means something."""
+    groups_B: torch.Tensor
+    """Number of each row's group, [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +104,16 @@ class Algorithm(Protocol):
         """
         ...
 
+    @property
+    def whole_groups(self) -> bool:
+        """True if the loss compares rollouts of a group: it sees all of them at once."""
+        ...
+
+    @property
+    def critic(self) -> bool:
+        """True if the loss is given `values_BT`."""
+        ...
+
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         """Advantage of each rollout, [R]."""
         ...
@@ -117,12 +133,17 @@ ALGORITHMS = {
     "dapo": f"{_HERE}.dapo:build",
     "decoupled_ppo": f"{_HERE}.decoupled_ppo:build",
     "distillation": f"{_HERE}.distillation:Distillation",
+    "dpo": f"{_HERE}.dpo:build",
     "dr_grpo": f"{_HERE}.dr_grpo:build",
     "grpo": f"{_HERE}.grpo:build",
     "gspo": f"{_HERE}.gspo:build",
+    "ma_ppo": f"{_HERE}.ma_ppo:build",
+    "ppo": f"{_HERE}.ppo:build",
     "reinforce_pp": f"{_HERE}.reinforce_pp:build",
     "reinforce_pp_baseline": f"{_HERE}.reinforce_pp:build_with_baseline",
     "rloo": f"{_HERE}.rloo:build",
+    "tba": f"{_HERE}.tba:build",
+    "turn_ppo": f"{_HERE}.turn_ppo:build",
 }
 
 

@@ -1,8 +1,8 @@
-"""Samples as arrays, and how a step's samples are cut into micro-batches for the ranks.
+"""Samples as arrays.
 
-Shape suffixes: N sequences of the step, B rows of a micro-batch, T tokens (padded on the right).
+Shape suffix: T tokens.
 """
-# ruff: noqa: N803, N815 -- tensors carry shape suffixes
+# ruff: noqa: N815 -- arrays carry shape suffixes
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["MicroBatch", "TokenSequence", "plan", "sequence", "trainable_tokens"]
+__all__ = ["TokenSequence", "sequence", "trainable_tokens"]
 
-_PAD = 0
 _VALUE_BYTES = 4
-_PASS_TOKENS = 128
-"""What a forward and backward pass costs whatever its size, counted in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +46,6 @@ class TokenSequence:
     """Sum of the rollout's rewards by name, and the sample's columns of one value."""
     replayed: bool = False
     """True when it was trained before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """Rows that one rank computes in one forward pass."""
-
-    token_ids_BT: NDArray[np.int32]
-    """Vocabulary ids, padded on the right."""
-    behaviour_logprobs_BT: NDArray[np.float32]
-    """As in `TokenSequence`."""
-    reference_logprobs_BT: NDArray[np.float32]
-    """As in `TokenSequence`."""
-    loss_mask_BT: NDArray[np.bool_]
-    """False on padding."""
-    weight_versions_BT: NDArray[np.int64]
-    """As in `TokenSequence`."""
-    advantages_B: NDArray[np.float64]
-    """Advantage of each row's rollout."""
-    weights_B: NDArray[np.float64]
-    """Weight of each trainable token of a row."""
-    temperatures_B: NDArray[np.float32]
-    """Temperature of each row."""
 
 
 def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> TokenSequence:
@@ -107,35 +82,6 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
 def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
     """Tokens whose loss counts: what the step's loss is divided by."""
     return sum(int(item.loss_mask_T.sum()) for item in sequences)
-
-
-def plan(
-    sequences: Sequence[TokenSequence],
-    advantages_N: NDArray[np.float64],
-    weights_N: NDArray[np.float64],
-    *,
-    num_ranks: int,
-    micro_batch_tokens: int,
-) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Cut a step into micro-batches, the same number for every rank.
-
-    Rows of similar length share a micro-batch, so little is padding; lengths are dealt to the ranks
-    back and forth, so all finish at about the same time. Sequences without a trainable token cost
-    nothing; a rank with fewer micro-batches gets ones without weight. A sequence longer than
-    `micro_batch_tokens` has a micro-batch of its own.
-    """
-    lengths = [len(item.token_ids_T) for item in sequences]
-    order = sorted((n for n in range(len(lengths)) if lengths[n]), key=lambda n: (-lengths[n], n))
-    shares = [
-        _cut(_dealt(order, rank, num_ranks), lengths, micro_batch_tokens)
-        for rank in range(num_ranks)
-    ]
-    most = max(map(len, shares))
-    return tuple(
-        tuple(_stack(sequences, advantages_N, weights_N, rows) for rows in share)
-        + (_weightless(),) * (most - len(share))
-        for share in shares
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,76 +180,3 @@ def _rewards(sample: trajectory_pb2.Sample) -> dict[str, float]:
     for reward in sample.rewards:
         rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value
     return rewards
-
-
-def _dealt(order: Sequence[int], rank: int, num_ranks: int) -> list[int]:
-    """The rank's share when cards go round the table forth and back."""
-    rounds = [order[start : start + num_ranks] for start in range(0, len(order), num_ranks)]
-    seats = [rank if number % 2 == 0 else num_ranks - 1 - rank for number in range(len(rounds))]
-    return [cards[seat] for cards, seat in zip(rounds, seats, strict=True) if seat < len(cards)]
-
-
-def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """The cheapest cut of `rows` (longest first) into runs of at most `budget` padded tokens.
-
-    Dynamic programming over the end of the last run; a run costs its padded tokens and a constant.
-    """
-    cheapest, begins = [0], [0]
-    for end in range(1, len(rows) + 1):
-        costs = []
-        for begin in range(end - 1, -1, -1):
-            padded = lengths[rows[begin]] * (end - begin)
-            if padded > budget and end - begin > 1:
-                break
-            costs.append((cheapest[begin] + padded + _PASS_TOKENS, begin))
-        cost, begin = min(costs)
-        cheapest.append(cost)
-        begins.append(begin)
-    cuts: list[list[int]] = []
-    end = len(rows)
-    while end:
-        cuts.append(list(rows[begins[end] : end]))
-        end = begins[end]
-    return cuts[::-1]
-
-
-def _stack(
-    sequences: Sequence[TokenSequence],
-    advantages_N: NDArray[np.float64],
-    weights_N: NDArray[np.float64],
-    rows: Sequence[int],
-) -> MicroBatch:
-    members = [sequences[row] for row in rows]
-    shape = (len(members), max(len(member.token_ids_T) for member in members))
-    batch = MicroBatch(
-        token_ids_BT=np.full(shape, _PAD, np.int32),
-        behaviour_logprobs_BT=np.zeros(shape, np.float32),
-        reference_logprobs_BT=np.zeros(shape, np.float32),
-        loss_mask_BT=np.zeros(shape, np.bool_),
-        weight_versions_BT=np.zeros(shape, np.int64),
-        advantages_B=advantages_N[list(rows)],
-        weights_B=weights_N[list(rows)],
-        temperatures_B=np.array([member.temperature for member in members], np.float32),
-    )
-    for row, member in enumerate(members):
-        length = len(member.token_ids_T)
-        batch.token_ids_BT[row, :length] = member.token_ids_T
-        batch.behaviour_logprobs_BT[row, :length] = member.behaviour_logprobs_T
-        batch.reference_logprobs_BT[row, :length] = member.reference_logprobs_T
-        batch.loss_mask_BT[row, :length] = member.loss_mask_T
-        batch.weight_versions_BT[row, :length] = member.weight_versions_T
-    return batch
-
-
-def _weightless() -> MicroBatch:
-    """Two tokens without loss: keeps a rank in step with the collectives of the others."""
-    return MicroBatch(
-        token_ids_BT=np.full((1, 2), _PAD, np.int32),
-        behaviour_logprobs_BT=np.zeros((1, 2), np.float32),
-        reference_logprobs_BT=np.zeros((1, 2), np.float32),
-        loss_mask_BT=np.zeros((1, 2), np.bool_),
-        weight_versions_BT=np.zeros((1, 2), np.int64),
-        advantages_B=np.zeros(1, np.float64),
-        weights_B=np.zeros(1, np.float64),
-        temperatures_B=np.ones(1, np.float32),
-    )

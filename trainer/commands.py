@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.batch import MicroBatch
+from trainer.micro_batch import MicroBatch
 
 __all__ = [
     "Accumulate",

@@ -105,6 +105,18 @@ class TrainerConfig(ServerConfig):
     """Of the reward. k1: the difference of log-probs, whose push is the gradient of the KL; k2 and
     k3 hardly push a policy that is near its reference."""
 
+    kl_beta: float = 0.1
+    """beta of dpo and tba: how much reward a unit of distance from the reference is worth."""
+
+    discount: float = 1.0
+    """gamma of algorithms with a critic: what a reward is worth an action earlier."""
+    gae_lambda: float = 0.95
+    """lambda of generalised advantages: 1 trusts rewards alone, 0 the critic."""
+    value_weight: float = 0.5
+    """Weight of the critic's squared error in the loss."""
+    macro_action_tokens: int = 5
+    """Tokens of an action of ma_ppo."""
+
     learning_rate: float = 1e-6
     """AdamW's, at its highest."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
@@ -121,6 +133,10 @@ class TrainerConfig(ServerConfig):
     """Gradients are scaled down to this norm."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward pass on one rank, padding included."""
+    packing: bool = True
+    """Sequences without padding, prefixes that they share computed once, where the model allows."""
+    activation_checkpointing: bool = False
+    """Keep what enters a block only, and compute the rest again: less memory, a third more time."""
     seed: int = 0
     """Seeds everything random in the trainer."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
@@ -167,8 +183,9 @@ class TrainerConfig(ServerConfig):
                 f"importance_cap is {self.importance_cap}: give a finite number above the "
                 f"{self.importance_floor} of importance_floor"
             )
-        if not 0 <= self.staleness_decay <= 1:
-            raise ValueError(f"staleness_decay is {self.staleness_decay}: give a number in [0, 1]")
+        for name in ("staleness_decay", "discount", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number in [0, 1]")
         if self.overlong_buffer_tokens > self.overlong_tokens:
             raise ValueError(
                 f"overlong_buffer_tokens is {self.overlong_buffer_tokens}: give at most the "
@@ -211,6 +228,8 @@ _POSITIVE = (
     "batch_min_groups",
     "importance_cap",
     "advantage_epsilon",
+    "kl_beta",
+    "macro_action_tokens",
     "learning_rate",
     "max_grad_norm",
     "micro_batch_tokens",
@@ -231,6 +250,7 @@ _NOT_NEGATIVE = (
     "overlong_buffer_tokens",
     "kl_loss",
     "kl_reward",
+    "value_weight",
     "warmup_steps",
     "weight_decay",
     "seed",
@@ -256,6 +276,11 @@ _MATHEMATICS = (
     "kl_reward",
     "kl_estimator",
     "kl_reward_estimator",
+    "kl_beta",
+    "discount",
+    "gae_lambda",
+    "value_weight",
+    "macro_action_tokens",
     "learning_rate",
     "learning_rate_schedule",
     "warmup_steps",
@@ -264,6 +289,7 @@ _MATHEMATICS = (
     "beta2",
     "max_grad_norm",
     "micro_batch_tokens",
+    "packing",
     "seed",
     "dtype",
 )

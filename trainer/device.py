@@ -47,6 +47,11 @@ class GangThread:
         """Number of ranks."""
         return self._started().world_size
 
+    @property
+    def packed(self) -> bool:
+        """Whether the model computes sequences without padding."""
+        return self._started().worker.packed
+
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Give all ranks the same command; their answers in rank order."""
         return await self._run(lambda: self._started().do(command))

@@ -15,11 +15,12 @@ import torch
 from services.chassis.log import get_logger
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
-from trainer.batch import plan, trainable_tokens
+from trainer.batch import trainable_tokens
 from trainer.commands import Accumulate, Gather, Load, Optimize, Save
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.device import Device, GangThread
+from trainer.micro_batch import plan
 from trainer.parts import Part
 from trainer.peers import Nodes, Samples
 from trainer.publish import Publisher, PublishPutOff
@@ -173,10 +174,11 @@ class Trainer:
         )
         shares = plan(
             part.sequences,
-            given.advantages_N,
-            given.weights_N,
+            given,
             num_ranks=self._gang.world_size,
             micro_batch_tokens=self._config.micro_batch_tokens,
+            packed=self._gang.packed,
+            whole_groups=self._algorithm.whole_groups,
         )
         return [
             Accumulate(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from trainer.config import TrainerConfig
+from trainer.forward import add_value_head
+from trainer.packing import can_pack
 
 __all__ = ["DTYPES", "check_model_folder", "load_sharded"]
 
@@ -37,8 +41,18 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model {folder}: has no {' and no '.join(missing)}")
 
 
-def load_sharded(config: TrainerConfig, mesh: DeviceMesh) -> nn.Module:
+def load_sharded(
+    config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False
+) -> tuple[nn.Module, bool]:
     """Load the causal language model of `config.model`; shard each block, then the rest.
+
+    Args:
+        config: of the trainer.
+        mesh: of the ranks.
+        critic: give it a value head.
+
+    Returns:
+        The model, and whether it takes packed rows.
 
     Raises:
         ValueError: the folder is incomplete, or holds another kind of model.
@@ -47,11 +61,23 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh) -> nn.Module:
     model = _load(config)
     # Dropout would make log-probs differ from the engine's; gradients flow all the same.
     model.eval()
+    packed = config.packing and can_pack(model)
+    if critic:
+        add_value_head(model)
     precision = _precision(config.dtype)
     for block in _blocks(model):
+        if config.activation_checkpointing:
+            _checkpoint_activations(block)
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
-    return model
+    return model, packed
+
+
+def _checkpoint_activations(block: nn.Module) -> None:
+    """In place: parameters keep their names."""
+    block.forward = partial(
+        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+    )
 
 
 def _load(config: TrainerConfig) -> nn.Module:

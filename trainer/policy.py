@@ -1,8 +1,8 @@
 """The policy in training on one rank: its shard of the model, its optimizer, one step.
 
-Shape suffixes: B rows of a micro-batch, T tokens, V vocabulary.
+Shape suffixes: B rows of a micro-batch, T tokens.
 """
-# ruff: noqa: N803, N806 -- tensors carry shape suffixes
+# ruff: noqa: N806 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithm import Algorithm, PolicyTokens
-from trainer.batch import MicroBatch
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
+from trainer.forward import VALUE_HEAD, Predicted, forward
+from trainer.micro_batch import MicroBatch
 
-__all__ = ["NonFiniteError", "Policy", "learning_rate", "token_logprobs"]
+__all__ = ["NonFiniteError", "Policy", "learning_rate"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -33,8 +34,11 @@ class Policy:
     elementwise, so the result is the same, without a dispatch per operation and parameter.
     """
 
-    def __init__(self, model: nn.Module, algorithm: Algorithm, config: TrainerConfig) -> None:
+    def __init__(
+        self, model: nn.Module, algorithm: Algorithm, config: TrainerConfig, *, packed: bool
+    ) -> None:
         self.model = model
+        self.packed = packed
         self.shards = {name: _shard(parameter) for name, parameter in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
         self._algorithm = algorithm
@@ -81,9 +85,10 @@ class Policy:
         return metrics
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and buffers by name, whole, one at a time. Collective."""
+        """Parameters and buffers by name, whole, one at a time; not the critic's. Collective."""
         for name, parameter in self._parameters.items():
-            yield name, _full(parameter.detach())
+            if not name.startswith(VALUE_HEAD):
+                yield name, _full(parameter.detach())
         persistent = self.model.state_dict()
         for name, buffer in self.model.named_buffers():
             if name in persistent:
@@ -117,33 +122,35 @@ class Policy:
                 }
 
     def _backward(self, batch: MicroBatch, weight_version: int) -> dict[str, torch.Tensor]:
-        terms = self._algorithm.loss(self._forward(batch, weight_version))
+        predicted = forward(self.model, batch, self._config.device, packed=self.packed)
+        terms = self._algorithm.loss(self._tokens(batch, predicted, weight_version))
         # FSDP averages gradients over the ranks; the loss is a sum over them.
         (terms.loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
-        return {"loss": terms.loss.detach(), **terms.sums}
+        computed = {
+            "sequence_tokens": torch.tensor(batch.lengths_B.sum()),
+            "computed_tokens": torch.tensor(predicted.num_tokens),
+        }
+        return {"loss": terms.loss.detach(), **computed, **terms.sums}
 
-    def _forward(self, batch: MicroBatch, weight_version: int) -> PolicyTokens:
-        device = self._config.device
-        token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
-        # Padding is on the right and attention is causal: no token ever sees it, no mask is needed.
-        logits_BTV = self.model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
-        temperatures_B = torch.from_numpy(batch.temperatures_B).to(device)
-        logprobs_BT = token_logprobs(logits_BTV, token_ids_BT[:, 1:], temperatures_B)
-        advantages_B = torch.from_numpy(batch.advantages_B).to(device, logprobs_BT.dtype)
-        weights_B = torch.from_numpy(batch.weights_B).to(device, logprobs_BT.dtype)
+    def _tokens(self, batch: MicroBatch, predicted: Predicted, weight_version: int) -> PolicyTokens:
+        logprobs_BT, device = predicted.logprobs_BT, self._config.device
+        dtype = logprobs_BT.dtype
+        advantages_B = torch.from_numpy(batch.advantages_B).to(device, dtype)
+        weights_B = torch.from_numpy(batch.weights_B).to(device, dtype)
+        behaviour_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:])
+        reference_BT = torch.from_numpy(batch.reference_logprobs_BT[:, 1:])
         versions_BT = torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device)
         return PolicyTokens(
             logprobs_BT=logprobs_BT,
-            behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(
-                device, logprobs_BT.dtype
-            ),
-            reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).to(
-                device, logprobs_BT.dtype
-            ),
+            values_BT=predicted.values_BT,
+            behaviour_logprobs_BT=behaviour_BT.to(device, dtype),
+            reference_logprobs_BT=reference_BT.to(device, dtype),
             advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
             weights_BT=weights_B[:, None].expand_as(logprobs_BT),
             staleness_BT=weight_version - versions_BT,
             loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),
+            rollouts_B=torch.from_numpy(batch.rollouts_B).to(device),
+            groups_B=torch.from_numpy(batch.groups_B).to(device),
         )
 
     def _grad_norm(self) -> float:
@@ -181,13 +188,18 @@ class _Totals:
             self._sums[name] = self._sums[name] + wide if name in self._sums else wide
 
     def reduced(self) -> dict[str, float]:
-        """Over all ranks: the loss, and means over tokens. Collective."""
+        """Over all ranks: the loss, what was computed, and means over tokens. Collective."""
         names = sorted(self._sums)
         totals = torch.stack([self._sums[name] for name in names])
         dist.all_reduce(totals)
         values = dict(zip(names, totals.tolist(), strict=True))
-        loss = values.pop("loss") / self.denominator
-        return {"loss": loss, **{name: value / self.num_tokens for name, value in values.items()}}
+        whole = {
+            "loss": values.pop("loss") / self.denominator,
+            # Above 1 where sequences shared prefixes.
+            "packing": values.pop("sequence_tokens") / values["computed_tokens"],
+            "computed_tokens": values.pop("computed_tokens"),
+        }
+        return whole | {name: value / self.num_tokens for name, value in values.items()}
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
@@ -198,15 +210,6 @@ def learning_rate(config: TrainerConfig, step: int) -> float:
         return config.learning_rate
     remaining = config.num_steps - step + 1
     return config.learning_rate * remaining / (config.num_steps - config.warmup_steps + 1)
-
-
-def token_logprobs(
-    logits_BTV: torch.Tensor, token_ids_BT: torch.Tensor, temperatures_B: torch.Tensor
-) -> torch.Tensor:
-    """Log-probs [B, T] of `token_ids_BT` after temperature, in float32 at least."""
-    wide = torch.promote_types(logits_BTV.dtype, torch.float32)
-    scaled_BTV = logits_BTV.to(wide) / temperatures_B.to(wide)[:, None, None]
-    return torch.log_softmax(scaled_BTV, -1).gather(-1, token_ids_BT[..., None])[..., 0]
 
 
 def _shard(parameter: nn.Parameter) -> nn.Parameter:

@@ -37,7 +37,10 @@ class Worker:
         mesh = init_device_mesh(config.device, (dist.get_world_size(),))
         self.gathered: dict[str, torch.Tensor] = {}
         """On rank 0 after `Gather`: the whole parameters by name, on the host."""
-        self._policy = Policy(load_sharded(config, mesh), make_algorithm(config), config)
+        algorithm = make_algorithm(config)
+        model, self.packed = load_sharded(config, mesh, critic=algorithm.critic)
+        """Whether sequences are computed without padding."""
+        self._policy = Policy(model, algorithm, config, packed=self.packed)
         self._device_state = DeviceState()
         self._published_dtype = DTYPES[config.dtype]
 

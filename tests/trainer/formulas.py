@@ -13,6 +13,8 @@ import numpy as np
 LOW, HIGH, EPSILON, LENGTH, BETA = 0.2, 0.28, 1e-4, 32, 0.3
 """Clip range, what is added to deviations, the constant length of Dr. GRPO, and the weight of the
 distance from the reference where there is one."""
+GAMMA, LAMBDA, VALUE_WEIGHT, MACRO = 0.97, 0.9, 0.4, 3
+"""Of GAE, of the critic's error, and the tokens of an action of MA-PPO."""
 
 
 @dataclass
@@ -27,6 +29,10 @@ class Rollout:
     """The same under the weights at the beginning of the step."""
     reference: np.ndarray
     """The same under a frozen model."""
+    values: np.ndarray
+    """What a critic expects before each."""
+    turns: np.ndarray
+    """Number of the turn of each."""
 
 
 Objective = Callable[[Sequence[Rollout], Sequence[np.ndarray]], float]
@@ -177,17 +183,95 @@ def whitened_surrogate(
     return np.minimum(ratios * advantages, clipped * advantages).mean()
 
 
+def action_starts(rollout: Rollout, size: int | None) -> list[int]:
+    """First tokens of actions: `size` tokens of a turn, or the turn."""
+    starts = []
+    for turn in sorted(set(rollout.turns.tolist())):
+        places = np.nonzero(rollout.turns == turn)[0].tolist()
+        starts += places[:: size or len(places)]
+    return starts
+
+
+def recursive_advantages(rewards: Sequence[float], values: Sequence[float]) -> list[float]:
+    """GAE as it is usually written, from the last action to the first."""
+    found, after, advantage = [], 0.0, 0.0
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        advantage = reward + GAMMA * after - value + GAMMA * LAMBDA * advantage
+        found.append(advantage)
+        after = value
+    return found[::-1]
+
+
+def actor_critic(size: int | None) -> Objective:
+    """PPO's surrogate by the advantages of actions, less the critic's squared error."""
+
+    def objective(
+        rollouts: Sequence[Rollout],
+        now: Sequence[np.ndarray],
+        values: Sequence[np.ndarray] | None = None,
+    ) -> float:
+        gains, errors = [], []
+        for number, (r, logprobs) in enumerate(zip(rollouts, now, strict=True)):
+            starts = action_starts(r, size)
+            rewards = [0.0] * (len(starts) - 1) + [r.reward]
+            old = r.values[starts]
+            advantages = np.array(recursive_advantages(rewards, old.tolist()))
+            lengths = np.diff([*starts, len(r.start)])
+            of_tokens = np.repeat(advantages, lengths)
+            gains.append(surrogate_of(np.exp(logprobs - r.behaviour), of_tokens))
+            expected = old if values is None else values[number][starts]
+            errors.append(np.repeat((expected - (advantages + old)) ** 2, lengths))
+        return np.concatenate(gains).mean() - VALUE_WEIGHT * np.concatenate(errors).mean()
+
+    return objective
+
+
+def surrogate_of(ratio: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+    """PPO's clipped one, of tokens that differ."""
+    return np.minimum(ratio * advantages, np.clip(ratio, 1 - LOW, 1 + HIGH) * advantages)
+
+
+def tba(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """How far each rollout is out of balance with the others of its group."""
+    total = 0.0
+    for r, logprobs in zip(rollouts, now, strict=True):
+        terms = [
+            other.reference.sum() + other.reward / BETA - other.start.sum()
+            for other in rollouts
+            if other.group == r.group
+        ]
+        log_z = np.mean(terms)
+        total += (log_z + logprobs.sum() - r.reference.sum() - r.reward / BETA) ** 2
+    return -total / len(rollouts)
+
+
+def dpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
+    """The best of each group against its worst."""
+    found = []
+    for group in dict.fromkeys(r.group for r in rollouts):
+        members = [(r, p) for r, p in zip(rollouts, now, strict=True) if r.group == group]
+        ordered = sorted(members, key=lambda member: member[0].reward)
+        far = [logprobs.sum() - r.reference.sum() for r, logprobs in ordered]
+        found.append(-np.log1p(np.exp(-BETA * (far[-1] - far[0]))))
+    return np.mean(found)
+
+
 OBJECTIVES: dict[str, Objective] = {
     "cispo": cispo,
     "dapo": dapo,
     "decoupled_ppo": decoupled_ppo,
     "distillation": distillation,
+    "dpo": dpo,
     "dr_grpo": dr_grpo,
     "grpo": grpo,
     "gspo": gspo,
+    "ma_ppo": actor_critic(MACRO),
+    "ppo": actor_critic(1),
     "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline,
     "rloo": rloo,
+    "tba": tba,
+    "turn_ppo": actor_critic(None),
 }
 
 

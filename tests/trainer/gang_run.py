@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from tests.trainer.support import make_samples
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
-from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
+from trainer.batch import TokenSequence, sequence, trainable_tokens
 from trainer.commands import Accumulate, Exit, Gather, Load, Optimize, Release, Restore, Save
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.gang import Leader, follow, join
+from trainer.micro_batch import plan
 from trainer.worker import Worker
 
 
@@ -43,13 +44,15 @@ def accumulate(
     leader: Leader, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
 ) -> None:
     """Add the gradient of some groups."""
-    given = assign_credit(sequences, make_algorithm(config), config)
+    algorithm = make_algorithm(config)
+    given = assign_credit(sequences, algorithm, config)
     shares = plan(
         sequences,
-        given.advantages_N,
-        given.weights_N,
+        given,
         num_ranks=leader.world_size,
         micro_batch_tokens=config.micro_batch_tokens,
+        packed=leader.worker.packed,
+        whole_groups=algorithm.whole_groups,
     )
     commands = [
         Accumulate(

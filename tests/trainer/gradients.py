@@ -7,13 +7,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.trainer.formulas import EPSILON, HIGH, LENGTH, LOW, Rollout
+from tests.trainer.formulas import (
+    BETA,
+    EPSILON,
+    GAMMA,
+    HIGH,
+    LAMBDA,
+    LENGTH,
+    LOW,
+    MACRO,
+    VALUE_WEIGHT,
+    Rollout,
+)
 from tests.trainer.support import VOCABULARY, make_samples
 from trainer.algorithm import PolicyTokens, make_algorithm
-from trainer.batch import plan, sequence
+from trainer.batch import sequence
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
-from trainer.policy import token_logprobs
+from trainer.forward import token_logprobs
+from trainer.micro_batch import plan
 
 UNBOUNDED = 1e9
 
@@ -27,6 +39,11 @@ def config(algorithm: str, **settings: object) -> TrainerConfig:
         "advantage_epsilon": EPSILON,
         "loss_length": LENGTH,
         "reference_column": "ref_logprobs",
+        "kl_beta": BETA,
+        "discount": GAMMA,
+        "gae_lambda": LAMBDA,
+        "value_weight": VALUE_WEIGHT,
+        "macro_action_tokens": MACRO,
     }
     return TrainerConfig(
         run_id="r",
@@ -59,9 +76,16 @@ def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
                 behaviour=np.array([np.float64(sample.tokens.logprobs[t]) for t in places]),
                 start=np.array([logprobs[t - 1, sample.tokens.token_ids[t]] for t in places]),
                 reference=reference[places],
+                values=values_of(logit)[np.array(places) - 1],
+                turns=np.cumsum(np.diff(places, prepend=places[0]) > 1),
             )
         )
     return found
+
+
+def values_of(logit: np.ndarray) -> np.ndarray:
+    """What a critic expects at each place: it is as random as the logits."""
+    return logit[:, 0]
 
 
 def ours(
@@ -70,20 +94,22 @@ def ours(
     settings: TrainerConfig,
     budget: int = 50,
     sums: dict[str, float] | None = None,
+    *,
+    of_values: bool = False,
 ) -> list[np.ndarray]:
     """-dL / d log-prob of each trainable token: sequences, micro-batches, autograd.
 
-    Statistics and the loss are added to `sums`.
+    Statistics and the loss are added to `sums`. `of_values`: by what the critic expects instead.
     """
     algorithm = make_algorithm(settings)
     sequences = [sequence(sample, settings.reference_column) for sample in samples]
     given = assign_credit(sequences, algorithm, settings)
     (batches,) = plan(
         sequences,
-        given.advantages_N,
-        given.weights_N,
+        given,
         num_ranks=1,
         micro_batch_tokens=budget,
+        whole_groups=algorithm.whole_groups,
     )
     by_tokens = {bytes(item.token_ids_T): n for n, item in enumerate(sequences)}
     found: list[np.ndarray] = [np.zeros(0)] * len(samples)
@@ -100,18 +126,22 @@ def ours(
         logprobs = token_logprobs(
             torch.from_numpy(padded)[:, :-1],
             torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
-            torch.from_numpy(batch.temperatures_B),
+            torch.from_numpy(batch.temperatures_B)[:, None],
         ).requires_grad_()
+        values = torch.from_numpy(padded[:, :-1, 0].copy()).requires_grad_()
         mask = torch.from_numpy(batch.loss_mask_BT[:, 1:])
         versions = torch.from_numpy(batch.weight_versions_BT[:, 1:])
         tokens = PolicyTokens(
             logprobs_BT=logprobs,
+            values_BT=values if algorithm.critic else None,
             behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
             reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
             advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
             weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
             staleness_BT=2 - versions,
             loss_mask_BT=mask,
+            rollouts_B=torch.from_numpy(batch.rollouts_B),
+            groups_B=torch.from_numpy(batch.groups_B),
         )
         terms = algorithm.loss(tokens)
         (terms.loss / given.denominator).backward()
@@ -119,7 +149,8 @@ def ours(
         for name in sums or ():
             sums[name] += found_sums[name].item()  # type: ignore[index]
         for place, n in enumerate(rows):
-            found[n] = -logprobs.grad[place][mask[place]].numpy()
+            gradient = values.grad if of_values else logprobs.grad
+            found[n] = -gradient[place][mask[place]].numpy()  # type: ignore[index]
     return found
 
 

@@ -25,6 +25,10 @@ JOB_CONFIG = {
     "algorithm": "grpo",
 }
 
+ROUNDING = 1e-6
+"""Of weights and losses after a few steps in float64: the model normalises in float32, and what is
+computed once, or together, depends on the micro-batch."""
+
 
 def make_model(folder: Path, seed: int = 0) -> Path:
     """Write a two-layer Qwen3 in float32 with a character tokenizer."""

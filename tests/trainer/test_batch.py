@@ -1,32 +1,13 @@
-"""Samples to arrays, arrays to micro-batches."""
+"""Samples to arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from seamflow.common.v1 import tokens_pb2
 
 from tests.trainer.support import make_sample, make_samples, pack
-from trainer.batch import TokenSequence, plan, sequence, trainable_tokens
-
-
-def of_length(length: int, name: str = "s") -> TokenSequence:
-    """A sequence whose every token but the first is trained."""
-    mask = np.arange(length) > 0
-    return TokenSequence(
-        sample_id=name,
-        rollout_id=name,
-        group_id="g",
-        token_ids_T=np.arange(length, dtype=np.int32),
-        behaviour_logprobs_T=np.zeros(length, np.float32),
-        reference_logprobs_T=np.zeros(length, np.float32),
-        loss_mask_T=mask,
-        weight_versions_T=np.zeros(length, np.int64),
-        temperature=1.0,
-        rewards={"reward": 0.0},
-    )
+from trainer.batch import TokenSequence, sequence
 
 
 def test_a_sequence_ends_with_its_last_trainable_token():
@@ -138,61 +119,3 @@ def test_greedy_samples_are_refused():
     sample = make_sample(np.random.default_rng(4), "s", "g", temperature=0.0)
     with pytest.raises(ValueError, match="greedy"):
         sequence(sample)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(0, 40), min_size=0, max_size=30),
-    st.integers(1, 4),
-    st.integers(1, 120),
-)
-def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(lengths, ranks, budget):
-    """Whatever the lengths: nothing lost or doubled, budget kept, equal counts."""
-    sequences = [of_length(length, str(n)) for n, length in enumerate(lengths)]
-    advantages = np.arange(1.0, len(lengths) + 1)
-    ones = np.ones(len(lengths))
-    shares = plan(sequences, advantages, ones, num_ranks=ranks, micro_batch_tokens=budget)
-    assert len({len(share) for share in shares}) == 1
-    found = []
-    for batch in (batch for share in shares for batch in share):
-        rows, width = batch.token_ids_BT.shape
-        assert rows == 1 or rows * width <= budget
-        found += [
-            (advantage, int(mask.sum()))
-            for advantage, mask in zip(batch.advantages_B, batch.loss_mask_BT, strict=True)
-            if advantage
-        ]
-    expected = [(n + 1.0, max(length - 1, 0)) for n, length in enumerate(lengths) if length]
-    assert sorted(found) == expected
-    assert sum(count for _, count in found) == trainable_tokens(sequences)
-
-
-def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced():
-    """Lognormal lengths: 85 % of computed tokens are real, ranks differ by less than 10 %."""
-    lengths = np.random.default_rng(5).lognormal(4, 0.7, 128).astype(int) + 2
-    sequences = [of_length(int(length), str(n)) for n, length in enumerate(lengths)]
-    shares = plan(sequences, np.ones(128), np.ones(128), num_ranks=2, micro_batch_tokens=1024)
-    computed = [sum(batch.token_ids_BT.size for batch in share) for share in shares]
-    assert lengths.sum() / sum(computed) >= 0.85
-    assert max(computed) / min(computed) < 1.1
-
-
-def test_samples_of_the_contract_survive_the_way_into_micro_batches():
-    """Ids, log-probs, versions and masks of a row are those of its sample."""
-    samples = make_samples(6)
-    sequences = [sequence(sample) for sample in samples]
-    numbers = np.arange(12.0)
-    (share,) = plan(sequences, numbers, 2 * numbers, num_ranks=1, micro_batch_tokens=64)
-    for batch in share:
-        for row, index in enumerate(batch.advantages_B.astype(int)):
-            item = sequences[index]
-            length = len(item.token_ids_T)
-            np.testing.assert_array_equal(batch.token_ids_BT[row, :length], item.token_ids_T)
-            np.testing.assert_array_equal(
-                batch.behaviour_logprobs_BT[row, :length], item.behaviour_logprobs_T
-            )
-            np.testing.assert_array_equal(
-                batch.weight_versions_BT[row, :length], item.weight_versions_T
-            )
-            assert batch.loss_mask_BT[row].sum() == item.loss_mask_T.sum()
-            assert batch.weights_B[row] == 2 * index

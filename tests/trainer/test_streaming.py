@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from services.chassis.errors import ConfigError
-from tests.trainer.support import make_samples
+from tests.trainer.support import ROUNDING, make_samples
 from tests.trainer.training import Training, groups, other_run
 from trainer import peers, wait
 from trainer.algorithm import make_algorithm
@@ -105,7 +105,7 @@ async def test_a_streamed_step_is_the_step_of_its_batch(training: Training, tmp_
         await run.train(3, dtype="float64", **values)
     other = whole.weights()
     differences = [float((t - other[name]).abs().max()) for name, t in training.weights().items()]
-    assert max(differences) < 1e-9
+    assert max(differences) < ROUNDING
 
 
 async def test_a_step_that_a_crash_cut_goes_on_with_the_same_parts(

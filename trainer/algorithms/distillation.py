@@ -27,7 +27,7 @@ __all__ = ["Distillation"]
 class Distillation:
     """An algorithm."""
 
-    whole_step = False
+    whole_step = whole_groups = critic = False
 
     def __init__(self, config: TrainerConfig) -> None:
         """As configured.

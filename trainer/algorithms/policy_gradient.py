@@ -87,6 +87,10 @@ class PolicyGradient:
     """What w is multiplied by for each version that the token is behind."""
     whole_step: bool = False
     """True if the baseline is of more than the rollout's own group."""
+    whole_groups: bool = False
+    """True if rollouts of a group are compared in the loss; here they never are."""
+    critic: bool = False
+    """True if the advantage of a token is made from values."""
     of_logprobs: bool = False
     """True if the objective is w * A * log pi_theta and not w * A, which has the same gradient."""
 

@@ -57,6 +57,11 @@ class EmulatedGang:
         """One share: a perfectly balanced gang needs no more."""
         return 1
 
+    @property
+    def packed(self) -> bool:
+        """Its cost model counts tokens, and no padding."""
+        return True
+
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Take as long as the command takes."""
         return await self.do_each([command])

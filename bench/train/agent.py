@@ -1,0 +1,26 @@
+"""The agent of the throughput workloads: one call of the policy for each rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamflow.agent import Task
+from seamflow.client import Rollout
+
+from bench.train.task import score, user_message
+
+__all__ = ["SumAgent"]
+
+
+class SumAgent:
+    """Asks once, and is paid for what it was told."""
+
+    async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float]:
+        """Answer `task`; returns {"reward": 0..1, "success": 0 or 1}."""
+        turn = await rollout.generate(
+            messages=[{"role": "user", "content": user_message(task.payload)}],
+            temperature=1.0,
+            max_new_tokens=task.payload["max_new_tokens"],
+        )
+        reward, success = score(task.payload, turn.text)
+        return {"reward": reward, "success": float(success)}

@@ -1,0 +1,48 @@
+"""How TRL is started: `bench.peers.trl_grpo`, in its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from bench.peers.environments import interpreter
+
+__all__ = ["PEER", "as_arguments", "trl_command", "trl_environment"]
+
+PEER = "trl_grpo"
+
+
+def trl_command(rules: Mapping[str, Any], **flags: object) -> list[str]:
+    """Program and arguments; makes the environment if there is none yet.
+
+    Args:
+        rules: our configuration of the same run; rollouts in a step are as many.
+        flags: all others of `bench.peers.trl_grpo`.
+    """
+    launcher = rules["launcher"]
+    batch = {name: launcher[name] for name in ("group_size", "groups_per_step")}
+    python = str(interpreter(PEER))
+    return [python, "-m", f"bench.peers.{PEER}", *as_arguments(**batch, **flags)]
+
+
+def trl_environment(threads: int) -> dict[str, str]:
+    """All variables of the process: so many torch threads, no GPU, nothing from a network."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def as_arguments(**flags: object) -> list[str]:
+    """Flags of a command line: `max_new_tokens=64` is "--max-new-tokens", "64"."""
+    return [
+        part
+        for name, value in flags.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]

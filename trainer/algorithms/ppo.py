@@ -1,0 +1,13 @@
+"""PPO (arXiv 1707.06347) with a critic: every token is an action. See `actor_critic.py`."""
+
+from __future__ import annotations
+
+from trainer.algorithms.actor_critic import ActorCritic
+from trainer.config import TrainerConfig
+
+__all__ = ["build"]
+
+
+def build(config: TrainerConfig) -> ActorCritic:
+    """As configured."""
+    return ActorCritic(config, action_tokens=1)

@@ -1,0 +1,229 @@
+"""Sequences without padding, each prefix that they share computed once.
+
+    rows      A B C        tokens U   A B C D E        what is computed
+              A B D E      positions  0 1 2 2 3
+    places    0 1 2
+              0 1 3 4
+
+All of a transformer but its attention works on one token at a time and sees the tokens alone.
+Attention puts the rows together again, those of similar length at once. The gradient of a shared
+token is the sum over the rows it stands in, as it would be if each had its own: Tree Training
+(arXiv 2511.00413) restores it by scaling, here autograd finds it.
+
+Shape suffixes: B rows of a micro-batch, T tokens of a row (padded on the right), U distinct tokens,
+H heads, D values of a head.
+"""
+# ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from services.chassis.log import get_logger
+
+__all__ = ["Packing", "can_pack"]
+
+_ATTENTION = "seamflow_rows"
+_LAYERS = {"full_attention", "sliding_attention"}
+_TOLERANCE = 1e-3
+"""Of log-probs, in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where the tokens of rows are computed; tensors are on the rows' device."""
+
+    token_ids_U: torch.Tensor
+    """Vocabulary ids, int64."""
+    positions_U: torch.Tensor
+    """Place of each in its rows, int64."""
+    places_BT: torch.Tensor
+    """Which of U a token of a row is; 0 on padding."""
+    buckets: tuple[torch.Tensor, ...]
+    """`places` of rows of similar length, longest rows first, each cut to its longest row."""
+    found_U: torch.Tensor
+    """Where each of U stands when the buckets' tokens are laid end to end."""
+
+    @classmethod
+    def of(cls, token_ids_BT: NDArray[np.int32], lengths_B: NDArray[np.int64], device: str) -> Self:
+        """Pack rows of so many tokens."""
+        places_BT, num_tokens = _places(token_ids_BT, lengths_B)
+        buckets = [places_BT[rows, : lengths_B[rows[0]]] for rows in _similar(lengths_B)]
+        ends_BT = np.arange(token_ids_BT.shape[1]) < lengths_B[:, None]
+        token_ids_U, positions_U = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int64)
+        token_ids_U[places_BT[ends_BT]] = token_ids_BT[ends_BT]
+        positions_U[places_BT[ends_BT]] = np.nonzero(ends_BT)[1]
+        return cls(
+            token_ids_U=torch.from_numpy(token_ids_U).to(device),
+            positions_U=torch.from_numpy(positions_U).to(device),
+            places_BT=torch.from_numpy(places_BT).to(device),
+            buckets=tuple(torch.from_numpy(bucket).to(device) for bucket in buckets),
+            found_U=torch.from_numpy(_found(buckets, positions_U)).to(device),
+        )
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Whether packed rows give what padded ones do; from then on the model takes `rows`.
+
+    Models whose layers carry a state along the sequence do not, nor those with an attention of
+    their own. What a model says of itself is tried out on two short rows.
+    """
+    if not _claims_to(model):
+        return False
+    wanted, before = _try_padded(model), model.config._attn_implementation  # type: ignore[union-attr]
+    _use_rows(model)
+    try:
+        error = (_try_packed(model) - wanted).abs().max().item()
+    except (TypeError, ValueError, IndexError, RuntimeError) as problem:
+        get_logger().warning("packing_refused", reason=f"{type(problem).__name__}: {problem}")
+        error = float("inf")
+    if error > _TOLERANCE:
+        get_logger().warning("rows_are_padded", model=type(model).__name__, difference=error)
+        model.set_attn_implementation(before)  # type: ignore[operator]
+    return error <= _TOLERANCE
+
+
+def _claims_to(model: nn.Module) -> bool:
+    flags = ("_supports_sdpa", "_supports_attention_backend")
+    layers = getattr(model.config, "layer_types", None) or ()
+    return (
+        all(getattr(model, flag, False) for flag in flags)
+        and not getattr(model, "_is_stateful", False)
+        and set(layers) <= _LAYERS
+        and "logits_to_keep" in signature(model.forward).parameters
+    )
+
+
+_TRIED = np.array([[1, 2, 3, 4], [1, 2, 5, 0]], np.int32)
+_TRIED_LENGTHS = np.array([4, 3])
+
+
+@torch.no_grad()
+def _try_padded(model: nn.Module) -> torch.Tensor:
+    device = str(next(model.parameters()).device)
+    logits = model(input_ids=torch.from_numpy(_TRIED).long().to(device), use_cache=False).logits
+    return torch.cat([logits[0], logits[1, :3]]).float().log_softmax(-1)
+
+
+@torch.no_grad()
+def _try_packed(model: nn.Module) -> torch.Tensor:
+    packing = Packing.of(_TRIED, _TRIED_LENGTHS, str(next(model.parameters()).device))
+    places = torch.cat([packing.places_BT[0], packing.places_BT[1, :3]])
+    logits: torch.Tensor = model(
+        input_ids=packing.token_ids_U[None],
+        position_ids=packing.positions_U[None],
+        rows=packing,
+        logits_to_keep=places,
+        use_cache=False,
+    ).logits
+    return logits[0].float().log_softmax(-1)
+
+
+def _use_rows(model: nn.Module) -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_ATTENTION, _attention)
+    model.set_attn_implementation(_ATTENTION)  # type: ignore[operator]
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    rows: Packing,
+    sliding_window: int | None = None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within rows: from [1, H, U, D] to [1, U, H, D]."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    outputs = []
+    for places_BT in rows.buckets:
+        output_BTHD, _ = sdpa_attention_forward(
+            module,
+            _rows(query, places_BT),
+            _rows(key, places_BT),
+            _rows(value, places_BT),
+            _window(places_BT, sliding_window),
+            **settings,
+        )
+        outputs.append(output_BTHD.flatten(0, 1))
+    return torch.cat(outputs).index_select(0, rows.found_U)[None], None
+
+
+def _rows(states: torch.Tensor, places_BT: torch.Tensor) -> torch.Tensor:
+    """From [1, H, U, D] to [B, H, T, D]."""
+    picked = states[0].transpose(0, 1).index_select(0, places_BT.flatten())
+    return picked.view(*places_BT.shape, *picked.shape[1:]).transpose(1, 2)
+
+
+def _window(places_BT: torch.Tensor, width: int | None) -> torch.Tensor | None:
+    """True where a token sees another; none if it sees all before it, as padding is behind."""
+    length = places_BT.shape[1]
+    if width is None or length <= width:
+        return None
+    ones = torch.ones(length, length, dtype=torch.bool, device=places_BT.device)
+    return ones.tril().triu(1 - width)[None, None]
+
+
+def _places(
+    token_ids_BT: NDArray[np.int32], lengths_B: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], int]:
+    """Which of U each token of a row is, and how many there are.
+
+    In lexicographic order a row shares most with its neighbour: where the two part, new tokens
+    begin.
+    """
+    places_BT = np.zeros(token_ids_BT.shape, np.int64)
+    num_tokens, before = 0, (np.zeros(0, np.int32), np.zeros(0, np.int64))
+    for row in sorted(
+        range(len(lengths_B)), key=lambda row: token_ids_BT[row, : lengths_B[row]].tolist()
+    ):
+        ids_T = token_ids_BT[row, : lengths_B[row]]
+        shared = _shared(before[0], ids_T)
+        fresh = len(ids_T) - shared
+        places_BT[row, :shared] = before[1][:shared]
+        places_BT[row, shared : len(ids_T)] = np.arange(num_tokens, num_tokens + fresh)
+        num_tokens += fresh
+        before = ids_T, places_BT[row, : len(ids_T)]
+    return places_BT, num_tokens
+
+
+def _shared(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    length = min(len(one), len(other))
+    differ = np.nonzero(one[:length] != other[:length])[0]
+    return int(differ[0]) if len(differ) else length
+
+
+def _similar(lengths_B: NDArray[np.int64]) -> Iterator[list[int]]:
+    """Rows of which none is less than half as long as another, longest first."""
+    order = np.argsort(-lengths_B, kind="stable").tolist()
+    rows: list[int] = []
+    for row in order:
+        if rows and 2 * lengths_B[row] < lengths_B[rows[0]]:
+            yield rows
+            rows = []
+        rows.append(row)
+    yield rows
+
+
+def _found(buckets: list[NDArray[np.int64]], positions_U: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A place of each of U among the buckets' tokens that is not padding."""
+    places = np.concatenate([bucket.ravel() for bucket in buckets])
+    columns = np.concatenate([np.tile(np.arange(b.shape[1]), len(b)) for b in buckets])
+    # Padding is place 0, which stands in column 0 of its rows.
+    real = np.nonzero(columns == positions_U[places])[0]
+    found_U = np.zeros(len(positions_U), np.int64)
+    found_U[places[real]] = real
+    return found_U
