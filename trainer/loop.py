@@ -23,7 +23,7 @@ from trainer.device import Device, GangThread
 from trainer.micro_batch import plan
 from trainer.parts import Part
 from trainer.peers import Nodes, Samples
-from trainer.publish import Publisher, PublishPutOff
+from trainer.publish import Publisher, Publishing, PublishPutOff
 from trainer.record import MetricsFile, StepRecord
 from trainer.tracker import Trackers
 from trainer.wait import Batches
@@ -38,7 +38,7 @@ class Progress:
     step: int = 0
     """Finished optimizer steps."""
     weight_version: int = 0
-    """Newest version published; 0: the model the run started from."""
+    """Newest version published, or about to be; 0: the model the run started from."""
     checkpoint_step: int = 0
     """Newest step with a durable checkpoint; 0: none."""
     training: bool = False
@@ -65,15 +65,22 @@ class Trainer:
         self.progress = Progress()
         self._config = config
         self._gang, self._device = gang, device
-        self._samples, self._nodes, self._publisher = samples, nodes, publisher
+        self._samples, self._nodes = samples, nodes
         self._batches = Batches(config, samples, nodes, gang.world_size)
         self._algorithm = make_algorithm(config)
         self._metrics = MetricsFile(config.metrics_file)
         self._trackers = trackers
+        self._publishing = Publishing(publisher)
         self._postponed = False
 
     async def train(self) -> None:
         """Reconcile, then step after step until the last one."""
+        try:
+            await self._train()
+        finally:
+            self._publishing.stop()
+
+    async def _train(self) -> None:
         await self._begin()
         while self.progress.step < self._config.num_steps:
             step = self.progress.step + 1
@@ -87,7 +94,8 @@ class Trainer:
                         weights = await self._finish(record)
             if self.progress.checkpoint_step == step:
                 await self._samples.commit(step)
-            self._postponed = bool(weights) and not await self._published(weights, record)
+            if weights:
+                await self._publish(weights, record)
             self._close(record)
         self.progress.finished = True
         await self._nodes.release()
@@ -128,7 +136,8 @@ class Trainer:
             record = StepRecord(self.progress.step, self.progress.weight_version)
             weights = await self._gather(record) if lost else {}
         if weights:
-            await self._publish(weights, record)
+            await self._begin_publish(weights, record)
+            await self._publishing.end()
         if self._config.scheduler is not None:
             # The node belongs to whom the scheduler gives it; it will resume us.
             await self._device.begin_suspended()
@@ -136,7 +145,7 @@ class Trainer:
     async def _weights_lost(self) -> bool:
         """Whether servers lack the weights training goes on with: they see older or undone ones."""
         step = self.progress.step
-        newest = await self._publisher.newest()
+        newest = await self._publishing.newest()
         if newest is not None:
             self.progress.weight_version = newest.weight_version
         published = 0 if newest is None else newest.step
@@ -161,7 +170,8 @@ class Trainer:
         """What a step leaves behind: a checkpoint, and weights to publish, when they are due."""
         if self._due(record.step, self._config.checkpoint_every):
             await self._checkpoint(record)
-        due = self._postponed or self._due(record.step, self._config.publish_every)
+        late = self._postponed or self._publishing.was_put_off()
+        due = late or self._due(record.step, self._config.publish_every)
         return await self._gather(record) if due else {}
 
     def _commands(self, part: Part, record: StepRecord) -> list[Accumulate]:
@@ -220,27 +230,35 @@ class Trainer:
             return True
         return await self._samples.may_publish(self.progress.weight_version + 1)
 
-    async def _published(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> bool:
-        """Publish unless that must wait for a later step; the last step always publishes."""
-        while await self._may_publish(record.step):
-            try:
-                await self._publish(weights, record)
-            except PublishPutOff as error:
-                get_logger().warning("publish_put_off", step=record.step, error=str(error))
-                if record.step < self._config.num_steps:
-                    return False
-            else:
-                return True
-        return False
-
     async def _publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
+        """Begin to publish; the next step goes on meanwhile. The last one waits for the end.
+
+        Only what training waits for counts as the step's publish phase.
+        """
+        self._postponed = True
         with record.phase("publish"):
-            self.progress.weight_version = await self._publisher.publish(
-                weights,
-                step=record.step,
-                parent=self.progress.weight_version,
-                epoch=self._samples.epoch,
-            )
+            while self._postponed and await self._may_publish(record.step):
+                self._postponed = not await self._tried(weights, record)
+                if record.step < self._config.num_steps:
+                    return
+
+    async def _tried(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> bool:
+        """Whether a publish is under way, and done if it is the last."""
+        try:
+            await self._begin_publish(weights, record)
+            if record.step == self._config.num_steps:
+                await self._publishing.end()
+        except PublishPutOff as error:
+            get_logger().warning("publish_put_off", step=record.step, error=str(error))
+            self.progress.weight_version = self._publishing.weight_version
+            return False
+        return True
+
+    async def _begin_publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
+        # What is sampled from now on is compared with the version that is under way.
+        self.progress.weight_version = await self._publishing.begin(
+            weights, step=record.step, epoch=self._samples.epoch
+        )
 
     def _close(self, record: StepRecord) -> None:
         record.published(self.progress.weight_version)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,10 +24,18 @@ from seamflow.errors import NotFoundError
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
+from services.chassis.log import get_logger
 from trainer import durable
 from trainer.peers import persistently
 
-__all__ = ["CommitUnknown", "PublishPutOff", "PublishTimeout", "Publisher", "write_folder"]
+__all__ = [
+    "CommitUnknown",
+    "PublishPutOff",
+    "PublishTimeout",
+    "Publisher",
+    "Publishing",
+    "write_folder",
+]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -90,6 +99,12 @@ class Publisher:
         Another epoch is another publish: after a crash the same step may give other weights.
         Raises `PublishTimeout`.
         """
+        begun = await self.begin(step=step, parent=parent, epoch=epoch)
+        await self.finish(begun, tensors, epoch=epoch)
+        return int(begun.weight_version)
+
+    async def begin(self, *, step: int, parent: int, epoch: int) -> weight_pb2.BeginPublishResponse:
+        """The first phase: number and folder of the version. Raises `PublishPutOff`."""
         begin = weight_pb2.BeginPublishRequest(
             run_id=self._run_id,
             step=step,
@@ -97,13 +112,21 @@ class Publisher:
             epoch=epoch,
             idempotency_key=f"step-{step}-epoch-{epoch}",
         )
-        begun = await self._begin(begin)
+        return await self._begin(begin)
+
+    async def finish(
+        self,
+        begun: weight_pb2.BeginPublishResponse,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        epoch: int,
+    ) -> None:
+        """The other two: write, commit. Raises `PublishTimeout`."""
         files = await self._write(Path(begun.folder), tensors)
         commit = weight_pb2.CommitPublishRequest(
             run_id=self._run_id, weight_version=begun.weight_version, epoch=epoch, files=files
         )
         await self._commit(commit)
-        return int(begun.weight_version)
 
     async def _begin(
         self, request: weight_pb2.BeginPublishRequest
@@ -139,6 +162,73 @@ class Publisher:
         except TimeoutError as error:
             cure = "start again: the trainer asks what was committed, and goes on from there"
             raise CommitUnknown("CommitPublish", self._phase_seconds, cure) from error
+
+
+class Publishing:
+    """Publishes while training goes on, one version after the other.
+
+    StreamRL's full overlap (arXiv 2504.15930): a step waits for the number of its version alone,
+    and for the publish before it, should that still be under way.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        """Nothing is under way."""
+        self._publisher = publisher
+        self._ending: asyncio.Task[None] | None = None
+        self.weight_version = 0
+        """Newest committed version, as far as is known."""
+
+    def was_put_off(self) -> bool:
+        """Whether what was under way will never be visible. Raises whatever else it ended with."""
+        if self._ending is None or not self._ending.done():
+            return False
+        error = self._ending.exception()
+        if error is not None and not isinstance(error, PublishPutOff):
+            raise error
+        return error is not None
+
+    async def newest(self) -> weight_pb2.Manifest | None:
+        """As of the publisher."""
+        manifest = await self._publisher.newest()
+        self.weight_version = 0 if manifest is None else manifest.weight_version
+        return manifest
+
+    async def begin(self, tensors: Mapping[str, torch.Tensor], *, step: int, epoch: int) -> int:
+        """Begin to publish, once what is under way is done; the version it will be.
+
+        Raises `PublishTimeout`, also what the one before ended with unless these weights make up
+        for it.
+        """
+        try:
+            await self.end()
+        except PublishPutOff as error:
+            get_logger().warning("publish_put_off", error=str(error))
+        begun = await self._publisher.begin(step=step, parent=self.weight_version, epoch=epoch)
+        self._ending = asyncio.create_task(self._finish(begun, tensors, epoch))
+        return int(begun.weight_version)
+
+    async def end(self) -> None:
+        """Wait until nothing is under way. Raises `PublishTimeout`."""
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            await ending
+
+    def stop(self) -> None:
+        """Give up what is under way: whether it was committed is asked at the next start."""
+        if self._ending is not None:
+            self._ending.cancel()
+
+    async def _finish(
+        self,
+        begun: weight_pb2.BeginPublishResponse,
+        tensors: Mapping[str, torch.Tensor],
+        epoch: int,
+    ) -> None:
+        began = time.monotonic()
+        await self._publisher.finish(begun, tensors, epoch=epoch)
+        self.weight_version = begun.weight_version
+        seconds = round(time.monotonic() - began, 4)
+        get_logger().info("published", weight_version=begun.weight_version, seconds=seconds)
 
 
 def write_folder(

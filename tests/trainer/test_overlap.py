@@ -1,0 +1,120 @@
+"""Publishing goes on beside the next step; training waits for it nowhere but at its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.chassis.errors import DependencyUnavailable
+from tests.trainer.support import read_lines
+from tests.trainer.training import Training
+from trainer import publish
+from trainer.policy import Policy
+
+STEPS = 4
+PATIENCE_SECONDS = 20.0
+
+
+class SlowDisk:
+    """Writes a step's weights only when the step after it was trained; the last one's at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = PATIENCE_SECONDS) -> None:
+        self.num_writes = 0
+        self._patience = patience
+        self._trained = [threading.Event() for _ in range(STEPS + 2)]
+        self._optimize, self._write = Policy.optimize, publish.write_folder
+        monkeypatch.setattr(Policy, "optimize", self._optimized())
+        monkeypatch.setattr(publish, "write_folder", self.write)
+
+    def write(
+        self, folder: Path, model_folder: Path, tensors: Mapping[str, torch.Tensor]
+    ) -> list[Any]:
+        """Wait, then write."""
+        self.num_writes += 1
+        after = min(self.num_writes + 1, STEPS)
+        if not self._trained[after].wait(self._patience):
+            raise OSError(f"step {after} was not trained while weights were written")
+        return self._write(folder, model_folder, tensors)
+
+    def _optimized(self) -> Any:
+        trained, optimize = self._trained, self._optimize
+
+        def wrapped(policy: Policy, step: int) -> dict[str, float]:
+            found = optimize(policy, step)
+            trained[step].set()
+            return found
+
+        return wrapped
+
+
+async def filled(training: Training) -> Training:
+    """With all that four steps need."""
+    await training.begin(*(f"t{number}" for number in range(12)), max_staleness=STEPS)
+    await training.play(24)
+    return training
+
+
+async def test_a_step_is_trained_while_the_weights_before_it_are_written(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write ends after the next step, and all versions come out, the last one in time."""
+    disk = SlowDisk(monkeypatch)
+    records = await (await filled(training)).train(STEPS)
+    assert disk.num_writes == STEPS
+    assert [record["weight_version"] for record in records] == [1, 2, 3, 4]
+    # What a step is compared with is the version under way.
+    assert [record["base_weight_version"] for record in records] == [0, 1, 2, 3]
+
+
+async def test_without_overlap_the_disk_would_hold_training_up(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: wait for each publish, and the next step is not trained in time."""
+    SlowDisk(monkeypatch, patience=1.0)
+    begin = publish.Publishing.begin
+
+    async def waiting(publishing: publish.Publishing, *given: Any, **named: Any) -> int:
+        version = await begin(publishing, *given, **named)
+        await publishing.end()
+        return version
+
+    monkeypatch.setattr(publish.Publishing, "begin", waiting)
+    with pytest.raises(DependencyUnavailable, match="step 2 was not trained"):
+        await (await filled(training)).train(STEPS)
+
+
+async def test_a_write_that_fails_ends_training_at_the_next_step(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing more is published until the last step."""
+
+    def broken(*_: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(publish, "write_folder", broken)
+    with pytest.raises(DependencyUnavailable, match="no space left"):
+        await (await filled(training)).train(STEPS, publish_every=1)
+    assert len(read_lines(training.metrics_file)) < STEPS
+
+
+async def test_a_publish_put_off_beside_training_is_made_up_for(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step publishes though it would not have by itself; the version is left out."""
+    finish, failed = publish.Publisher.finish, list[int]()
+
+    async def once(publisher: publish.Publisher, begun: Any, *given: Any, **named: Any) -> None:
+        if not failed:
+            failed.append(begun.weight_version)
+            raise publish.PublishPutOff("writing", 1.0, "try again")
+        await finish(publisher, begun, *given, **named)
+
+    monkeypatch.setattr(publish.Publisher, "finish", once)
+    records = await (await filled(training)).train(STEPS, publish_every=2)
+    assert failed == [1]
+    assert [record["weight_version"] for record in records] == [0, 1, 2, 3]
