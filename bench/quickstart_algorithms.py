@@ -1,7 +1,7 @@
 """`make bench-algorithms`: the quickstart with each algorithm, one after the other.
 
-Nothing but the algorithm differs, and what it cannot do without: a constant length, a teacher. The
-teacher is what the first of them, `dapo`, became.
+Nothing but the algorithm differs, and what it cannot do without: a constant length, a reference, a
+teacher. The teacher is what the first of them, `dapo`, became.
 """
 
 from __future__ import annotations
@@ -51,16 +51,24 @@ def _settings(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str
     settings = {"SEAMFLOW_TRAINER_ALGORITHM": name}
     if name == "dr_grpo":
         settings["SEAMFLOW_TRAINER_LOSS_LENGTH"] = str(_MOST_TOKENS)
-    if name == "distillation":
+    if name in _REFERENCES:
         if "dapo" not in runs:
-            raise SystemExit("distillation: its teacher is dapo, put that before it")
-        settings["SEAMFLOW_LAUNCHER_REFERENCE"] = str(_newest_weights(runs["dapo"]["run"]))
+            raise SystemExit(f"{name}: it needs a folder of dapo's run, put that before it")
+        reference = _REFERENCES[name](Path("runs", runs["dapo"]["run"]))
+        settings["SEAMFLOW_LAUNCHER_REFERENCE"] = str(reference.resolve())
     return settings
 
 
-def _newest_weights(run: str) -> Path:
-    versions = Path("runs", run, "weights").rglob("weight_v*/.complete")
-    return max(marker.parent for marker in versions).resolve()
+def _first_weights(run: Path) -> Path:
+    return run / "prepared" / "model"
+
+
+def _newest_weights(run: Path) -> Path:
+    return max(marker.parent for marker in (run / "weights").rglob("weight_v*/.complete"))
+
+
+_REFERENCES = {"distillation": _newest_weights, "dpo": _first_weights, "tba": _first_weights}
+"""The frozen model of those that have one: a teacher, or where every run began."""
 
 
 def _seconds(summary: Mapping[str, Any]) -> tuple[list[float], list[float]]:

@@ -116,6 +116,8 @@ class TrainerConfig(ServerConfig):
     """Weight of the critic's squared error in the loss."""
     macro_action_tokens: int = 5
     """Tokens of an action of ma_ppo."""
+    critic_learning_rate: float = 0.0
+    """AdamW's of the critic's own layer, which begins at nothing; 0: thirty times learning_rate."""
 
     learning_rate: float = 1e-6
     """AdamW's, at its highest."""
@@ -212,6 +214,11 @@ class TrainerConfig(ServerConfig):
             )
 
     @property
+    def critic_rate_scale(self) -> float:
+        """Learning rate of the critic's layer, relative to the others'."""
+        return (self.critic_learning_rate or 30 * self.learning_rate) / self.learning_rate
+
+    @property
     def tracking_folder(self) -> Path:
         """What trackers write on this disk."""
         return self.tracker_folder or self.checkpoint_folder / "trackers"
@@ -251,6 +258,7 @@ _NOT_NEGATIVE = (
     "kl_loss",
     "kl_reward",
     "value_weight",
+    "critic_learning_rate",
     "warmup_steps",
     "weight_decay",
     "seed",
@@ -281,6 +289,7 @@ _MATHEMATICS = (
     "gae_lambda",
     "value_weight",
     "macro_action_tokens",
+    "critic_learning_rate",
     "learning_rate",
     "learning_rate_schedule",
     "warmup_steps",

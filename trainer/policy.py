@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ class Policy:
         self._config = config
         self._totals = _Totals()
         self._optimizer = torch.optim.AdamW(
-            [shard for shard in self.shards.values() if shard.numel()],
+            self._groups(),
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             weight_decay=config.weight_decay,
@@ -121,6 +122,18 @@ class Policy:
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
 
+    def _groups(self) -> list[dict[str, Any]]:
+        """The critic's layer begins at nothing: it has a rate of its own."""
+        groups = []
+        for own, scale in ((False, 1.0), (True, self._config.critic_rate_scale)):
+            shards = [
+                shard
+                for name, shard in self.shards.items()
+                if name.startswith(VALUE_HEAD) == own and shard.numel()
+            ]
+            groups += [{"params": shards, "scale": scale}] if shards else []
+        return groups
+
     def _backward(self, batch: MicroBatch, weight_version: int) -> dict[str, torch.Tensor]:
         predicted = forward(self.model, batch, self._config.device, packed=self.packed)
         terms = self._algorithm.loss(self._tokens(batch, predicted, weight_version))
@@ -167,7 +180,8 @@ class Policy:
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 self.shards[name].grad = _local(parameter.grad).mul_(scale)
-        self._optimizer.param_groups[0]["lr"] = learning_rate
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["scale"] * learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)

@@ -69,6 +69,17 @@ def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(model: Pa
     assert not [name for name in load_file(one / "weights.safetensors") if "value_head" in name]
 
 
+@pytest.mark.parametrize(("given", "rate"), [(0.0, 30 * 3e-3), (2e-3, 2e-3)])
+def test_the_critics_layer_has_a_learning_rate_of_its_own(
+    model: Path, tmp_path: Path, given: float, rate: float
+):
+    """AdamW's first step is as long as its rate."""
+    values = {**CRITIC, "critic_learning_rate": given}
+    out = run(1, model, tmp_path, steps=[1], save_after=1, config=values)
+    saved = load_file(out / "checkpoints/step_000000001/rank_00000_of_00001.safetensors")
+    assert saved["parameter.value_head.bias"].abs().item() == pytest.approx(rate, rel=1e-5)
+
+
 def test_a_critic_comes_to_expect_the_reward(model: Path, tmp_path: Path):
     """Its error falls to a fraction while the same samples are trained on again and again."""
     values = {**CRITIC, "learning_rate": 1e-2, "gae_lambda": 1.0}
