@@ -161,6 +161,9 @@ class TrainerConfig(ServerConfig):
     """Go on from the newest checkpoint, if there is one. Without it an existing one is an error."""
     metrics_file: Path | None = None
     """JSON lines, one for each step."""
+    dump_every: int = 0
+    """A step of so many is written down whole, in checkpoint_folder/dumps, for `python -m
+    trainer.replay` to compute again; 0: none. Each is as large as a checkpoint; none is deleted."""
     trackers: tuple[str, ...] = ()
     """Besides: tensorboard, wandb, mlflow, or "package.module:Name" of your own."""
     tracker_folder: Path | None = None
@@ -259,6 +262,7 @@ _NOT_NEGATIVE = (
     "kl_reward",
     "value_weight",
     "critic_learning_rate",
+    "dump_every",
     "warmup_steps",
     "weight_decay",
     "seed",

@@ -20,6 +20,7 @@ from trainer.commands import Accumulate, Gather, Load, Optimize, Save
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.device import Device, GangThread
+from trainer.dump import DumpWriter
 from trainer.micro_batch import plan
 from trainer.parts import Part
 from trainer.peers import Nodes, Samples
@@ -70,6 +71,7 @@ class Trainer:
         self._algorithm = make_algorithm(config)
         self._metrics = MetricsFile(config.metrics_file)
         self._trackers = trackers
+        self._dump = DumpWriter(config)
         self._publishing = Publishing(publisher)
         self._postponed = False
 
@@ -154,14 +156,19 @@ class Trainer:
 
     async def _accumulate(self, part: Part, record: StepRecord) -> None:
         self.progress.training = True
+        commands = self._commands(part, record)
+        if record.num_samples == 0 and (folder := self._dump.begin(record.step)):
+            await self._gang.do(Save(folder=str(folder)))
+        self._dump.part(record.step, commands)
         with record.phase("train"):
-            await self._gang.do_each(self._commands(part, record))
+            await self._gang.do_each(commands)
         record.add(part.sequences)
         self.progress.training = part.last
 
     async def _optimize(self, record: StepRecord) -> None:
         with record.phase("train"):
             answers = await self._gang.do(Optimize(step=record.step))
+        self._dump.end(record.step, self._gang.world_size, answers[0])
         record.result(answers[0], self._config.reward)
         self.progress.step = record.step
         self.progress.record = record

@@ -45,7 +45,7 @@ class Verdict:
     samples_moved: int = 0
     """Trained in another step than the ledger says, or than without a crash."""
     steps_wrong: int = 0
-    """Steps that are missing, or there twice."""
+    """Steps that are missing, there twice, or not of whole groups."""
     losses_not_finite: int = 0
     """Losses that are no number."""
     tensors_compared: int = 0
@@ -94,6 +94,7 @@ def check_delivery(
     finished: Sequence[str],
     available: Sequence[str],
     group_size: int,
+    groups_per_step: int,
 ) -> Verdict:
     """A run on what producers wrote meanwhile: each complete group is trained, or still to be had.
 
@@ -103,17 +104,23 @@ def check_delivery(
         finished: rollouts whose end was acknowledged to their agent.
         available: samples that the ledger gives out after the last step.
         group_size: rollouts of a complete group.
+        groups_per_step: complete groups of each step.
     """
     found = history.steps
     reached = {rollout_of(sample) for sample in (*found, *available)}
     sizes = Counter(map(group_of, finished))
-    due = {name for name in finished if sizes[group_of(name)] == group_size}
+    due = {name for name in finished if sizes[group_of(name)] >= group_size}
     handed_out = Counter(available)
     twice = handed_out.total() - len(handed_out) + len(handed_out.keys() & found.keys())
     return _check_steps(history, num_steps=num_steps) + Verdict(
         samples_committed_twice=twice,
         samples_skipped=len(due - reached) + len(history.committed.keys() - found.keys()),
         samples_moved=sum(history.committed.get(sample) != step for sample, step in found.items()),
+        steps_wrong=sum(
+            sorted(Counter(group_of(rollout_of(sample)) for sample in samples).values())
+            != [group_size] * groups_per_step
+            for _, samples in history.trained
+        ),
     )
 
 

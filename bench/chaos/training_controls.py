@@ -11,6 +11,7 @@ from seamflow.trajectory.v1 import sample_service_pb2
 
 from bench.chaos.calls import patiently
 from bench.chaos.training_checker import Verdict
+from bench.chaos.training_gang import Gang
 from bench.chaos.training_kills import await_step
 from bench.chaos.training_rig import STEPS, Job
 from bench.chaos.training_scenarios import References, judged
@@ -63,7 +64,7 @@ def committed_first(references: References, name: str) -> Verdict:
         await_step(job, gang, _CRASH_STEP)
         while gang.running and committed_step(job) <= job.newest_step:
             time.sleep(_LOOK_SECONDS)
-        gang.crash()
+        _crash(job, gang)
     return _finished(job, references, module)
 
 
@@ -102,7 +103,17 @@ def _crash_at(job: Job, step: int, module: str = "trainer") -> None:
     """One life on one rank, killed when a checkpoint covers `step`."""
     with job.life(1, module) as gang:
         await_step(job, gang, step)
-        gang.crash()
+        _crash(job, gang)
+
+
+def _crash(job: Job, gang: Gang) -> None:
+    """Kill it in the middle of its work.
+
+    Raises:
+        RuntimeError: it had done that already, and whatever is found would prove nothing.
+    """
+    if not gang.crash() or job.newest_step >= STEPS:
+        raise RuntimeError(f"{job.run_id} was done before it was killed: run again")
 
 
 def _finished(job: Job, references: References, module: str = "trainer") -> Verdict:

@@ -117,10 +117,10 @@ def interrupted(job: Job, gang: Gang) -> Kills:
         return Kills(kills_in_checkpoint=1)
     if counts.committed_step < done:
         return Kills(kills_before_commit=1)
+    if job.newest().step < done:  # publishing goes on beside the next step
+        return Kills(kills_before_publish=1)
     if counts.leased_step > done:
         return Kills(kills_in_step=1)
-    if job.newest().step < done:
-        return Kills(kills_before_publish=1)
     return Kills(kills_between_steps=1)
 
 

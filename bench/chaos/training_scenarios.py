@@ -14,7 +14,7 @@ from bench.chaos.training_agents import Agents
 from bench.chaos.training_checker import History, Verdict, check_delivery, check_recorded
 from bench.chaos.training_kills import Kills, Pace, Strikes, await_step
 from bench.chaos.training_rig import STEPS, Job, Rig
-from bench.chaos.training_samples import GROUP_SIZE
+from bench.chaos.training_samples import GROUP_SIZE, GROUPS_PER_STEP
 from bench.chaos.training_weights import compare, greatest_difference
 
 __all__ = [
@@ -129,6 +129,7 @@ def live(references: References, name: str, kills: int) -> Outcome:
         finished=agents.finished,
         available=available,
         group_size=GROUP_SIZE,
+        groups_per_step=GROUPS_PER_STEP,
     )
     return _outcome(verdict, strikes, kills)
 

@@ -21,7 +21,7 @@ import psutil  # type: ignore[import-untyped]
 
 from services.launcher.summary import read_steps
 
-__all__ = ["ROOT", "Speed", "Window", "read_config", "speed", "watch"]
+__all__ = ["ROOT", "Speed", "Window", "read_config", "speed", "waits", "watch"]
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
@@ -94,6 +94,27 @@ def speed(lines: Sequence[Mapping[str, Any]], window: Window, cores: float) -> S
         steps=window.steps,
         cores=cores,
     )
+
+
+def waits(lines: Sequence[Mapping[str, Any]], window: Window) -> dict[str, float]:
+    """What our own trainer tells of the window's steps.
+
+    Returns:
+        publish_stall_share: of the time, weights were gathered or a publish was waited for;
+        after_last_sample_share: of the time, from the lease of a step's last sample to the end of
+            the optimizer step;
+        packing: tokens of sequences for each that was computed.
+    """
+    by_step = {line["step"]: line for line in lines}
+    counted = [by_step[step] for step in range(window.warm_up + 1, window.last + 1)]
+    seconds = counted[-1]["time"] - by_step[window.warm_up]["time"]
+    computed = sum(line["computed_tokens"] for line in counted)
+    return {
+        "publish_stall_share": sum(line["seconds"]["publish"] for line in counted) / seconds,
+        "after_last_sample_share": sum(line["seconds_after_last_sample"] for line in counted)
+        / seconds,
+        "packing": sum(line["packing"] * line["computed_tokens"] for line in counted) / computed,
+    }
 
 
 def watch(

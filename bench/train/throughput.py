@@ -1,7 +1,8 @@
 """Useful tokens per second of whole training runs: all of our services beside TRL in one process.
 
 Both train the same model on the same tasks from the same file, with the same loss, so many rollouts
-a step and so many new tokens at most. A run is a fresh start of either side; they take turns.
+a step and so many new tokens at most. A run is a fresh start of either side; they take turns. TRL
+samples and trains in turn, ours at the same time, on samples of up to two versions before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import median
 
 from bench.report import ratios
 from bench.train.model import save_model
-from bench.train.sides import ROOT, Speed, Window, read_config, watch
+from bench.train.sides import ROOT, Window, read_config, waits, watch
 from bench.train.task import write_tasks
 from bench.train.trl import as_arguments, trl_command, trl_environment
 from services.launcher.summary import read_steps
@@ -74,7 +75,7 @@ def measure(options: Options, told: Callable[[str], None]) -> dict[str, list[flo
             for most in WORKLOADS:
                 for side in _in_turn(options.with_trl, turn):
                     found = bench.run(side, most, turn)
-                    for name, value in found.figures().items():
+                    for name, value in found.items():
                         raw.setdefault(f"max{most}.{side}.{name}", []).append(value)
                     told(f"{side}, at most {most} tokens")
     return raw
@@ -113,13 +114,13 @@ class _Bench:
             for most in WORKLOADS
         }
 
-    def run(self, side: str, most: int, turn: int) -> Speed:
+    def run(self, side: str, most: int, turn: int) -> dict[str, float]:
         """One run of one side; its seed is its own."""
         name = f"{side}-max{most}-{turn}"
         run = self._ours if side == OURS else self._trl
         return run(name, most, self._options.seed + turn)
 
-    def _ours(self, name: str, most: int, seed: int) -> Speed:
+    def _ours(self, name: str, most: int, seed: int) -> dict[str, float]:
         runs, in_all = self._base / "runs", str(self._options.window.in_all)
         flags = as_arguments(
             config=ROOT / _CONFIG,
@@ -141,9 +142,9 @@ class _Bench:
         metrics = runs / name / "metrics.jsonl"
         found = watch(command, {**own, **settings}, metrics, self._options.window)
         _require_all_tokens(runs / name)
-        return found
+        return found.figures() | waits(read_steps(metrics), self._options.window)
 
-    def _trl(self, name: str, most: int, seed: int) -> Speed:
+    def _trl(self, name: str, most: int, seed: int) -> dict[str, float]:
         metrics, cores = self._base / f"{name}.jsonl", self._options.cores
         rules = read_config(_CONFIG)
         command = trl_command(
@@ -161,7 +162,7 @@ class _Bench:
         )
         found = watch(command, trl_environment(cores), metrics, self._options.window)
         _require_threads(metrics, cores)
-        return found
+        return found.figures()
 
 
 def _in_turn(with_trl: bool, turn: int) -> tuple[str, ...]:

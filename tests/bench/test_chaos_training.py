@@ -82,9 +82,23 @@ def delivery(
 ) -> tuple[int, int, int]:
     """Samples twice, skipped and moved, in groups of two."""
     verdict = check_delivery(
-        trained, num_steps=num_steps, finished=finished, available=available, group_size=2
+        trained,
+        num_steps=num_steps,
+        finished=finished,
+        available=available,
+        group_size=2,
+        groups_per_step=1,
     )
     return verdict.samples_committed_twice, verdict.samples_skipped, verdict.samples_moved
+
+
+def test_a_step_that_is_not_of_whole_groups_is_wrong() -> None:
+    """A group of which a later step has the rest, or a group too few."""
+    given = {"finished": [], "available": [], "group_size": 2, "groups_per_step": 2}
+    whole = ["t/0/1#turn", "t/1/1#turn", "u/0/1#turn", "u/1/1#turn"]
+    assert check_delivery(history(whole), num_steps=1, **given).steps_wrong == 0  # type: ignore[arg-type]
+    for short in (whole[:2], whole[:3], [*whole[:3], "v/0/1#turn"]):
+        assert check_delivery(history(short), num_steps=1, **given).steps_wrong == 1  # type: ignore[arg-type]
 
 
 def test_what_producers_wrote_is_trained_or_still_there() -> None:

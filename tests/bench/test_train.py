@@ -15,7 +15,7 @@ from bench.quickstart_modes import WINDOW, Learning
 from bench.train import learning, task, throughput
 from bench.train.conversation import play
 from bench.train.model import save_model
-from bench.train.sides import ROOT, Window, read_config, speed, watch
+from bench.train.sides import ROOT, Window, read_config, speed, waits, watch
 from bench.train.trl import as_arguments
 from examples.quickstart import prepare
 from services.chassis.config import load
@@ -46,6 +46,24 @@ def test_a_run_that_ended_early_has_no_speed() -> None:
     """Nothing is extrapolated."""
     with pytest.raises(ValueError, match="ended early"):
         speed(lines(2), WINDOW_OF_TWO, cores=1.0)
+
+
+def test_what_training_waited_for_is_a_share_of_the_window() -> None:
+    """Publishing and the time after the last sample by the clock, packing by tokens."""
+    told = [
+        {
+            **line,
+            "seconds": {"publish": 0.01 * line["step"]},
+            "seconds_after_last_sample": 0.5,
+            "computed_tokens": 100 * line["step"],
+            "packing": 1.0 if line["step"] == 2 else 1.5,
+        }
+        for line in lines(4)
+    ]
+    found = waits(told, WINDOW_OF_TWO)
+    assert found["publish_stall_share"] == pytest.approx((0.02 + 0.03) / 4)
+    assert found["after_last_sample_share"] == pytest.approx(1 / 4)
+    assert found["packing"] == pytest.approx((200 + 450) / 500)
 
 
 def test_a_process_is_watched_with_all_below_it(tmp_path: Path) -> None:

@@ -90,3 +90,9 @@ def test_what_the_objective_needs_is_said(algorithm: str):
         make_algorithm(config(algorithm, reference_column=""))
     with pytest.raises(ConfigError, match=r"kl_loss is 0.1: .* set it to 0 and kl_beta"):
         make_algorithm(config(algorithm, kl_loss=0.1))
+    with pytest.raises(ConfigError, match=r"staleness_decay is 0.5: .* set it to 1.0"):
+        make_algorithm(config(algorithm, staleness_decay=0.5))
+    with pytest.raises(
+        ConfigError, match=r"loss_weights is 'token_mean': .* set it to 'algorithm'"
+    ):
+        make_algorithm(config(algorithm, loss_weights="token_mean"))

@@ -90,6 +90,12 @@ class Compared:
                 f"kl_loss is {config.kl_loss}: the objective holds the distance from the reference "
                 "already, set it to 0 and kl_beta to what you want"
             )
+        for name, usual in (("staleness_decay", 1.0), ("loss_weights", "algorithm")):
+            if getattr(config, name) != usual:
+                raise ValueError(
+                    f"{name} is {getattr(config, name)!r}: whole rollouts are compared, each "
+                    f"counts the same; set it to {usual!r}"
+                )
         self._losses = losses
         self._statistics = KLPenalty.of(config).statistics
 
