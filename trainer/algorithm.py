@@ -154,6 +154,12 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
         ConfigError: neither of the two, or a setting it refuses, or cannot be streamed to.
     """
     algorithm: Algorithm = plugins.make("algorithm", config.algorithm, ALGORITHMS, config)
+    for name in ("whole_step", "whole_groups", "critic"):
+        if not hasattr(algorithm, name):
+            raise ConfigError(
+                f"algorithm {config.algorithm} has no {name}: say True or False, see "
+                "trainer.algorithm.Algorithm"
+            )
     if config.stream_groups and algorithm.whole_step:
         raise ConfigError(
             f"stream_groups is {config.stream_groups}: {config.algorithm} compares the rewards of "

@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 
 from trainer import durable
+from trainer.forward import VALUE_HEAD
 from trainer.policy import Policy
 
 __all__ = ["Checkpoint", "begin", "complete", "load_shards", "newest", "save_shard"]
@@ -124,6 +125,11 @@ def _tensor(file: Any, name: str) -> torch.Tensor:
 def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     for name, shard in policy.shards.items():
         stored = tensors.get(f"parameter.{name}")
+        if stored is None and name.startswith(VALUE_HEAD):
+            raise ValueError(
+                f"checkpoint {folder} has no critic: it was written by another algorithm; set "
+                "algorithm back, or begin a new run from the weights it published"
+            )
         if stored is None or stored.shape != shard.shape or stored.dtype != shard.dtype:
             found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
             raise ValueError(

@@ -134,7 +134,8 @@ class TrainerConfig(ServerConfig):
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     micro_batch_tokens: int = 8192
-    """Tokens of a forward pass on one rank, padding included."""
+    """Tokens of a forward pass on one rank, padding included. A sequence is never cut, nor is a
+    group for tba and dpo: one that is longer is a pass of its own."""
     packing: bool = True
     """Sequences without padding, prefixes that they share computed once, where the model allows."""
     activation_checkpointing: bool = False

@@ -15,7 +15,7 @@ from torch import nn
 from trainer.micro_batch import MicroBatch
 from trainer.packing import Packing
 
-__all__ = ["Predicted", "add_value_head", "forward", "token_logprobs"]
+__all__ = ["VALUE_HEAD", "Predicted", "add_value_head", "forward", "token_logprobs"]
 
 VALUE_HEAD = "value_head"
 """Name of the critic's layer in the model; it is not published."""
@@ -57,8 +57,16 @@ def add_value_head(model: nn.Module) -> None:
     """Give the model a critic: a linear layer that sees what the output embeddings see.
 
     It begins at 0, so the first values say nothing.
+
+    Raises:
+        ValueError: the model has no output embeddings of the usual kind.
     """
-    output: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    if not isinstance(output, nn.Linear):
+        raise ValueError(  # noqa: TRY004 -- what is wrong is the setting
+            f"{type(model).__name__} takes no critic, its output embeddings are a "
+            f"{type(output).__name__}: take an algorithm without one"
+        )
     like = next(model.parameters())
     head = nn.Linear(output.in_features, 1, device=like.device, dtype=like.dtype)
     nn.init.zeros_(head.weight)

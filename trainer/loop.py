@@ -38,8 +38,6 @@ class Progress:
 
     step: int = 0
     """Finished optimizer steps."""
-    weight_version: int = 0
-    """Newest version published, or about to be; 0: the model the run started from."""
     checkpoint_step: int = 0
     """Newest step with a durable checkpoint; 0: none."""
     training: bool = False
@@ -75,18 +73,20 @@ class Trainer:
         self._publishing = Publishing(publisher)
         self._postponed = False
 
+    @property
+    def weight_version(self) -> int:
+        """Newest version published; 0: the model the run started from."""
+        return self._publishing.weight_version
+
     async def train(self) -> None:
         """Reconcile, then step after step until the last one."""
-        try:
-            await self._train()
-        finally:
-            self._publishing.stop()
+        await self._publishing.beside(self._train())
 
     async def _train(self) -> None:
         await self._begin()
         while self.progress.step < self._config.num_steps:
             step = self.progress.step + 1
-            record = StepRecord(step, self.progress.weight_version)
+            record = StepRecord(step, self._publishing.begun_version)
             weights = dict[str, torch.Tensor]()
             async for part in self._batches.parts(record):
                 async with self._device.use(self._nodes.acquire):
@@ -127,7 +127,6 @@ class Trainer:
         if found is not None:
             state = found[1]
             self.progress.step = self.progress.checkpoint_step = state.step
-            self.progress.weight_version = state.weight_version
             get_logger().info("resumed", step=state.step, changed=_changed(state, self._config))
         self._metrics.begin(self.progress.step, found[1].record if found else {})
         await self._samples.reconcile(self.progress.step)
@@ -135,7 +134,7 @@ class Trainer:
         async with self._device.use(self._nodes.acquire):
             if found is not None:
                 await self._gang.do(Load(folder=str(found[0])))
-            record = StepRecord(self.progress.step, self.progress.weight_version)
+            record = StepRecord(self.progress.step, self._publishing.begun_version)
             weights = await self._gather(record) if lost else {}
         if weights:
             await self._begin_publish(weights, record)
@@ -148,11 +147,10 @@ class Trainer:
         """Whether servers lack the weights training goes on with: they see older or undone ones."""
         step = self.progress.step
         newest = await self._publishing.newest()
-        if newest is not None:
-            self.progress.weight_version = newest.weight_version
         published = 0 if newest is None else newest.step
-        due = self._due(step, self._config.publish_every)
-        return published > step or (published < step and due)
+        last = step == self._config.num_steps
+        due = step if last else step - step % self._config.publish_every
+        return published > step or published < due
 
     async def _accumulate(self, part: Part, record: StepRecord) -> None:
         self.progress.training = True
@@ -177,9 +175,12 @@ class Trainer:
         """What a step leaves behind: a checkpoint, and weights to publish, when they are due."""
         if self._due(record.step, self._config.checkpoint_every):
             await self._checkpoint(record)
-        late = self._postponed or self._publishing.was_put_off()
-        due = late or self._due(record.step, self._config.publish_every)
-        return await self._gather(record) if due else {}
+        if not (self._postponed or self._due(record.step, self._config.publish_every)):
+            return {}
+        with record.phase("publish"):
+            # Before the weights are copied: one copy on the host is enough.
+            await self._publishing.make_way()
+        return await self._gather(record)
 
     def _commands(self, part: Part, record: StepRecord) -> list[Accumulate]:
         shuffle = np.random.default_rng([self._config.seed, record.step, record.num_samples])
@@ -199,7 +200,7 @@ class Trainer:
         )
         return [
             Accumulate(
-                weight_version=self.progress.weight_version,
+                weight_version=self._publishing.begun_version,
                 num_tokens=trainable_tokens(part.sequences),
                 denominator=given.denominator,
                 micro_batches=share,
@@ -214,7 +215,7 @@ class Trainer:
             state = checkpoint.Checkpoint(
                 run_id=self._config.run_id,
                 step=record.step,
-                weight_version=self.progress.weight_version,
+                weight_version=self.weight_version,
                 world_size=self._gang.world_size,
                 mathematics=self._config.mathematics(),
                 record=record.line(),
@@ -235,7 +236,7 @@ class Trainer:
         """
         if step == self._config.num_steps:
             return True
-        return await self._samples.may_publish(self.progress.weight_version + 1)
+        return await self._samples.may_publish(self._publishing.begun_version + 1)
 
     async def _publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
         """Begin to publish; the next step goes on meanwhile. The last one waits for the end.
@@ -253,22 +254,18 @@ class Trainer:
         """Whether a publish is under way, and done if it is the last."""
         try:
             await self._begin_publish(weights, record)
-            if record.step == self._config.num_steps:
-                await self._publishing.end()
         except PublishPutOff as error:
             get_logger().warning("publish_put_off", step=record.step, error=str(error))
-            self.progress.weight_version = self._publishing.weight_version
             return False
+        if record.step == self._config.num_steps:
+            await self._publishing.end()
         return True
 
     async def _begin_publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
-        # What is sampled from now on is compared with the version that is under way.
-        self.progress.weight_version = await self._publishing.begin(
-            weights, step=record.step, epoch=self._samples.epoch
-        )
+        await self._publishing.begin(weights, step=record.step, epoch=self._samples.epoch)
 
     def _close(self, record: StepRecord) -> None:
-        record.published(self.progress.weight_version)
+        record.published(self._publishing.begun_version)
         self.progress.training = False
         self._metrics.append(record)
         record.observe()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import count, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from trainer.batch import TokenSequence
 from trainer.credit import Credits
+from trainer.packing import shared_tokens
 
 __all__ = ["MicroBatch", "plan"]
 
@@ -82,9 +83,11 @@ def plan(
     numbers = _Numbers(sequences)
     rows = [row for row in np.argsort(numbers.groups_N, kind="stable").tolist() if lengths[row]]
     if packed or whole_groups:
+        rows.sort(key=lambda row: (numbers.groups_N[row], sequences[row].token_ids_T.tolist()))
         groups = [list(members) for _, members in groupby(rows, numbers.groups_N.__getitem__)]
         units = groups if whole_groups else [[row] for row in rows]
-        shares = _line(units, lengths, num_ranks, micro_batch_tokens, packed)
+        sizes = _Sizes(sequences, rows, packed)
+        shares = _line(units, sizes, num_ranks, micro_batch_tokens)
     else:
         shares = _by_length(rows, lengths, num_ranks, micro_batch_tokens)
     most = max(map(len, shares))
@@ -108,35 +111,61 @@ def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
     return np.array([places[name] for name in names], np.int64)
 
 
+class _Sizes:
+    """What rows in a line cost to compute, in tokens."""
+
+    def __init__(
+        self, sequences: Sequence[TokenSequence], rows: Sequence[int], packed: bool
+    ) -> None:
+        self._packed = packed
+        self._lengths = {row: len(sequences[row].token_ids_T) for row in rows}
+        # In lexicographic order a row shares most with the one before it.
+        pairs = pairwise(rows)
+        self._shared = {
+            after: shared_tokens(sequences[row].token_ids_T, sequences[after].token_ids_T)
+            for row, after in (pairs if packed else ())
+        }
+
+    def fits(self, piece: Sequence[Sequence[int]], budget: int) -> bool:
+        """Whether a micro-batch is within its budget, or as large as one of its units is anyhow."""
+        return self.alone(piece) <= max([budget, *(self.alone([unit]) for unit in piece)])
+
+    def beside(self, unit: Sequence[int]) -> int:
+        """Of a unit after the one before it."""
+        return sum(self._lengths[row] - self._shared.get(row, 0) for row in unit)
+
+    def alone(self, piece: Sequence[Sequence[int]]) -> int:
+        """Of units in a micro-batch of their own."""
+        rows = [row for unit in piece for row in unit]
+        if not rows:
+            return 0
+        if not self._packed:
+            return max(self._lengths[row] for row in rows) * len(rows)
+        return self.beside(rows) + self._shared.get(rows[0], 0)
+
+
 def _line(
-    units: Sequence[list[int]], lengths: Sequence[int], num_ranks: int, budget: int, packed: bool
+    units: Sequence[list[int]], sizes: _Sizes, num_ranks: int, budget: int
 ) -> list[list[list[int]]]:
     """Units in a line, cut into equal parts for the ranks, and these into as few as fit."""
-    shares = _evenly(units, lengths, num_ranks)
+    shares = _evenly(units, sizes, num_ranks)
     for parts in count(1):
-        cuts = [_evenly(share, lengths, parts) for share in shares]
+        cuts = [_evenly(share, sizes, parts) for share in shares]
         pieces = [piece for cut in cuts for piece in cut]
-        if all(len(piece) <= 1 or _cost(piece, lengths, packed) <= budget for piece in pieces):
+        if all(sizes.fits(piece, budget) for piece in pieces):
             break
     return [[[row for unit in piece for row in unit] for piece in cut if piece] for cut in cuts]
 
 
-def _evenly(
-    units: Sequence[list[int]], lengths: Sequence[int], parts: int
-) -> list[list[list[int]]]:
+def _evenly(units: Sequence[list[int]], sizes: _Sizes, parts: int) -> list[list[list[int]]]:
     """Neighbours stay together; a unit goes where its middle lies."""
-    sizes = np.array([sum(lengths[row] for row in unit) for unit in units], np.float64)
-    middles = np.cumsum(sizes) - sizes / 2
-    places = (middles / max(sizes.sum(), 1.0) * parts).astype(int)
+    tokens = np.array([sizes.beside(unit) for unit in units], np.float64)
+    middles = np.cumsum(tokens) - tokens / 2
+    places = np.minimum(middles / max(tokens.sum(), 1.0) * parts, parts - 1).astype(int)
     found: list[list[list[int]]] = [[] for _ in range(parts)]
     for unit, place in zip(units, places, strict=True):
         found[place].append(unit)
     return found
-
-
-def _cost(piece: Sequence[list[int]], lengths: Sequence[int], packed: bool) -> int:
-    sizes = [lengths[row] for unit in piece for row in unit]
-    return sum(sizes) if packed else max(sizes) * len(sizes)
 
 
 def _by_length(

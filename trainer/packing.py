@@ -29,7 +29,7 @@ from torch import nn
 
 from services.chassis.log import get_logger
 
-__all__ = ["Packing", "can_pack"]
+__all__ = ["Packing", "can_pack", "shared_tokens"]
 
 _ATTENTION = "seamflow_rows"
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -79,16 +79,17 @@ def can_pack(model: nn.Module) -> bool:
     if not _claims_to(model):
         return False
     wanted, before = _try_padded(model), model.config._attn_implementation  # type: ignore[union-attr]
-    _use_rows(model)
     try:
+        _use_rows(model)
         error = (_try_packed(model) - wanted).abs().max().item()
-    except (TypeError, ValueError, IndexError, RuntimeError) as problem:
+    except Exception as problem:  # whatever it is: padded rows are the answer
         get_logger().warning("packing_refused", reason=f"{type(problem).__name__}: {problem}")
-        error = float("inf")
-    if error > _TOLERANCE:
+        error = float("nan")
+    packs: bool = error <= _TOLERANCE
+    if not packs:
         get_logger().warning("rows_are_padded", model=type(model).__name__, difference=error)
         model.set_attn_implementation(before)  # type: ignore[operator]
-    return error <= _TOLERANCE
+    return packs
 
 
 def _claims_to(model: nn.Module) -> bool:
@@ -171,7 +172,7 @@ def _rows(states: torch.Tensor, places_BT: torch.Tensor) -> torch.Tensor:
 def _window(places_BT: torch.Tensor, width: int | None) -> torch.Tensor | None:
     """True where a token sees another; none if it sees all before it, as padding is behind."""
     length = places_BT.shape[1]
-    if width is None or length <= width:
+    if width is None or width <= 0 or length <= width:
         return None
     ones = torch.ones(length, length, dtype=torch.bool, device=places_BT.device)
     return ones.tril().triu(1 - width)[None, None]
@@ -191,7 +192,7 @@ def _places(
         range(len(lengths_B)), key=lambda row: token_ids_BT[row, : lengths_B[row]].tolist()
     ):
         ids_T = token_ids_BT[row, : lengths_B[row]]
-        shared = _shared(before[0], ids_T)
+        shared = shared_tokens(before[0], ids_T)
         fresh = len(ids_T) - shared
         places_BT[row, :shared] = before[1][:shared]
         places_BT[row, shared : len(ids_T)] = np.arange(num_tokens, num_tokens + fresh)
@@ -200,7 +201,8 @@ def _places(
     return places_BT, num_tokens
 
 
-def _shared(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+def shared_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """How many tokens two sequences have in common at their beginning."""
     length = min(len(one), len(other))
     differ = np.nonzero(one[:length] != other[:length])[0]
     return int(differ[0]) if len(differ) else length

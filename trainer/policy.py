@@ -139,9 +139,10 @@ class Policy:
         terms = self._algorithm.loss(self._tokens(batch, predicted, weight_version))
         # FSDP averages gradients over the ranks; the loss is a sum over them.
         (terms.loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
+        device = terms.loss.device
         computed = {
-            "sequence_tokens": torch.tensor(batch.lengths_B.sum()),
-            "computed_tokens": torch.tensor(predicted.num_tokens),
+            "sequence_tokens": torch.tensor(batch.lengths_B.sum(), device=device),
+            "computed_tokens": torch.tensor(predicted.num_tokens, device=device),
         }
         return {"loss": terms.loss.detach(), **computed, **terms.sums}
 

@@ -15,8 +15,9 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import torch
@@ -41,6 +42,8 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MANIFEST = "manifest.json"
 _FILE_BYTES = 4 << 30
+_LOOK_SECONDS = 1.0
+"""A publish that begins while training is waited for is looked at by then."""
 _COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 
 
@@ -167,56 +170,69 @@ class Publisher:
 class Publishing:
     """Publishes while training goes on, one version after the other.
 
-    StreamRL's full overlap (arXiv 2504.15930): a step waits for the number of its version alone,
-    and for the publish before it, should that still be under way.
+    StreamRL's full overlap (arXiv 2504.15930): a step waits for the number of its version alone.
+    What is put off is tried again, until newer weights take its place.
     """
 
     def __init__(self, publisher: Publisher) -> None:
         """Nothing is under way."""
         self._publisher = publisher
         self._ending: asyncio.Task[None] | None = None
+        self._superseded = False
         self.weight_version = 0
         """Newest committed version, as far as is known."""
-
-    def was_put_off(self) -> bool:
-        """Whether what was under way will never be visible. Raises whatever else it ended with."""
-        if self._ending is None or not self._ending.done():
-            return False
-        error = self._ending.exception()
-        if error is not None and not isinstance(error, PublishPutOff):
-            raise error
-        return error is not None
+        self.begun_version = 0
+        """That, or the one under way: what is sampled from now on is compared with it."""
 
     async def newest(self) -> weight_pb2.Manifest | None:
         """As of the publisher."""
         manifest = await self._publisher.newest()
         self.weight_version = 0 if manifest is None else manifest.weight_version
+        self.begun_version = self.weight_version
         return manifest
 
-    async def begin(self, tensors: Mapping[str, torch.Tensor], *, step: int, epoch: int) -> int:
-        """Begin to publish, once what is under way is done; the version it will be.
+    async def make_way(self) -> None:
+        """Wait until what is under way is done, or put off once more: newer weights are coming.
 
-        Raises `PublishTimeout`, also what the one before ended with unless these weights make up
-        for it.
+        Raises `PublishTimeout`, or what else it ended with.
         """
+        self._superseded = True
         try:
             await self.end()
-        except PublishPutOff as error:
-            get_logger().warning("publish_put_off", error=str(error))
+        finally:
+            self._superseded = False
+
+    async def begin(self, tensors: Mapping[str, torch.Tensor], *, step: int, epoch: int) -> None:
+        """Begin to publish; nothing is under way. Raises `PublishPutOff`: it has no number."""
         begun = await self._publisher.begin(step=step, parent=self.weight_version, epoch=epoch)
+        self.begun_version = int(begun.weight_version)
         self._ending = asyncio.create_task(self._finish(begun, tensors, epoch))
-        return int(begun.weight_version)
 
     async def end(self) -> None:
-        """Wait until nothing is under way. Raises `PublishTimeout`."""
-        ending, self._ending = self._ending, None
-        if ending is not None:
-            await ending
-
-    def stop(self) -> None:
-        """Give up what is under way: whether it was committed is asked at the next start."""
+        """Wait until nothing is under way. Raises as `make_way`."""
         if self._ending is not None:
-            self._ending.cancel()
+            await self._ending
+        self._ending = None
+
+    async def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, which begins publishes; one that fails ends it at once, with its error."""
+        training = asyncio.ensure_future(work)
+        try:
+            while not training.done():
+                ending = {self._ending} if self._ending and not self._ending.done() else set()
+                await asyncio.wait(
+                    {training, *ending}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                self._raise_if_failed()
+            await training
+        finally:
+            await _given_up(training, self._ending)
+
+    def _raise_if_failed(self) -> None:
+        if self._ending is not None and self._ending.done() and not self._ending.cancelled():
+            error = self._ending.exception()
+            if error is not None:
+                raise error
 
     async def _finish(
         self,
@@ -225,10 +241,35 @@ class Publishing:
         epoch: int,
     ) -> None:
         began = time.monotonic()
-        await self._publisher.finish(begun, tensors, epoch=epoch)
+        while not await self._finished(begun, tensors, epoch):
+            if self._superseded:
+                self.begun_version = self.weight_version
+                return
         self.weight_version = begun.weight_version
         seconds = round(time.monotonic() - began, 4)
         get_logger().info("published", weight_version=begun.weight_version, seconds=seconds)
+
+    async def _finished(
+        self,
+        begun: weight_pb2.BeginPublishResponse,
+        tensors: Mapping[str, torch.Tensor],
+        epoch: int,
+    ) -> bool:
+        try:
+            await self._publisher.finish(begun, tensors, epoch=epoch)
+        except PublishPutOff as error:
+            version = begun.weight_version
+            get_logger().warning("publish_put_off", weight_version=version, error=str(error))
+            return False
+        return True
+
+
+async def _given_up(*tasks: asyncio.Future[None] | None) -> None:
+    """Cancel what is not done, and wait for it. What was committed is asked at the next start."""
+    living = [task for task in tasks if task is not None]
+    for task in living:
+        task.cancel()
+    await asyncio.gather(*living, return_exceptions=True)
 
 
 def write_folder(

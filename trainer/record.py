@@ -83,7 +83,7 @@ class StepRecord:
         }
 
     def published(self, weight_version: int) -> None:
-        """Add the newest version after the step: its own, unless publishing was not due."""
+        """Add the newest version after the step, done or under way: its own, if it was due."""
         self._numbers["weight_version"] = weight_version
 
     def numbers(self) -> dict[str, float]:

@@ -40,7 +40,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             state=self._state(),
             step=progress.step,
             num_steps=self._config.num_steps,
-            weight_version=progress.weight_version,
+            weight_version=self._trainer.weight_version,
             world_size=self._gang.world_size,
             checkpoint_step=progress.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,16 +14,17 @@ from tests.trainer.support import make_samples
 from trainer.batch import TokenSequence, sequence, trainable_tokens
 from trainer.credit import Credits
 from trainer.micro_batch import MicroBatch, plan
+from trainer.packing import Packing
 
 
-def of_length(length: int, name: str = "s", group: str = "g") -> TokenSequence:
-    """A sequence whose every token but the first is trained."""
+def of_length(length: int, name: str, group: str = "g") -> TokenSequence:
+    """A sequence whose every token but the first is trained; no other begins with that."""
     mask = np.arange(length) > 0
     return TokenSequence(
         sample_id=name,
         rollout_id=name,
         group_id=group,
-        token_ids_T=np.arange(length, dtype=np.int32),
+        token_ids_T=np.r_[int(name), np.arange(1, length)].astype(np.int32)[:length],
         behaviour_logprobs_T=np.zeros(length, np.float32),
         reference_logprobs_T=np.zeros(length, np.float32),
         loss_mask_T=mask,
@@ -40,7 +42,9 @@ def credited(numbers: Sequence[float]) -> Credits:
 
 def tokens_of(batch: MicroBatch, packed: bool) -> int:
     """What counts towards the budget."""
-    return int(batch.lengths_B.sum()) if packed else batch.token_ids_BT.size
+    if not packed:
+        return batch.token_ids_BT.size
+    return len(Packing.of(batch.token_ids_BT, batch.lengths_B, "cpu").token_ids_U)
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,6 +106,29 @@ def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     assert max(computed) / min(computed) < 1.1
     least = -(-sum(computed) // (2 * 1024))
     assert len(shares[0]) <= least + 2, "few passes"
+
+
+def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
+    """Each row is half the budget, and all sixteen take a few micro-batches."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 1000, 400)
+    answers = [rng.integers(0, 1000, 50) for _ in range(16)]
+    rows = [np.concatenate([prompt, answer]).astype(np.int32) for answer in answers]
+    sequences = [
+        dataclasses.replace(of_length(len(ids), str(n)), token_ids_T=ids)
+        for n, ids in enumerate(rows)
+    ]
+    given = credited(np.ones(16))
+    (share,) = plan(sequences, given, num_ranks=1, micro_batch_tokens=900)
+    assert len(share) <= 3
+    assert all(tokens_of(batch, packed=True) <= 900 for batch in share)
+
+
+def test_answers_that_are_all_alike_are_one_micro_batch_however_long():
+    """Nothing can be gained by cutting them: they are computed once."""
+    sequences = [of_length(50, "7") for _ in range(5)]
+    (share,) = plan(sequences, credited(np.ones(5)), num_ranks=1, micro_batch_tokens=20)
+    assert sum(len(batch.lengths_B) for batch in share) == 5
 
 
 @pytest.mark.parametrize("packed", [True, False])

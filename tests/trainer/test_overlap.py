@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,10 @@ class SlowDisk:
         return wrapped
 
 
-async def filled(training: Training) -> Training:
-    """With all that four steps need."""
+async def filled(training: Training, rollouts: int = 6 * STEPS) -> Training:
+    """With all that four steps need, unless told otherwise."""
     await training.begin(*(f"t{number}" for number in range(12)), max_staleness=STEPS)
-    await training.play(24)
+    await training.play(rollouts)
     return training
 
 
@@ -88,33 +90,62 @@ async def test_without_overlap_the_disk_would_hold_training_up(
         await (await filled(training)).train(STEPS)
 
 
-async def test_a_write_that_fails_ends_training_at_the_next_step(
+async def test_a_write_that_fails_ends_training_at_once(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though nothing more is published until the last step."""
+    """Though the trainer waits for samples that never come, and publishes nothing meanwhile."""
 
     def broken(*_: Any) -> Any:
         raise OSError("no space left")
 
     monkeypatch.setattr(publish, "write_folder", broken)
-    with pytest.raises(DependencyUnavailable, match="no space left"):
-        await (await filled(training)).train(STEPS, publish_every=1)
-    assert len(read_lines(training.metrics_file)) < STEPS
+    await filled(training, rollouts=12)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(DependencyUnavailable, match="no space left"):
+            await training.train(STEPS, publish_every=2)
+    assert len(read_lines(training.metrics_file)) == 2
 
 
-async def test_a_publish_put_off_beside_training_is_made_up_for(
-    training: Training, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("failures", "versions"), [(1, [0, 1, 1, 2]), (10**9, [0, 1, 1, 2])])
+async def test_a_publish_put_off_beside_training_is_tried_again_until_a_newer_one_comes(
+    training: Training, monkeypatch: pytest.MonkeyPatch, failures: int, versions: list[int]
 ) -> None:
-    """The next step publishes though it would not have by itself; the version is left out."""
-    finish, failed = publish.Publisher.finish, list[int]()
+    """Under the same number, which what is sampled is compared with all the time."""
+    finish, tried = publish.Publisher.finish, list[int]()
 
-    async def once(publisher: publish.Publisher, begun: Any, *given: Any, **named: Any) -> None:
-        if not failed:
-            failed.append(begun.weight_version)
+    async def failing(publisher: publish.Publisher, begun: Any, *given: Any, **named: Any) -> None:
+        tried.append(begun.weight_version)
+        if begun.weight_version == 1 and len(tried) <= failures:
+            await asyncio.sleep(0.01)
             raise publish.PublishPutOff("writing", 1.0, "try again")
         await finish(publisher, begun, *given, **named)
 
-    monkeypatch.setattr(publish.Publisher, "finish", once)
+    monkeypatch.setattr(publish.Publisher, "finish", failing)
     records = await (await filled(training)).train(STEPS, publish_every=2)
-    assert failed == [1]
-    assert [record["weight_version"] for record in records] == [0, 1, 2, 3]
+    assert [record["weight_version"] for record in records] == versions
+    assert tried.count(1) >= 2
+    assert tried.count(2) == 1
+    published = {path.name for path in training.published()}
+    assert len(published) == (2 if failures == 1 else 1)
+
+
+async def test_a_version_is_published_again_that_a_crash_cut_off_between_two(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step later, which itself would not have been published."""
+    finish = publish.Publisher.finish
+
+    async def never(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(publish.Publisher, "finish", never)
+    await filled(training, rollouts=18)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_SECONDS / 4):
+            await training.train(6, publish_every=2)  # trains three steps and waits for more
+    assert training.published() == []
+    monkeypatch.setattr(publish.Publisher, "finish", finish)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_SECONDS / 4):
+            await training.train(6, publish_every=2)
+    assert len(training.published()) == 1

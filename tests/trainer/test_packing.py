@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from tests.trainer.support import JOB_CONFIG
 from tests.trainer.support import ROUNDING as OF_A_RUN
 from tests.trainer.test_gang import greatest_difference, losses, run
+from trainer import packing as packing_module
 from trainer.forward import add_value_head, forward
 from trainer.micro_batch import MicroBatch
 from trainer.packing import Packing, can_pack
@@ -153,6 +156,16 @@ def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPat
     assert can_pack(model)
 
 
+def test_a_model_that_computes_no_numbers_is_padded():
+    """As before it was tried: a difference that is no number is no small one."""
+    model = make("qwen3")
+    before = model.config._attn_implementation
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    assert not can_pack(model)
+    assert model.config._attn_implementation == before
+
+
 def test_tokens_in_common_are_computed_once():
     """Eight answers to a prompt: the prompt counts once, padding not at all."""
     prompt = list(range(10))
@@ -179,13 +192,42 @@ def test_a_packing_spells_every_row(rows: list[list[int]]):
     assert ends[packing.found_U].tolist() == list(range(len(prefixes)))
 
 
+@pytest.mark.parametrize(
+    "setting", [{"packing": False}, {"activation_checkpointing": True}], ids=str
+)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
-    model: Path, straight_run: Path, tmp_path: Path
+    model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, bool]
 ):
-    """Ten steps to rounding."""
-    for number, settings_ in enumerate(({"packing": False}, {"activation_checkpointing": True})):
-        out = tmp_path / str(number)
-        config = {**JOB_CONFIG, **settings_}
-        other = run(1, model, out, steps=list(range(1, 11)), config=config)
-        assert losses(other) == pytest.approx(losses(straight_run), abs=OF_A_RUN)
-        assert greatest_difference(other, straight_run) < OF_A_RUN
+    """Ten steps to rounding; padding is seen in what was computed."""
+    other = run(ranks, model, tmp_path, steps=list(range(1, 11)), config={**JOB_CONFIG, **setting})
+    assert losses(other) == pytest.approx(losses(straight_run), abs=OF_A_RUN)
+    assert greatest_difference(other, straight_run) < OF_A_RUN
+    packed = min(packing(straight_run))
+    assert (fmean(packing(other)) < 1.0 < packed) == ("packing" in setting)
+
+
+def test_checkpointed_activations_are_computed_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each block twice: on the way and on the way back."""
+    calls: list[str] = []
+    attention = packing_module._attention
+
+    def counted(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        calls.append(type(module).__name__)
+        return attention(module, *given, **named)
+
+    monkeypatch.setattr(packing_module, "_attention", counted)
+    passes = {}
+    for name, setting in (("plain", {}), ("again", {"activation_checkpointing": True})):
+        calls.clear()
+        run(1, model, tmp_path / name, steps=[1], config={**JOB_CONFIG, **setting})
+        passes[name] = len(calls)
+    tried = 2  # blocks, when the model was loaded
+    assert passes["again"] - tried == 2 * (passes["plain"] - tried) > 0
+
+
+def packing(folder: Path) -> list[float]:
+    """Tokens of sequences for each that was computed, of each step."""
+    return [metrics["packing"] for metrics in json.loads((folder / "metrics.json").read_text())]

@@ -78,10 +78,13 @@ class Training:
         listed = (await self.client.samples.ListSamples(request)).samples
         return {entry.sample.sample_id: entry.committed_step for entry in listed}
 
+    def published(self) -> list[Path]:
+        """Folders of weights that are whole."""
+        return sorted(path.parent for path in (self._folder / "weights").glob("*/.complete"))
+
     def weights(self) -> dict[str, Tensor]:
         """The newest that were published."""
-        newest = max((self._folder / "weights").iterdir())
-        return load_file(newest / "model.safetensors")
+        return load_file(self.published()[-1] / "model.safetensors")
 
 
 def groups(record: dict[str, Any]) -> list[str]:

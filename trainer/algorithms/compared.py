@@ -67,7 +67,8 @@ class Compared:
     """An algorithm whose loss is a mean over rollouts, made of whole groups.
 
     How likely a rollout was when it was sampled plays no part: such objectives hold for whoever
-    sampled it, so they have no importance weights and nothing to clip.
+    sampled it, so they have no importance weights and nothing to clip. Tokens that are masked, for
+    their age or as nobody knows their version, are left out of what is compared.
     """
 
     whole_step = critic = False
@@ -85,11 +86,12 @@ class Compared:
             raise ValueError(
                 "reference_column is not set: give the column with the reference's log-probs"
             )
-        if config.kl_loss:
-            raise ValueError(
-                f"kl_loss is {config.kl_loss}: the objective holds the distance from the reference "
-                "already, set it to 0 and kl_beta to what you want"
-            )
+        for name in ("kl_loss", "kl_reward"):
+            if getattr(config, name):
+                raise ValueError(
+                    f"{name} is {getattr(config, name)}: the objective holds the distance from the "
+                    "reference already, set it to 0 and kl_beta to what you want"
+                )
         for name, usual in (("staleness_decay", 1.0), ("loss_weights", "algorithm")):
             if getattr(config, name) != usual:
                 raise ValueError(
