@@ -105,7 +105,9 @@ async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_re
             status = await stub.GetStatus(trainer_pb2.GetStatusRequest())
             if not lender.calls.count("release") > 1:
                 assert status.state == trainer_pb2.TRAINER_STATE_SUSPENDED
-                assert (status.step, status.weight_version, status.world_size) == (2, 2, 2)
+                assert (status.step, status.world_size) == (2, 2)
+                # The second may still be written while the nodes are given back.
+                assert status.weight_version in (1, 2)
                 ledger.ready.set()
 
     lender.switch = switch
