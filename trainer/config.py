@@ -156,8 +156,9 @@ class TrainerConfig(ServerConfig):
     publish_every: int = 1
     """Steps between published weight versions; the last step always publishes."""
     publish_phase_seconds: float = 600.0
-    """Deadline of each phase of a publish: begin, write, commit. One that misses begin or write is
-    put off to the next step; a missed commit ends the process, which asks at its next start."""
+    """Deadline of each phase of a publish: begin, write, commit. One that misses begin is put off
+    to the next step, one that misses write is tried again until newer weights are due; a missed
+    commit ends the process, which asks at its next start."""
     resume: bool = False
     """Go on from the newest checkpoint, if there is one. Without it an existing one is an error."""
     metrics_file: Path | None = None

@@ -25,7 +25,7 @@ from trainer.batch import sequence
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.forward import token_logprobs
-from trainer.micro_batch import plan
+from trainer.micro_batch import MicroBatch, plan
 
 UNBOUNDED = 1e9
 
@@ -115,43 +115,52 @@ def ours(
     found: list[np.ndarray] = [np.zeros(0)] * len(samples)
     for batch in batches:
         rows = [
-            by_tokens[bytes(row[: mask.nonzero()[0][-1] + 1])]
-            for row, mask in zip(batch.token_ids_BT, batch.loss_mask_BT, strict=True)
+            by_tokens[bytes(row[:length])]
+            for row, length in zip(batch.token_ids_BT, batch.lengths_B, strict=True)
         ]
-        width = batch.token_ids_BT.shape[1]
-        padded = np.zeros((len(rows), width, VOCABULARY))
-        for place, n in enumerate(rows):
-            kept = min(width, len(logits[n]))
-            padded[place, :kept] = logits[n][:kept]
-        logprobs = token_logprobs(
-            torch.from_numpy(padded)[:, :-1],
-            torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
-            torch.from_numpy(batch.temperatures_B)[:, None],
-        ).requires_grad_()
-        values = torch.from_numpy(padded[:, :-1, 0].copy()).requires_grad_()
-        mask = torch.from_numpy(batch.loss_mask_BT[:, 1:])
-        versions = torch.from_numpy(batch.weight_versions_BT[:, 1:])
-        tokens = PolicyTokens(
-            logprobs_BT=logprobs,
-            values_BT=values if algorithm.critic else None,
-            behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
-            reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
-            advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
-            weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
-            staleness_BT=2 - versions,
-            loss_mask_BT=mask,
-            rollouts_B=torch.from_numpy(batch.rollouts_B),
-            groups_B=torch.from_numpy(batch.groups_B),
-        )
+        tokens = policy_tokens(batch, [logits[n] for n in rows], critic=algorithm.critic)
         terms = algorithm.loss(tokens)
         (terms.loss / given.denominator).backward()
         found_sums = {**terms.sums, "loss": terms.loss.detach() / given.denominator}
         for name in sums or ():
             sums[name] += found_sums[name].item()  # type: ignore[index]
+        leaf = tokens.values_BT if of_values else tokens.logprobs_BT
         for place, n in enumerate(rows):
-            gradient = values.grad if of_values else logprobs.grad
-            found[n] = -gradient[place][mask[place]].numpy()  # type: ignore[index]
+            found[n] = -leaf.grad[place][tokens.loss_mask_BT[place]].numpy()  # type: ignore[union-attr, index]
     return found
+
+
+def policy_tokens(batch: MicroBatch, logits: list[np.ndarray], *, critic: bool) -> PolicyTokens:
+    """What the loss is given for a micro-batch whose rows have these logits."""
+    logprobs, values = predicted(batch, logits)
+    return PolicyTokens(
+        logprobs_BT=logprobs,
+        values_BT=values if critic else None,
+        behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
+        reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
+        advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
+        weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
+        staleness_BT=2 - torch.from_numpy(batch.weight_versions_BT[:, 1:]),
+        loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]),
+        rollouts_B=torch.from_numpy(batch.rollouts_B),
+        groups_B=torch.from_numpy(batch.groups_B),
+    )
+
+
+def predicted(batch: MicroBatch, logits: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and values of the tokens 1..T-1 of each row, to be differentiated by."""
+    width = batch.token_ids_BT.shape[1]
+    padded = np.zeros((len(logits), width, VOCABULARY))
+    for row, logit in zip(padded, logits, strict=True):
+        kept = min(width, len(logit))
+        row[:kept] = logit[:kept]
+    logprobs = token_logprobs(
+        torch.from_numpy(padded)[:, :-1],
+        torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
+        torch.from_numpy(batch.temperatures_B)[:, None],
+    )
+    values = torch.from_numpy(padded[:, :-1, 0].copy())
+    return logprobs.requires_grad_(), values.requires_grad_()
 
 
 def greatest_error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
