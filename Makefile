@@ -11,7 +11,7 @@ SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut 
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-install bench-store bench-growth \
+.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler chaos-trainer model-store \
 	test test-sglang test-trackers test-algorithms test-sdk-range check proto descriptors up down clean help .venv-sglang
@@ -31,6 +31,12 @@ bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; b
 
 bench-modes: $(VENV)/.quickstart ## The quickstart multiplexed and disaggregated, three seeds: which learns sooner.
 	$(RUN) bench.quickstart_modes
+
+bench-lag: $(VENV)/.quickstart ## The quickstart on samples that are older and older, with and without correction.
+	$(RUN) bench.lag
+
+bench-streaming: $(VENV)/.dev ## Steps that begin with their first group beside steps that wait for all.
+	$(RUN) bench.streaming
 
 bench-algorithms: $(VENV)/.quickstart ## The quickstart with each algorithm: what each learns, and how soon.
 	$(RUN) bench.quickstart_algorithms

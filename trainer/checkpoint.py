@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,10 +22,11 @@ import torch
 from safetensors import safe_open
 
 from trainer import durable
+from trainer.config import Setting
 from trainer.forward import VALUE_HEAD
 from trainer.policy import Policy
 
-__all__ = ["Checkpoint", "begin", "complete", "load_shards", "newest", "save_shard"]
+__all__ = ["Checkpoint", "ShardWriter", "begin", "complete", "load_shards", "newest"]
 
 _STATE = "state.json"
 _RNG = "rng"
@@ -42,7 +44,7 @@ class Checkpoint:
     """Newest version that was published when it was written."""
     world_size: int
     """Ranks that wrote it."""
-    mathematics: Mapping[str, str | int | float | bool | None]
+    mathematics: Mapping[str, Setting]
     """`TrainerConfig.mathematics` of the run."""
     record: Mapping[str, Any]
     """Step record as far as it went: the metrics file may lack its line after a crash."""
@@ -58,17 +60,43 @@ def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
 
 def begin(folder: Path, step: int) -> Path:
     """An empty temporary folder for the checkpoint of `step`."""
+    for left in folder.glob(".partial_*"):  # by a crash
+        shutil.rmtree(left)
     partial = folder / f".partial_{step:09d}"
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
 
 
-def save_shard(policy: Policy, folder: Path, rank: int, world_size: int) -> None:
-    """Write this rank's state and make it durable."""
-    tensors = {name: tensor.contiguous() for name, tensor in policy.state().items()}
-    tensors[_RNG] = torch.get_rng_state()
-    durable.write_tensors(folder / _shard_name(rank, world_size), tensors)
+class ShardWriter:
+    """Writes this rank's state in a thread of its own, from a copy on the host."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Nothing is under way."""
+        self._name = _shard_name(rank, world_size)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def begin(self, policy: Policy, folder: Path) -> None:
+        """Copy the state, once what was begun before is written. Raises `OSError` of that."""
+        self._end()
+        tensors = {
+            name: tensor.to("cpu", copy=True).contiguous()
+            for name, tensor in policy.state().items()
+        }
+        tensors[_RNG] = torch.get_rng_state()
+        self._writing = self._executor.submit(durable.write_tensors, folder / self._name, tensors)
+
+    def written(self) -> bool:
+        """Whether all that was begun is durable. Raises `OSError` if it cannot be."""
+        if self._writing is not None and not self._writing.done():
+            return False
+        self._end()
+        return True
+
+    def _end(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:

@@ -17,6 +17,7 @@ from services.chassis.clients import channel
 from services.chassis.config import load_or_exit
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.server import Service, run
+from trainer.adapter import adapter_settings
 from trainer.config import TrainerConfig
 from trainer.device import Device, GangThread
 from trainer.loop import Trainer, find_checkpoint
@@ -70,11 +71,17 @@ async def peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, 
         if config.scheduler
         else None
     )
-    seconds = config.publish_phase_seconds
+    publisher = Publisher(
+        weights,
+        config.run_id,
+        config.model,
+        phase_seconds=config.publish_phase_seconds,
+        adapter=adapter_settings(config) if config.publish == "adapter" else None,
+    )
     return (
         Samples(samples, config.run_id),
         Nodes(nodes, config.run_id, config.gang_id, config.gang_nodes),
-        Publisher(weights, config.run_id, config.model, phase_seconds=seconds),
+        publisher,
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "Release",
     "Restore",
     "Save",
+    "Written",
     "decode",
     "encode",
 ]
@@ -50,10 +51,15 @@ class Optimize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Write this rank's shard of the training state into `folder` and make it durable."""
+    """Copy this rank's shard of the training state, and begin to write it into `folder`."""
 
     folder: str
     """Exists already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Say whether what was begun to be saved is durable: "written" is 1 or 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +90,10 @@ class Exit:
     """End the process."""
 
 
-Command = Accumulate | Optimize | Save | Load | Gather | Release | Restore | Exit
+Command = Accumulate | Optimize | Save | Written | Load | Gather | Release | Restore | Exit
 _KINDS: dict[str, type[Command]] = {
     kind.__name__: kind
-    for kind in (Accumulate, Optimize, Save, Load, Gather, Release, Restore, Exit)
+    for kind in (Accumulate, Optimize, Save, Written, Load, Gather, Release, Restore, Exit)
 }
 
 

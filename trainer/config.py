@@ -9,7 +9,7 @@ from typing import Literal
 
 from services.chassis.config import ServerConfig
 
-__all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "TrainerConfig"]
+__all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "Setting", "TrainerConfig"]
 
 ImportanceWay = Literal["truncate", "mask", "icepop", "none"]
 """What becomes of the ratio of a token that other weights sampled."""
@@ -17,6 +17,10 @@ LossWeights = Literal["algorithm", "token_mean", "sequence_mean", "sequence_sum"
 """What a token counts in the loss."""
 KLEstimator = Literal["k1", "k2", "k3"]
 """How the distance from a reference is estimated from sampled tokens."""
+
+
+Setting = str | int | float | bool | None | list[str]
+"""A setting's value, as JSON has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,16 @@ class TrainerConfig(ServerConfig):
     """Sequences without padding, prefixes that they share computed once, where the model allows."""
     activation_checkpointing: bool = False
     """Keep what enters a block only, and compute the rest again: less memory, a third more time."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and AdamW's state on the host, and bring to the device what is
+    computed with; the optimizer step runs on the host."""
+    lora_rank: int = 0
+    """Train adapters of this rank beside frozen weights; 0: train the weights. Learning rates are
+    about ten times higher with it."""
+    lora_alpha: float = 0.0
+    """An adapter counts lora_alpha / lora_rank times; 0: twice."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the linear layers that have one, such as q_proj; none: all but the output."""
     seed: int = 0
     """Seeds everything random in the trainer."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
@@ -150,9 +164,13 @@ class TrainerConfig(ServerConfig):
     """CPU threads of each rank."""
 
     checkpoint_every: int = 1
-    """Steps between durable checkpoints; samples are committed with them."""
+    """Steps between durable checkpoints; samples are committed with them. One is written while
+    training goes on, from a copy on the host."""
     keep_checkpoints: int = 2
     """Newest checkpoints that are kept."""
+    publish: Literal["weights", "adapter"] = "weights"
+    """Whole weights, or the adapter alone: rollout servers add it to the model they started from,
+    which is this one."""
     publish_every: int = 1
     """Steps between published weight versions; the last step always publishes."""
     publish_phase_seconds: float = 600.0
@@ -199,6 +217,8 @@ class TrainerConfig(ServerConfig):
                 f"{self.overlong_tokens} of overlong_tokens"
             )
         self._check_reference()
+        if self.publish == "adapter" and self.lora_rank == 0:
+            raise ValueError("publish is 'adapter' but lora_rank is 0: there is none; give a rank")
         if self.batch_min_groups > 1 and self.batch_timeout_seconds == 0:
             raise ValueError(
                 f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
@@ -228,9 +248,11 @@ class TrainerConfig(ServerConfig):
         """What trackers write on this disk."""
         return self.tracker_folder or self.checkpoint_folder / "trackers"
 
-    def mathematics(self) -> dict[str, str | int | float | bool | None]:
+    def mathematics(self) -> dict[str, Setting]:
         """The settings that decide what a step computes: two runs that differ here may differ."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        # As JSON gives it back.
+        values["lora_targets"] = list(self.lora_targets)
         return {name: values[name] for name in _MATHEMATICS}
 
 
@@ -265,6 +287,8 @@ _NOT_NEGATIVE = (
     "value_weight",
     "critic_learning_rate",
     "dump_every",
+    "lora_rank",
+    "lora_alpha",
     "warmup_steps",
     "weight_decay",
     "seed",
@@ -305,6 +329,9 @@ _MATHEMATICS = (
     "max_grad_norm",
     "micro_batch_tokens",
     "packing",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
     "seed",
     "dtype",
 )

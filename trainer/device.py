@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailable
-from trainer.commands import Command, Exit, Release, Restore
+from trainer.commands import Command, Exit, Release, Restore, Written
 from trainer.config import TrainerConfig
 from trainer.gang import Leader, join
 from trainer.worker import Worker
@@ -25,6 +25,7 @@ from trainer.worker import Worker
 __all__ = ["Device", "GangThread"]
 
 _RECHECK_SECONDS = 1.0
+_FIRST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.01, 1.0
 _GANG_SECONDS = 10.0
 """A node waits so long for the others of its gang before its agent is told to look around."""
 
@@ -59,6 +60,17 @@ class GangThread:
     async def do_each(self, commands: Sequence[Command]) -> list[dict[str, float]]:
         """Give each rank its own command; their answers in rank order."""
         return await self._run(lambda: self._started().do_each(commands))
+
+    async def written(self) -> None:
+        """Wait until what `Save` began is durable; other commands come in between.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        pause = _FIRST_LOOK_SECONDS
+        while not all(answer["written"] for answer in await self.do(Written())):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_LOOK_SECONDS)
 
     def gathered(self) -> dict[str, torch.Tensor]:
         """What the last `Gather` put together; to be taken once."""

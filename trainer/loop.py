@@ -16,6 +16,8 @@ from services.chassis.log import get_logger
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
 from trainer.batch import trainable_tokens
+from trainer.beside import beside
+from trainer.checkpointing import Checkpointing
 from trainer.commands import Accumulate, Gather, Load, Optimize, Save
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
@@ -38,8 +40,6 @@ class Progress:
 
     step: int = 0
     """Finished optimizer steps."""
-    checkpoint_step: int = 0
-    """Newest step with a durable checkpoint; 0: none."""
     training: bool = False
     """True while a step is computed."""
     finished: bool = False
@@ -49,7 +49,11 @@ class Progress:
 
 
 class Trainer:
-    """Rank 0's loop: optimizer step, checkpoint durable, samples committed, weights published."""
+    """Rank 0's loop: step after step.
+
+    Beside the next one goes what a step leaves behind: checkpoint durable, samples committed,
+    weights published.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Trainer:
         self._metrics = MetricsFile(config.metrics_file)
         self._trackers = trackers
         self._dump = DumpWriter(config)
+        self._checkpointing = Checkpointing(config, gang, samples)
         self._publishing = Publishing(publisher)
         self._postponed = False
 
@@ -78,9 +83,14 @@ class Trainer:
         """Newest version published; 0: the model the run started from."""
         return self._publishing.weight_version
 
+    @property
+    def checkpoint_step(self) -> int:
+        """Newest step with a durable checkpoint; 0: none."""
+        return self._checkpointing.step
+
     async def train(self) -> None:
         """Reconcile, then step after step until the last one."""
-        await self._publishing.beside(self._train())
+        await beside(self._train(), self._checkpointing.work, self._publishing.work)
 
     async def _train(self) -> None:
         await self._begin()
@@ -94,31 +104,31 @@ class Trainer:
                     if part.last:
                         await self._optimize(record)
                         weights = await self._finish(record)
-            if self.progress.checkpoint_step == step:
-                await self._samples.commit(step)
             if weights:
                 await self._publish(weights, record)
             self._close(record)
+        await self._checkpointing.end()
         self.progress.finished = True
         await self._nodes.release()
 
     async def save_checkpoint(self) -> int:
         """Checkpoint the newest finished step, unless one covers it; its number."""
+        await self._checkpointing.end()
         if self._uncovered() is None:
-            return self.progress.checkpoint_step
+            return self.checkpoint_step
         async with self._device.use(self._nodes.acquire):
             # Only now: the step may have ended meanwhile. Between its parts the weights are those
             # of the step before.
             record = self._uncovered()
             if record is not None:
-                await self._checkpoint(record)
+                await self._checkpointing.begin(record, self.weight_version)
         await self._batches.give_back()
-        await self._samples.commit(self.progress.checkpoint_step)
-        return self.progress.checkpoint_step
+        await self._checkpointing.end()
+        return self.checkpoint_step
 
     def _uncovered(self) -> StepRecord | None:
         """The record of the newest finished step, if no checkpoint covers it."""
-        covered = self.progress.checkpoint_step == self.progress.step
+        covered = self._checkpointing.begun_step == self.progress.step
         return None if covered else self.progress.record
 
     async def _begin(self) -> None:
@@ -126,7 +136,8 @@ class Trainer:
         found = find_checkpoint(self._config)
         if found is not None:
             state = found[1]
-            self.progress.step = self.progress.checkpoint_step = state.step
+            self.progress.step = state.step
+            self._checkpointing.step = self._checkpointing.begun_step = state.step
             get_logger().info("resumed", step=state.step, changed=_changed(state, self._config))
         self._metrics.begin(self.progress.step, found[1].record if found else {})
         await self._samples.reconcile(self.progress.step)
@@ -157,6 +168,7 @@ class Trainer:
         commands = self._commands(part, record)
         if record.num_samples == 0 and (folder := self._dump.begin(record.step)):
             await self._gang.do(Save(folder=str(folder)))
+            await self._gang.written()
         self._dump.part(record.step, commands)
         with record.phase("train"):
             await self._gang.do_each(commands)
@@ -174,7 +186,7 @@ class Trainer:
     async def _finish(self, record: StepRecord) -> dict[str, torch.Tensor]:
         """What a step leaves behind: a checkpoint, and weights to publish, when they are due."""
         if self._due(record.step, self._config.checkpoint_every):
-            await self._checkpoint(record)
+            await self._checkpointing.begin(record, self.weight_version)
         if not (self._postponed or self._due(record.step, self._config.publish_every)):
             return {}
         with record.phase("publish"):
@@ -207,21 +219,6 @@ class Trainer:
             )
             for share in shares
         ]
-
-    async def _checkpoint(self, record: StepRecord) -> None:
-        with record.phase("checkpoint"):
-            partial = checkpoint.begin(self._config.checkpoint_folder, record.step)
-            await self._gang.do(Save(folder=str(partial)))
-            state = checkpoint.Checkpoint(
-                run_id=self._config.run_id,
-                step=record.step,
-                weight_version=self.weight_version,
-                world_size=self._gang.world_size,
-                mathematics=self._config.mathematics(),
-                record=record.line(),
-            )
-            checkpoint.complete(partial, state, self._config.keep_checkpoints)
-        self.progress.checkpoint_step = record.step
 
     async def _gather(self, record: StepRecord) -> dict[str, torch.Tensor]:
         """The whole weights, on the host."""
@@ -262,7 +259,10 @@ class Trainer:
         return True
 
     async def _begin_publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
-        await self._publishing.begin(weights, step=record.step, epoch=self._samples.epoch)
+        # Nothing that was published is ever undone, if every step has a checkpoint.
+        after = self._checkpointing.end if self._config.checkpoint_every == 1 else None
+        epoch = self._samples.epoch
+        await self._publishing.begin(weights, step=record.step, epoch=epoch, after=after)
 
     def _close(self, record: StepRecord) -> None:
         record.published(self._publishing.begun_version)

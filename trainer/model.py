@@ -8,9 +8,15 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.utils.checkpoint import checkpoint
 
+from trainer.adapter import add_adapter
 from trainer.config import TrainerConfig
 from trainer.forward import add_value_head
 from trainer.packing import can_pack
@@ -61,15 +67,19 @@ def load_sharded(
     model = _load(config)
     # Dropout would make log-probs differ from the engine's; gradients flow all the same.
     model.eval()
+    if config.lora_rank:
+        add_adapter(model, config)
     packed = config.packing and can_pack(model)
     if critic:
         add_value_head(model)
-    precision = _precision(config.dtype)
+    shard = partial(
+        fully_shard, mesh=mesh, mp_policy=_precision(config.dtype), offload_policy=_place(config)
+    )
     for block in _blocks(model):
         if config.activation_checkpointing:
             _checkpoint_activations(block)
-        fully_shard(block, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+        shard(block)
+    shard(model)
     return model, packed
 
 
@@ -103,6 +113,12 @@ def _precision(dtype: str) -> MixedPrecisionPolicy:
     if dtype != "bfloat16":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _place(config: TrainerConfig) -> OffloadPolicy:
+    if not config.cpu_offload:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=config.device == "cuda")
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from trainer.adapter import is_adapter, merged, plain_name, published_name
 from trainer.algorithm import Algorithm, PolicyTokens
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
@@ -40,8 +41,13 @@ class Policy:
     ) -> None:
         self.model = model
         self.packed = packed
-        self.shards = {name: _shard(parameter) for name, parameter in model.named_parameters()}
         self._parameters = dict(model.named_parameters())
+        self.shards = {
+            name: _shard(parameter)
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad
+        }
+        """What is trained, and what a checkpoint holds: not what an adapter leaves frozen."""
         self._algorithm = algorithm
         self._config = config
         self._totals = _Totals()
@@ -85,15 +91,30 @@ class Policy:
         self._update(scale / totals.denominator, metrics["learning_rate"])
         return metrics
 
-    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and buffers by name, whole, one at a time; not the critic's. Collective."""
-        for name, parameter in self._parameters.items():
-            if not name.startswith(VALUE_HEAD):
-                yield name, _full(parameter.detach())
+    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What engines compute with, whole, one tensor at a time. Collective."""
+        if self._config.publish == "adapter":
+            for name in filter(is_adapter, self._parameters):
+                yield published_name(name), self._whole(name)
+        else:
+            yield from self._whole_weights()
+
+    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and buffers by name; not the critic's."""
+        for name in self._parameters:
+            if not (name.startswith(VALUE_HEAD) or is_adapter(name)):
+                yield plain_name(name), merged(self.model, name, self._whole)
         persistent = self.model.state_dict()
         for name, buffer in self.model.named_buffers():
             if name in persistent:
-                yield name, buffer
+                yield plain_name(name), buffer
+
+    def _whole(self, name: str) -> torch.Tensor:
+        # Ranks talk from device to device, wherever the shard is kept.
+        parameter = self._parameters[name].detach().to(self._config.device)
+        assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
+        whole: torch.Tensor = parameter.full_tensor()
+        return whole
 
     def state(self) -> dict[str, torch.Tensor]:
         """This rank's shards and optimizer state by name; the tensors themselves, not copies."""
@@ -105,8 +126,13 @@ class Policy:
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
         """All that this rank keeps on its device between commands, gradients included."""
-        yield from self.state().values()
+        for tensor in (*self.state().values(), *self._kept()):
+            if tensor.device.type == self._config.device:
+                yield tensor
+
+    def _kept(self) -> Iterator[torch.Tensor]:
         for parameter in self._parameters.values():
+            yield _local(parameter.detach())
             if parameter.grad is not None:
                 yield _local(parameter.grad)
 
@@ -173,7 +199,7 @@ class Policy:
             for parameter in self._parameters.values()
             if parameter.grad is not None
         ]
-        total = torch.stack(squares).sum()
+        total = torch.stack(squares).sum().to(self._config.device)
         dist.all_reduce(total)
         return math.sqrt(total.item())
 
@@ -235,9 +261,3 @@ def _local(tensor: torch.Tensor | None) -> torch.Tensor:
     assert isinstance(tensor, DTensor), "fully_shard makes every parameter a DTensor"
     local: torch.Tensor = tensor.to_local()
     return local
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    assert isinstance(tensor, DTensor), "fully_shard makes every parameter a DTensor"
-    full: torch.Tensor = tensor.full_tensor()
-    return full

@@ -12,12 +12,9 @@ Each step has a deadline, and none waits for rollout servers:
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import torch
@@ -26,25 +23,12 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
 from services.chassis.log import get_logger
-from trainer import durable
+from trainer.beside import Beside
+from trainer.config import Setting
 from trainer.peers import persistently
+from trainer.weight_folder import write_folder
 
-__all__ = [
-    "CommitUnknown",
-    "PublishPutOff",
-    "PublishTimeout",
-    "Publisher",
-    "Publishing",
-    "write_folder",
-]
-
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_MANIFEST = "manifest.json"
-_FILE_BYTES = 4 << 30
-_LOOK_SECONDS = 1.0
-"""A publish that begins while training is waited for is looked at by then."""
-_COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
+__all__ = ["CommitUnknown", "PublishPutOff", "PublishTimeout", "Publisher", "Publishing"]
 
 
 class PublishTimeout(Exception):  # noqa: N818 -- names the event
@@ -76,13 +60,15 @@ class Publisher:
         model_folder: Path,
         *,
         phase_seconds: float = 600.0,
+        adapter: Mapping[str, Setting] | None = None,
     ) -> None:
-        """`phase_seconds` is the deadline of each phase of a publish."""
+        """`phase_seconds` is the deadline of each phase; `adapter` tells of the adapter, if one."""
         # The generated constructor is typed for blocking channels.
         self._stub: weight_grpc.WeightServiceAsyncStub = weight_grpc.WeightServiceStub(channel)  # type: ignore[assignment]
         self._run_id = run_id
         self._model_folder = model_folder
         self._phase_seconds = phase_seconds
+        self._adapter = adapter
         self._writing: asyncio.Future[list[weight_pb2.WeightFile]] | None = None
 
     async def newest(self) -> weight_pb2.Manifest | None:
@@ -149,7 +135,9 @@ class Publisher:
                 # A thread cannot be stopped: one that was given up on ends before another begins.
                 if self._writing is not None:
                     await asyncio.wait({self._writing})
-                writing = asyncio.to_thread(write_folder, folder, self._model_folder, tensors)
+                writing = asyncio.to_thread(
+                    write_folder, folder, self._model_folder, tensors, self._adapter
+                )
                 self._writing = asyncio.ensure_future(writing)
                 await asyncio.wait({self._writing})
         except TimeoutError as error:
@@ -177,7 +165,7 @@ class Publishing:
     def __init__(self, publisher: Publisher) -> None:
         """Nothing is under way."""
         self._publisher = publisher
-        self._ending: asyncio.Task[None] | None = None
+        self.work = Beside()
         self._superseded = False
         self.weight_version = 0
         """Newest committed version, as far as is known."""
@@ -202,44 +190,35 @@ class Publishing:
         finally:
             self._superseded = False
 
-    async def begin(self, tensors: Mapping[str, torch.Tensor], *, step: int, epoch: int) -> None:
-        """Begin to publish; nothing is under way. Raises `PublishPutOff`: it has no number."""
+    async def begin(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        step: int,
+        epoch: int,
+        after: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Begin to publish, once `after` is over; nothing is under way.
+
+        Raises `PublishPutOff`: it has no number.
+        """
         begun = await self._publisher.begin(step=step, parent=self.weight_version, epoch=epoch)
         self.begun_version = int(begun.weight_version)
-        self._ending = asyncio.create_task(self._finish(begun, tensors, epoch))
+        self.work.begin(self._finish(begun, tensors, epoch, after))
 
     async def end(self) -> None:
         """Wait until nothing is under way. Raises as `make_way`."""
-        if self._ending is not None:
-            await self._ending
-        self._ending = None
-
-    async def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`, which begins publishes; one that fails ends it at once, with its error."""
-        training = asyncio.ensure_future(work)
-        try:
-            while not training.done():
-                ending = {self._ending} if self._ending and not self._ending.done() else set()
-                await asyncio.wait(
-                    {training, *ending}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                self._raise_if_failed()
-            await training
-        finally:
-            await _given_up(training, self._ending)
-
-    def _raise_if_failed(self) -> None:
-        if self._ending is not None and self._ending.done() and not self._ending.cancelled():
-            error = self._ending.exception()
-            if error is not None:
-                raise error
+        await self.work.end()
 
     async def _finish(
         self,
         begun: weight_pb2.BeginPublishResponse,
         tensors: Mapping[str, torch.Tensor],
         epoch: int,
+        after: Callable[[], Awaitable[None]] | None,
     ) -> None:
+        if after is not None:
+            await after()
         began = time.monotonic()
         while not await self._finished(begun, tensors, epoch):
             if self._superseded:
@@ -262,73 +241,3 @@ class Publishing:
             get_logger().warning("publish_put_off", weight_version=version, error=str(error))
             return False
         return True
-
-
-async def _given_up(*tasks: asyncio.Future[None] | None) -> None:
-    """Cancel what is not done, and wait for it. What was committed is asked at the next start."""
-    living = [task for task in tasks if task is not None]
-    for task in living:
-        task.cancel()
-    await asyncio.gather(*living, return_exceptions=True)
-
-
-def write_folder(
-    folder: Path, model_folder: Path, tensors: Mapping[str, torch.Tensor]
-) -> list[weight_pb2.WeightFile]:
-    """Write a complete Hugging Face folder, durable when this returns; its files with checksums."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _copy_settings(model_folder, folder, next(iter(tensors.values())).dtype)
-    _write_weights(folder, tensors)
-    paths = sorted(
-        path for path in folder.iterdir() if path.name not in (_MANIFEST, durable.COMPLETE)
-    )
-    files = [_described(path) for path in paths]
-    entries = [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in files]
-    durable.write_json(folder / _MANIFEST, {"files": entries})
-    durable.write_marker(folder)
-    return files
-
-
-def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Configuration and tokenizer, whatever its files are called; no weights, no code."""
-    for path in sorted(source.iterdir()):
-        weights_index = path.name.endswith(".index.json") or path.name == _MANIFEST
-        if path.is_file() and path.suffix in _COPIED_SUFFIXES and not weights_index:
-            durable.copy_file(path, target / path.name)
-    config = json.loads((source / "config.json").read_text())
-    name = "torch_dtype" if "torch_dtype" in config else "dtype"
-    config[name] = str(dtype).removeprefix("torch.")
-    durable.write_json(target / "config.json", config)
-
-
-def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    parts = list(_parts(tensors))
-    if len(parts) == 1:
-        durable.write_tensors(folder / _WEIGHTS, parts[0])
-        return
-    names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
-    for name, part in zip(names, parts, strict=True):
-        durable.write_tensors(folder / name, part)
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
-    }
-    durable.write_json(folder / _INDEX, index)
-
-
-def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    part: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if part and size + tensor.nbytes > _FILE_BYTES:
-            yield part
-            part, size = {}, 0
-        part[name] = tensor
-        size += tensor.nbytes
-    yield part
-
-
-def _described(path: Path) -> weight_pb2.WeightFile:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return weight_pb2.WeightFile(name=path.name, num_bytes=path.stat().st_size, sha256=digest)

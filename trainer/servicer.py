@@ -42,7 +42,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             num_steps=self._config.num_steps,
             weight_version=self._trainer.weight_version,
             world_size=self._gang.world_size,
-            checkpoint_step=progress.checkpoint_step,
+            checkpoint_step=self._trainer.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},
             suspended=self._device.is_suspended(request.node_id),
         )

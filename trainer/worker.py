@@ -20,6 +20,7 @@ from trainer.commands import (
     Release,
     Restore,
     Save,
+    Written,
 )
 from trainer.config import TrainerConfig
 from trainer.device_state import DeviceState
@@ -42,6 +43,7 @@ class Worker:
         """Whether sequences are computed without padding."""
         self._policy = Policy(model, algorithm, config, packed=self.packed)
         self._device_state = DeviceState()
+        self._shard_writer = checkpoint.ShardWriter(*_place())
         self._published_dtype = DTYPES[config.dtype]
 
     def do(self, command: Command) -> dict[str, float]:
@@ -52,7 +54,9 @@ class Worker:
             case Optimize(step=step):
                 return self._policy.optimize(step)
             case Save(folder=folder):
-                checkpoint.save_shard(self._policy, Path(folder), *_place())
+                self._shard_writer.begin(self._policy, Path(folder))
+            case Written():
+                return {"written": float(self._shard_writer.written())}
             case Load(folder=folder):
                 checkpoint.load_shards(self._policy, Path(folder), *_place())
             case Gather():
@@ -67,7 +71,7 @@ class Worker:
 
     def _gather(self) -> None:
         self.gathered = {}
-        for name, full in self._policy.full_weights():
+        for name, full in self._policy.published():
             if dist.get_rank() == 0:
                 # A copy even on the CPU: the next step must not change what is being published.
                 dtype = self._published_dtype if full.is_floating_point() else full.dtype

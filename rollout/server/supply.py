@@ -55,7 +55,12 @@ async def open_supply(
     context = TransportContext(config=config, weights=channel, connect=peers.connect)
     folder = config.cache_folder or Path(stack.enter_context(_temporary()))
     cache = WeightCache(
-        stub, build_transports(context), folder, **names, fetch_seconds=config.weight_fetch_seconds
+        stub,
+        build_transports(context),
+        folder,
+        **names,
+        fetch_seconds=config.weight_fetch_seconds,
+        base=config.model,
     )
     rolling = config.weight_update_order == "rolling"
     boundary = Boundary(

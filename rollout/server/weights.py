@@ -22,6 +22,7 @@ from seamflow.errors import NotFoundError, SeamflowError
 from seamflow.retry import retrying
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
+from rollout.server.adapter import made_whole
 from rollout.server.engine import WeightsError
 from rollout.server.transport import (
     MANIFEST,
@@ -60,7 +61,7 @@ class FetchedWeights:
     weight_version: int
     """The version."""
     folder: Path
-    """Its files, as published."""
+    """Its files, as published; of an adapter, those of the model with it."""
 
 
 class WeightCache:
@@ -73,6 +74,7 @@ class WeightCache:
         run_id: whose versions.
         model: of which model.
         fetch_seconds: deadline of one transport for one version.
+        base: the model folder that adapters are added to.
     """
 
     def __init__(
@@ -84,12 +86,14 @@ class WeightCache:
         run_id: str,
         model: str,
         fetch_seconds: float,
+        base: Path | None = None,
     ) -> None:
         self.run_id, self.model = run_id, model
         self._stub = stub
         self._transports = transports
         self._folder = folder
         self._fetch_seconds = fetch_seconds
+        self._base = base
         self._fetching = asyncio.Lock()
         self._incoming: dict[int, Incoming] = {}
         self._checked: set[int] = set()  # in this life, against their manifests
@@ -113,6 +117,8 @@ class WeightCache:
             held = self._held(manifest.weight_version)
             if held is None or not _same(held.manifest, manifest):
                 await self._bring(manifest, folder)
+            if self._base is not None:
+                folder = await asyncio.to_thread(made_whole, folder, self._base)
         return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
 
     def local(self, weight_version: int) -> LocalVersion | Incoming | None:

@@ -34,14 +34,14 @@ class SlowDisk:
         monkeypatch.setattr(publish, "write_folder", self.write)
 
     def write(
-        self, folder: Path, model_folder: Path, tensors: Mapping[str, torch.Tensor]
+        self, folder: Path, model_folder: Path, tensors: Mapping[str, torch.Tensor], *adapter: Any
     ) -> list[Any]:
         """Wait, then write."""
         self.num_writes += 1
         after = min(self.num_writes + 1, STEPS)
         if not self._trained[after].wait(self._patience):
             raise OSError(f"step {after} was not trained while weights were written")
-        return self._write(folder, model_folder, tensors)
+        return self._write(folder, model_folder, tensors, *adapter)
 
     def _optimized(self) -> Any:
         trained, optimize = self._trained, self._optimize

@@ -91,7 +91,7 @@ async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_re
     """A gang under torchrun starts suspended, is resumed for work, gives its nodes back."""
     child = Child(tmp_path, model, neighbours)
     lender, ledger = neighbours.lender, neighbours.ledger
-    ledger.on_commit = lambda step: ledger.ready.clear() if step == 2 else None
+    ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
     flags = ("--num-steps", "4", "--scheduler", neighbours.address)
     await child.start(*flags, launcher=TORCHRUN)
 

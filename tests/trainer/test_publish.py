@@ -24,13 +24,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.config import ServerConfig
 from services.chassis.server import Service, started
-from trainer import publish
+from trainer import publish, weight_folder
 
 
 def test_a_published_folder_loads_and_its_checksums_match(model: Path, tmp_path: Path) -> None:
     """Config, tokenizer and changed weights; every file is described; the marker is there."""
     tensors = {name: value.double() + 0.5 for name, value in weights(model).items()}
-    files = publish.write_folder(tmp_path / "v", model, tensors)
+    files = weight_folder.write_folder(tmp_path / "v", model, tensors)
     manifest = json.loads((tmp_path / "v/manifest.json").read_text())
     assert [entry["name"] for entry in manifest["files"]] == [file.name for file in files]
     for file in files:
@@ -49,9 +49,9 @@ def test_large_weights_are_split_over_indexed_files(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a limit of 4 kB the folder has many files, and loads the same."""
-    monkeypatch.setattr(publish, "_FILE_BYTES", 4096)
+    monkeypatch.setattr(weight_folder, "_FILE_BYTES", 4096)
     tensors = weights(model)
-    files = publish.write_folder(tmp_path, model, tensors)
+    files = weight_folder.write_folder(tmp_path, model, tensors)
     assert sum(file.name.endswith(".safetensors") for file in files) > 1
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
     for name, parameter in loaded.named_parameters():

@@ -1,0 +1,94 @@
+"""Weights that came as a LoRA adapter, made whole for any engine.
+
+    W + (alpha / r) B A        A [r, in], B [out, r], Low-Rank Adaptation (arXiv 2106.09685)
+
+W is of the model folder that this server started from: the trainer's must be the same.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout.server.engine import WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["made_whole"]
+
+_SETTINGS = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MADE = "whole"
+
+
+def made_whole(folder: Path, model: Path) -> Path:
+    """Return a folder with all weights: `folder`, or one that is made in it if it is an adapter.
+
+    Args:
+        folder: of a version, as published.
+        model: what an adapter is added to.
+
+    Raises:
+        WeightsError: the adapter is of another kind, or of another model.
+    """
+    if not (folder / _SETTINGS).exists():
+        return folder
+    whole, partial = folder / _MADE, folder / f"{_MADE}.partial"
+    if not whole.exists():
+        shutil.rmtree(partial, ignore_errors=True)
+        # Small files are the model's own; its weights come anew.
+        shutil.copytree(model, partial, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+        _write_weights(folder, model, partial)
+        partial.rename(whole)
+    return whole
+
+
+def _write_weights(folder: Path, model: Path, target: Path) -> None:
+    try:
+        from safetensors.torch import load_file, save_file
+    except ImportError as error:
+        raise WeightsError(
+            f"{folder}: it is an adapter, and adding it needs torch here: install torch in this "
+            'server\'s environment, or let the trainer publish = "weights"'
+        ) from error
+    scale = _scale(folder)
+    parts = load_file(folder / _WEIGHTS)
+    for file in sorted(model.glob("*.safetensors")):
+        tensors = load_file(file)
+        for name in tensors.keys() & _adapted(parts):
+            tensors[name] = _sum(tensors[name], _taken(parts, name), scale, f"{folder}: {name}")
+        save_file(tensors, target / file.name, metadata={"format": "pt"})
+    if parts:
+        raise WeightsError(f"{folder}: {model} has nothing for {min(parts)}: it is another model")
+
+
+def _scale(folder: Path) -> float:
+    settings: dict[str, Any] = json.loads((folder / _SETTINGS).read_text())
+    special = [key for key in ("use_dora", "use_rslora", "fan_in_fan_out") if settings.get(key)]
+    if settings.get("peft_type") != "LORA" or special:
+        raise WeightsError(f"{folder}: it is no plain LoRA adapter: {special or settings}")
+    return float(settings["lora_alpha"]) / int(settings["r"])
+
+
+def _adapted(parts: Mapping[str, Tensor]) -> set[str]:
+    """Names of the model's weights that have an adapter."""
+    layers = (name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for name in parts)
+    return {f"{layer}.weight" for layer in layers}
+
+
+def _taken(parts: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    layer = f"{_PREFIX}{name.removesuffix('.weight')}"
+    return parts.pop(f"{layer}.lora_A.weight"), parts.pop(f"{layer}.lora_B.weight")
+
+
+def _sum(weight: Tensor, adapter: tuple[Tensor, Tensor], scale: float, what: str) -> Tensor:
+    a, b = (part.double() for part in adapter)
+    if weight.shape != (len(b), a.shape[1]):
+        shapes = f"{len(b)} x {a.shape[1]}, the model's is {list(weight.shape)}"
+        raise WeightsError(f"{what}: the adapter is for {shapes}: it is of another model")
+    return (weight.double() + scale * (b @ a)).to(weight.dtype)

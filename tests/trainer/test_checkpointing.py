@@ -1,0 +1,151 @@
+"""Checkpoints are written beside the next step, and what depends on them waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.chassis.errors import DependencyUnavailable
+from tests.trainer.support import read_lines
+from tests.trainer.training import Training
+from trainer import durable
+from trainer.checkpointing import Checkpointing
+from trainer.peers import Samples
+from trainer.policy import Policy
+from trainer.publish import Publisher, Publishing
+
+STEPS = 4
+PATIENCE_SECONDS = 20.0
+
+
+class SlowDisk:
+    """Writes a step's shard only when the step after it was trained; the last one's at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = PATIENCE_SECONDS) -> None:
+        self.events: list[tuple[str, int]] = []
+        self._patience = patience
+        self._trained = [threading.Event() for _ in range(STEPS + 1)]
+        self._monkeypatch = monkeypatch
+        self._optimize, self._write = Policy.optimize, durable.write_tensors
+        monkeypatch.setattr(Policy, "optimize", self._optimized())
+        monkeypatch.setattr(durable, "write_tensors", self.write)
+        self._note(Samples, "commit", "committed", lambda _samples, step: int(step))
+        self._note(Publisher, "finish", "published", lambda _publisher, begun, *_: _number(begun))
+
+    def write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Wait if it is a shard's, then write."""
+        if path.name.startswith("rank_"):
+            step = int(path.parent.name.rpartition("_")[2])
+            if not self._trained[min(step + 1, STEPS)].wait(self._patience):
+                raise OSError(f"step {step + 1} was not trained while a checkpoint was written")
+            self.events.append(("durable", step))
+        self._write(path, tensors)
+
+    def _optimized(self) -> Any:
+        trained, optimize = self._trained, self._optimize
+
+        def wrapped(policy: Policy, step: int) -> dict[str, float]:
+            found = optimize(policy, step)
+            trained[step].set()
+            return found
+
+        return wrapped
+
+    def _note(self, owner: type, name: str, event: str, number: Any) -> None:
+        call = getattr(owner, name)
+
+        async def noted(*given: Any, **named: Any) -> Any:
+            self.events.append((event, number(*given)))
+            return await call(*given, **named)
+
+        self._monkeypatch.setattr(owner, name, noted)
+
+
+def _number(begun: Any) -> int:
+    # Each step publishes, so that a version has the number of its step.
+    return int(begun.weight_version)
+
+
+async def filled(training: Training, rollouts: int = 6 * STEPS) -> Training:
+    """With all that four steps need, unless told otherwise."""
+    await training.begin(*(f"t{number}" for number in range(12)), max_staleness=STEPS)
+    await training.play(rollouts)
+    return training
+
+
+async def test_a_step_is_trained_while_the_checkpoint_before_it_is_written(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each step in turn: durable, then its samples committed, then its weights published."""
+    disk = SlowDisk(monkeypatch)
+    records = await (await filled(training)).train(STEPS)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    expected = [(name, n) for n in range(1, 5) for name in ("durable", "committed", "published")]
+    assert disk.events == expected
+    assert (await training.readiness()).committed_step == STEPS
+
+
+async def test_without_overlap_the_disk_would_hold_training_up(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: wait for each checkpoint, and the next step is not trained in time."""
+    SlowDisk(monkeypatch, patience=1.0)
+    begin = Checkpointing.begin
+
+    async def waiting(checkpointing: Checkpointing, *given: Any) -> None:
+        await begin(checkpointing, *given)
+        await checkpointing.end()
+
+    monkeypatch.setattr(Checkpointing, "begin", waiting)
+    with pytest.raises(DependencyUnavailable, match="step 2 was not trained"):
+        await (await filled(training)).train(STEPS)
+
+
+async def test_weights_published_too_early_are_noticed(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: what does not wait is visible before the checkpoint that covers it."""
+    disk = SlowDisk(monkeypatch)
+    begin = Publishing.begin
+
+    async def early(publishing: Publishing, *given: Any, **named: Any) -> None:
+        await begin(publishing, *given, **{**named, "after": None})
+
+    monkeypatch.setattr(Publishing, "begin", early)
+    await (await filled(training)).train(STEPS)
+    assert disk.events.index(("published", 1)) < disk.events.index(("durable", 1))
+
+
+async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_published_anyway(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checkpoint every other step a crash undoes published steps whatever they wait for."""
+    disk = SlowDisk(monkeypatch)
+    await (await filled(training)).train(STEPS, checkpoint_every=2)
+    assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
+
+
+async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the trainer waits for samples that never come; none of its samples is committed."""
+    write = durable.write_tensors
+
+    def full(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        if path.name.startswith("rank_"):
+            raise OSError("no space left")
+        write(path, tensors)
+
+    monkeypatch.setattr(durable, "write_tensors", full)
+    await filled(training, rollouts=6)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(DependencyUnavailable, match="no space left"):
+            await training.train(STEPS)
+    assert len(read_lines(training.metrics_file)) == 1
+    assert (await training.readiness()).committed_step == 0

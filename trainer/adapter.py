@@ -1,0 +1,106 @@
+"""LoRA: frozen weights, and beside each linear layer two thin ones that are trained.
+
+    y = W x + (alpha / rank) B A x        A [rank, in] random, B [out, rank] zeros at first
+
+Low-Rank Adaptation (arXiv 2106.09685), as peft makes it. What is published is W + (alpha / rank)
+B A as one matrix, or A and B alone, as a PEFT folder.
+
+Shape suffixes: I inputs and O outputs of a layer, R rank.
+"""
+# ruff: noqa: N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import Setting, TrainerConfig
+
+__all__ = [
+    "adapter_settings",
+    "add_adapter",
+    "is_adapter",
+    "merged",
+    "plain_name",
+    "published_name",
+]
+
+_ADAPTER = "default"
+_BASE = ".base_layer."
+_PARTS = ("lora_A", "lora_B")
+
+
+def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
+    """Freeze the model and give its linear layers adapters, those of `lora_targets` or all.
+
+    Raises:
+        ValueError: peft is not installed, or the model has no such layers.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ValueError(
+            f"lora_rank is {config.lora_rank} but peft is not installed: pip install "
+            "'seamflow[lora]', or set lora_rank to 0"
+        ) from error
+    transposed = any(type(layer).__name__ == "Conv1D" for layer in model.modules())
+    if transposed and config.publish == "adapter":
+        raise ValueError(
+            f"publish is 'adapter' but {type(model).__name__} keeps its matrices the other way "
+            "round: publish weights"
+        )
+    settings: Any = adapter_settings(config)
+    try:
+        peft = LoraConfig(**settings, fan_in_fan_out=transposed)
+        inject_adapter_in_model(peft, model, _ADAPTER)
+    except ValueError as error:
+        raise ValueError(f"lora_targets {','.join(config.lora_targets)!r}: {error}") from error
+
+
+def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
+    """What a PEFT folder says of the adapter."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(config.model),
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha or 2.0 * config.lora_rank,
+        "target_modules": list(config.lora_targets) or "all-linear",
+        # Dropout would make log-probs differ from the engine's.
+        "lora_dropout": 0.0,
+    }
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of that name is trained in place of the model's own."""
+    return any(f".{part}." in name for part in _PARTS)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the model without adapters."""
+    return name.replace(_BASE, ".")
+
+
+def published_name(name: str) -> str:
+    """The name of an adapter's parameter in a PEFT file."""
+    return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
+
+
+def merged(model: nn.Module, name: str, whole: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """The parameter `name` with what its layer's adapter adds.
+
+    Args:
+        model: with adapters, or without.
+        name: of a parameter that is no adapter's.
+        whole: gives a parameter, gathered over the ranks.
+    """
+    path, base, parameter = name.rpartition(_BASE)
+    if not base or parameter != "weight":
+        return whole(name)
+    layer: Any = model.get_submodule(path)
+    a_RI, b_OR = (whole(f"{path}.{part}.{_ADAPTER}.weight") for part in _PARTS)
+    delta_OI: torch.Tensor = layer.scaling[_ADAPTER] * (b_OR @ a_RI)
+    return whole(name) + (delta_OI.T if layer.fan_in_fan_out else delta_OI)
