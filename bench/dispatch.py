@@ -91,7 +91,11 @@ class _Batch:
         longest = int(max(lengths))
         for number, (length, guess) in enumerate(zip(lengths, expected, strict=True)):
             ask = Ask(
-                group=str(number), num_tokens=0, max_new_tokens=longest, expected_tokens=guess
+                group=str(number),
+                rollout=str(number),
+                num_tokens=0,
+                max_new_tokens=longest,
+                expected_tokens=guess,
             )
             heapq.heappush(self._waiting, (self._policy.order(ask), number, ask, length))
         self._num_left = len(lengths)

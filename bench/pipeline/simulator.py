@@ -278,7 +278,8 @@ class _Run:
         gateway = self._gateways.of(rollout)
         while True:
             ask = Ask(
-                group=rollout,
+                group=str(group.number),
+                rollout=rollout,
                 num_tokens=work.context + work.sampled,
                 max_new_tokens=work.tokens - work.sampled,
                 expected_tokens=float(work.tokens - work.sampled),

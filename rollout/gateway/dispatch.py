@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -31,6 +32,8 @@ __all__ = [
 _BALANCE = 1.25
 _PATIENCE_SECONDS = 30.0
 _HALF_TOKENS = 1024
+_MOST_REMEMBERED = 1 << 16
+"""Rollouts; a forgotten one is computed again once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class Ask:
 
     group: str
     """The task of its rollout, or the rollout: turns of a group begin with the same tokens."""
+    rollout: str
+    """Its rollout: a turn begins with all of that one's turns before it."""
     num_tokens: int
     """Length in tokens of the prefix that the server continues."""
     max_new_tokens: int
@@ -130,21 +135,36 @@ class PrefixAffinity(LeastLoad):
         more than 1.25 times its share of all turns; what is beyond goes to the group's next server.
         Servers that come or go move the groups of no other server.
         """
-        share = (1 + sum(c.num_turns for c in candidates)) / sum(map(_slots, candidates))
-        with_room = [c for c in candidates if c.num_turns < math.ceil(_BALANCE * share * _slots(c))]
-        return max(with_room, key=lambda c: _rank(ask.group, c.server_id))
+        return _ranked(ask.group, _with_room(candidates))
 
 
-class CacheFirst(PrefixAffinity):
+class CacheFirst(LeastLoad):
     """The longest prefix first, to the server that has it cached.
 
     For agents of many turns: those that are far get on, so that a server works through few rollouts
-    whose keys and values fit, instead of computing those of many again at each turn.
+    whose keys and values fit, instead of computing those of many again at each turn. What a rollout
+    has said so far outweighs what its group has in common: it stays where it was last. By their
+    group rollouts would wander, as its server is too busy for most of them.
     """
+
+    def __init__(self) -> None:
+        """Nobody was anywhere yet."""
+        self._last: OrderedDict[str, str] = OrderedDict()
 
     def order(self, ask: Ask) -> float:
         """A rollout that has begun never waits for one that has not."""
         return -math.inf if ask.continues else -float(ask.num_tokens)
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+        """The rollout's last server, or another, within bounded loads as of `PrefixAffinity`."""
+        with_room = _with_room(candidates)
+        last = self._last.pop(ask.rollout, None)
+        chosen = next((c for c in with_room if c.server_id == last), None)
+        chosen = chosen or _ranked(ask.rollout, with_room)
+        self._last[ask.rollout] = chosen.server_id
+        if len(self._last) > _MOST_REMEMBERED:
+            self._last.popitem(last=False)
+        return chosen
 
 
 class LongestFirst(LeastLoad):
@@ -191,5 +211,16 @@ def _slots(candidate: Candidate) -> int:
     return max(candidate.max_running, 1)
 
 
-def _rank(group: str, server_id: str) -> bytes:
-    return hashlib.blake2b(f"{group}\0{server_id}".encode(), digest_size=8).digest()
+def _with_room(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that are not much busier than others."""
+    share = (1 + sum(c.num_turns for c in candidates)) / sum(map(_slots, candidates))
+    return [c for c in candidates if c.num_turns < math.ceil(_BALANCE * share * _slots(c))]
+
+
+def _ranked(name: str, candidates: Sequence[Candidate]) -> Candidate:
+    """The one that ranks highest for `name`."""
+    return max(candidates, key=lambda c: _rank(name, c.server_id))
+
+
+def _rank(name: str, server_id: str) -> bytes:
+    return hashlib.blake2b(f"{name}\0{server_id}".encode(), digest_size=8).digest()

@@ -252,6 +252,7 @@ class Turn:
         expected = self._servers.lengths.expected(beginning)
         return Ask(
             group=beginning.group,
+            rollout=self._request.rollout_id,
             num_tokens=len(self._prompt_ids) + num_sampled,
             max_new_tokens=most,
             expected_tokens=remaining(expected, num_sampled, most),

@@ -6,7 +6,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from services.launcher.config import REFERENCE_COLUMN, LauncherConfig, NodePlan
 __all__ = ["Layout", "ProcessPlan", "free_ports", "plan"]
 
 SERVICES = ("redis", "trajectory_manager", "weights", "scheduler", "rollout_gateway", "trainer")
+_PORTS = range(20_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,10 @@ class Layout:
 
 
 def free_ports(config: LauncherConfig) -> dict[str, int]:
-    """A free port for each process, chosen once so that a restarted process keeps its address."""
+    """A free port for each process, chosen once so that a restarted process keeps its address.
+
+    Below those that outgoing connections take: such a one could have it before its process does.
+    """
     servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
     optional = {"ranker": config.ranker, "scoring": config.reference is not None}
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
@@ -73,8 +77,11 @@ def free_ports(config: LauncherConfig) -> dict[str, int]:
         ports = {}
         for name in (*SERVICES, *chosen, *servers):
             listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports[name] = listener.getsockname()[1]
+            while True:
+                ports[name] = secrets.choice(_PORTS)
+                with suppress(OSError):
+                    listener.bind(("127.0.0.1", ports[name]))
+                    break
         return ports
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout.gateway import dispatch
 from rollout.gateway.dispatch import (
     BUILT_IN,
     Ask,
+    CacheFirst,
     Candidate,
     LeastLoad,
     LongestFirst,
@@ -29,11 +33,13 @@ def ask(
     expected_tokens: float = 32.0,
     arrived: float = 0.0,
     *,
+    rollout: str = "",
     continues: bool = False,
 ) -> Ask:
     """A turn of a group."""
     return Ask(
         group=group,
+        rollout=rollout or group,
         num_tokens=100,
         max_new_tokens=1 << 20,
         expected_tokens=expected_tokens,
@@ -114,6 +120,46 @@ def test_many_groups_spread() -> None:
     """256 turns on four servers: each has between half and 1.25 of its share."""
     counts = Counter(spread([str(i) for i in range(256)], list("abcd")).values())
     assert all(32 <= number <= 80 for number in counts.values())
+
+
+def test_each_rollout_of_a_group_comes_back_to_a_server_of_its_own() -> None:
+    """Turn by turn in any order, where agents use half of the slots: its history is cached there.
+
+    Control: by their group they wander, as one server is too busy for all of them.
+    """
+    rollouts = [f"task/{slot}" for slot in range(32)]
+    assert moved(CacheFirst().choose, rollouts) < 0.1
+    assert moved(PrefixAffinity().choose, rollouts) > 0.5
+
+
+def test_servers_of_rollouts_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest first; a rollout that is still there is given a server like a new one."""
+    monkeypatch.setattr(dispatch, "_MOST_REMEMBERED", 2)
+    policy, servers = CacheFirst(), [candidate(name) for name in "abcd"]
+    for number in range(50):
+        policy.choose(ask(rollout=str(number)), servers)
+    assert list(policy._last) == ["48", "49"]
+    assert policy.choose(ask(rollout="0"), servers) in servers
+
+
+def moved(choose: Callable[[Ask, Sequence[Candidate]], Candidate], rollouts: list[str]) -> float:
+    """The share of turns on another server than the turn before, a third of the agents at tools."""
+    random, before, loads = Random(0), dict[str, str](), Counter[str]()
+    playing: list[str] = []
+    num_moved = num_turns = 0
+    for _ in range(2000):
+        if len(playing) < 2 * len(rollouts) // 3:
+            rollout = random.choice([name for name in rollouts if name not in playing])
+            candidates = [candidate(name, loads[name]) for name in "abcd"]
+            server = choose(ask("task", rollout=rollout), candidates).server_id
+            num_turns += rollout in before
+            num_moved += before.get(rollout, server) != server
+            before[rollout] = server
+            loads[server] += 1
+            playing.append(rollout)
+        else:
+            loads[before[playing.pop(random.randrange(len(playing)))]] -= 1
+    return num_moved / num_turns
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))

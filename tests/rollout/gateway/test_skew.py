@@ -25,6 +25,7 @@ def ask(expected_tokens: float, *, continues: bool = False) -> Ask:
     """A turn of that length."""
     return Ask(
         group="task",
+        rollout="task",
         num_tokens=10,
         max_new_tokens=1 << 20,
         expected_tokens=expected_tokens,

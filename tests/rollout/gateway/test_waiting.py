@@ -31,6 +31,7 @@ def ask(expected_tokens: float = 32.0, *, continues: bool = False) -> Ask:
     """A turn of that length."""
     return Ask(
         group=str(expected_tokens),
+        rollout=str(expected_tokens),
         num_tokens=10,
         max_new_tokens=10_000,
         expected_tokens=expected_tokens,
