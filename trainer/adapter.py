@@ -11,7 +11,7 @@ Shape suffixes: I inputs and O outputs of a layer, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ _PARTS = ("lora_A", "lora_B")
 def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
     """Freeze the model and give its linear layers adapters, those of `lora_targets` or all.
 
+    Stacked experts, which are no layers of their own, stay as they are.
+
     Raises:
         ValueError: peft is not installed, or the model has no such layers.
     """
@@ -46,18 +48,43 @@ def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
             f"lora_rank is {config.lora_rank} but peft is not installed: pip install "
             "'seamflow[lora]', or set lora_rank to 0"
         ) from error
-    transposed = any(type(layer).__name__ == "Conv1D" for layer in model.modules())
+    layers = _chosen(model, config.lora_targets)
+    transposed = any(not isinstance(layer, nn.Linear) for layer in layers.values())
     if transposed and config.publish == "adapter":
         raise ValueError(
             f"publish is 'adapter' but {type(model).__name__} keeps its matrices the other way "
             "round: publish weights"
         )
-    settings: Any = adapter_settings(config)
-    try:
-        peft = LoraConfig(**settings, fan_in_fan_out=transposed)
-        inject_adapter_in_model(peft, model, _ADAPTER)
-    except ValueError as error:
-        raise ValueError(f"lora_targets {','.join(config.lora_targets)!r}: {error}") from error
+    settings: Any = {**adapter_settings(config), "target_modules": list(layers)}
+    inject_adapter_in_model(LoraConfig(**settings, fan_in_fan_out=transposed), model, _ADAPTER)
+
+
+def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
+    """Layers by their whole names."""
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
+
+    kinds = nn.Linear | Conv1D
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    output: Any = model.get_output_embeddings()  # type: ignore[operator]
+    names = {name.rpartition(".")[2] for name in linear}
+    for target in targets:
+        if target not in names:
+            raise ValueError(
+                f"lora_targets has {target!r}, and the model no linear layer of that name: take of "
+                f"{', '.join(sorted(names))}"
+            )
+    chosen: dict[str, nn.Module] = {
+        name: layer
+        for name, layer in linear.items()
+        if (name.rpartition(".")[2] in targets if targets else layer is not output)
+    }
+    inputs: Any = model.get_input_embeddings()  # type: ignore[operator]
+    if output in chosen.values() and output.weight is inputs.weight:
+        raise ValueError(
+            "lora_targets has the output layer, which shares its weights with the input "
+            "embeddings: leave it out"
+        )
+    return chosen
 
 
 def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
@@ -68,7 +95,6 @@ def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
         "base_model_name_or_path": str(config.model),
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha or 2.0 * config.lora_rank,
-        "target_modules": list(config.lora_targets) or "all-linear",
         # Dropout would make log-probs differ from the engine's.
         "lora_dropout": 0.0,
     }

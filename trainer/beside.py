@@ -13,31 +13,36 @@ _LOOK_SECONDS = 1.0
 
 
 class Beside:
-    """One kind of work, a piece after the other."""
+    """One kind of work, a piece after the other. Once one has failed it stays so."""
 
     def __init__(self) -> None:
         """Nothing is under way."""
         self._piece: asyncio.Task[None] | None = None
 
     def begin(self, piece: Coroutine[Any, Any, None]) -> None:
-        """Begin; nothing is under way."""
+        """Begin; nothing is under way, and nothing failed."""
         assert self._piece is None, "a piece is under way"
         self._piece = asyncio.create_task(piece)
 
     async def end(self) -> None:
-        """Wait until nothing is under way. Raises what it ended with."""
+        """Wait until nothing is under way. Raises what it failed with, to whoever asks."""
         piece = self._piece
         if piece is None:
             return
         await asyncio.wait({piece})  # whoever waits may be cancelled, the piece goes on
+        piece.result()
         if self._piece is piece:
             self._piece = None
-        piece.result()
 
     @property
     def living(self) -> set[asyncio.Task[None]]:
-        """What is under way, to be waited for or cancelled."""
-        return set() if self._piece is None or self._piece.done() else {self._piece}
+        """What is under way, to be waited for."""
+        return {piece for piece in self.pieces if not piece.done()}
+
+    @property
+    def pieces(self) -> set[asyncio.Task[None]]:
+        """What is under way, or was last and failed."""
+        return set() if self._piece is None else {self._piece}
 
     def raise_if_failed(self) -> None:
         """Raise what it ended with, if it failed."""
@@ -58,7 +63,7 @@ async def beside(training: Coroutine[Any, Any, None], *works: Beside) -> None:
                 work.raise_if_failed()
         await task
     finally:
-        await _given_up({task, *(piece for work in works for piece in work.living)})
+        await _given_up({task, *(piece for work in works for piece in work.pieces)})
 
 
 async def _given_up(tasks: set[asyncio.Future[None]]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,14 +22,26 @@ import torch
 from safetensors import safe_open
 
 from trainer import durable
+from trainer.adapter import is_adapter
 from trainer.config import Setting
 from trainer.forward import VALUE_HEAD
 from trainer.policy import Policy
 
-__all__ = ["Checkpoint", "ShardWriter", "begin", "complete", "load_shards", "newest"]
+__all__ = [
+    "Checkpoint",
+    "ShardWriter",
+    "begin",
+    "complete",
+    "is_written",
+    "load_shards",
+    "newest",
+    "shard_name",
+]
 
 _STATE = "state.json"
 _RNG = "rng"
+_REMEMBERED = 8
+"""Saves that may still be asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +58,8 @@ class Checkpoint:
     """Ranks that wrote it."""
     mathematics: Mapping[str, Setting]
     """`TrainerConfig.mathematics` of the run."""
+    base: str = ""
+    """`TrainerConfig.base` of the run: the weights that an adapter is added to."""
     record: Mapping[str, Any]
     """Step record as far as it went: the metrics file may lack its line after a crash."""
 
@@ -72,35 +86,50 @@ class ShardWriter:
 
     def __init__(self, rank: int, world_size: int) -> None:
         """Nothing is under way."""
-        self._name = _shard_name(rank, world_size)
+        self._name = shard_name(rank, world_size)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._begun: dict[Path, Future[None]] = {}
 
     def begin(self, policy: Policy, folder: Path) -> None:
-        """Copy the state, once what was begun before is written. Raises `OSError` of that."""
-        self._end()
+        """Copy the state, once no other copy is left: the host has room for one."""
+        wait(self._begun.values())
+        for done in list(self._begun)[:-_REMEMBERED]:
+            del self._begun[done]
         tensors = {
             name: tensor.to("cpu", copy=True).contiguous()
             for name, tensor in policy.state().items()
         }
         tensors[_RNG] = torch.get_rng_state()
-        self._writing = self._executor.submit(durable.write_tensors, folder / self._name, tensors)
+        self._begun[folder] = self._executor.submit(_write_shard, folder / self._name, tensors)
 
-    def written(self) -> bool:
-        """Whether all that was begun is durable. Raises `OSError` if it cannot be."""
-        if self._writing is not None and not self._writing.done():
-            return False
-        self._end()
-        return True
+    def written(self, folder: Path) -> bool:
+        """Whether what was begun in `folder` is durable. Raises `OSError` if it cannot be."""
+        done = self._begun[folder].done()
+        if done:
+            self._begun[folder].result()
+        return done
 
-    def _end(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+
+def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """A shard that has its name is durable."""
+    partial = path.with_suffix(".partial")
+    durable.write_tensors(partial, tensors)
+    partial.rename(path)
+
+
+def is_written(folder: Path, world_size: int) -> bool:
+    """Whether the shards of all ranks are there."""
+    return all((folder / shard_name(rank, world_size)).exists() for rank in range(world_size))
 
 
 def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write what the ranks did not, rename the folder, delete all but the `keep` newest."""
+    """Write what the ranks did not, rename the folder, delete all but the `keep` newest.
+
+    Raises:
+        OSError: a shard is missing.
+    """
+    if not is_written(partial, checkpoint.world_size):
+        raise OSError(f"checkpoint {partial} lacks shards of its {checkpoint.world_size} ranks")
     durable.write_json(partial / _STATE, asdict(checkpoint))
     durable.write_marker(partial)
     final = partial.parent / f"step_{checkpoint.step:09d}"
@@ -130,7 +159,7 @@ def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> Non
     torch.set_rng_state(rng)
 
 
-def _shard_name(rank: int, world_size: int) -> str:
+def shard_name(rank: int, world_size: int) -> str:
     return f"rank_{rank:05d}_of_{world_size:05d}.safetensors"
 
 
@@ -162,5 +191,13 @@ def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) ->
             found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
             raise ValueError(
                 f"checkpoint {folder} holds {found} for parameter {name}, the model has "
-                f"{shard.dtype} {tuple(shard.shape)}: it is of another model, or another dtype"
+                f"{shard.dtype} {tuple(shard.shape)}: it is of another model, another dtype, or "
+                "another lora_rank or lora_targets: set them back"
             )
+    stored_names = {name.partition(".")[2] for name in tensors if name.startswith("parameter.")}
+    unused = sorted(filter(is_adapter, stored_names - policy.shards.keys()))
+    if unused:
+        raise ValueError(
+            f"checkpoint {folder} holds {unused[0]}, which is not trained now: set lora_rank and "
+            "lora_targets back"
+        )

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from trainer import checkpoint
 from trainer.beside import Beside
-from trainer.commands import Save
 from trainer.config import TrainerConfig
 from trainer.device import GangThread
 from trainer.peers import Samples
@@ -26,40 +25,57 @@ class Checkpointing:
         """Nothing is under way."""
         self._config = config
         self._gang, self._samples = gang, samples
-        self.work = Beside()
+        self._base = config.base()
+        self.writing, self.committing = Beside(), Beside()
         self.step = 0
         """Newest step with a durable checkpoint; 0: none."""
         self.begun_step = 0
         """That, or the one under way."""
+        self._committed_step = 0
+
+    def resumed(self, step: int) -> None:
+        """A checkpoint of `step` was there at the start."""
+        self.step = self.begun_step = self._committed_step = step
 
     async def begin(self, record: StepRecord, weight_version: int) -> None:
-        """Copy what the finished step of `record` left; once the one before is done.
+        """Copy what the finished step of `record` left, once the one before is durable.
 
-        Raises what that one ended with.
+        Raises what that one failed with.
         """
         with record.phase("checkpoint"):
-            await self.end()
+            await self.writing.end()
             partial = checkpoint.begin(self._config.checkpoint_folder, record.step)
-            await self._gang.do(Save(folder=str(partial)))
+            await self._gang.save(partial)
         state = checkpoint.Checkpoint(
             run_id=self._config.run_id,
             step=record.step,
             weight_version=weight_version,
             world_size=self._gang.world_size,
             mathematics=self._config.mathematics(),
+            base=self._base,
             record=record.line(),
         )
         self.begun_step = record.step
-        self.work.begin(self._finish(partial, state))
+        self.writing.begin(self._write(partial, state))
 
     async def end(self) -> None:
-        """Wait until nothing is under way. Raises what it ended with."""
-        await self.work.end()
+        """Wait until nothing is under way. Raises what it failed with."""
+        await self.writing.end()
+        await self.committing.end()
 
-    async def _finish(self, partial: Path, state: checkpoint.Checkpoint) -> None:
-        await self._gang.written()
+    async def _write(self, partial: Path, state: checkpoint.Checkpoint) -> None:
+        await self._gang.written(partial)
         keep = self._config.keep_checkpoints
         await asyncio.to_thread(checkpoint.complete, partial, state, keep)
         self.step = state.step
-        # Never before it is durable: what is committed is never leased again.
-        await self._samples.commit(state.step)
+        # Apart, or an outage of the manager would hold up the next checkpoint.
+        if not self.committing.living:
+            await self.committing.end()
+            self.committing.begin(self._commit())
+
+    async def _commit(self) -> None:
+        """Never before it is durable: what is committed is never leased again."""
+        while self._committed_step < self.step:
+            step = self.step
+            await self._samples.commit(step)
+            self._committed_step = step

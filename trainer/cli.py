@@ -59,6 +59,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
             background=[lambda: _train(trainer, config), samples.keep_leases],
+            drain=trainer.settle,
         )
 
 

@@ -59,7 +59,10 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Say whether what was begun to be saved is durable: "written" is 1 or 0."""
+    """Say whether what was begun in `folder` is durable: "written" is 1 or 0."""
+
+    folder: str
+    """Of an earlier `Save`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

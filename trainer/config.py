@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from services.chassis.config import ServerConfig
+from services.chassis.weight_folders import fingerprint
 
 __all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "Setting", "TrainerConfig"]
 
@@ -153,7 +154,8 @@ class TrainerConfig(ServerConfig):
     lora_alpha: float = 0.0
     """An adapter counts lora_alpha / lora_rank times; 0: twice."""
     lora_targets: tuple[str, ...] = ()
-    """Names of the linear layers that have one, such as q_proj; none: all but the output."""
+    """Names of the linear layers that have one, such as q_proj; none: all but the output. Experts
+    that are stacked into one tensor are no layers, and stay frozen."""
     seed: int = 0
     """Seeds everything random in the trainer."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
@@ -219,6 +221,9 @@ class TrainerConfig(ServerConfig):
         self._check_reference()
         if self.publish == "adapter" and self.lora_rank == 0:
             raise ValueError("publish is 'adapter' but lora_rank is 0: there is none; give a rank")
+        if self.lora_rank == 0 and (self.lora_targets or self.lora_alpha):
+            name = "lora_targets" if self.lora_targets else "lora_alpha"
+            raise ValueError(f"{name} is {getattr(self, name)!r} but lora_rank is 0: give a rank")
         if self.batch_min_groups > 1 and self.batch_timeout_seconds == 0:
             raise ValueError(
                 f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
@@ -247,6 +252,10 @@ class TrainerConfig(ServerConfig):
     def tracking_folder(self) -> Path:
         """What trackers write on this disk."""
         return self.tracker_folder or self.checkpoint_folder / "trackers"
+
+    def base(self) -> str:
+        """Names the frozen weights that an adapter is added to; empty without one."""
+        return fingerprint(self.model) if self.lora_rank else ""
 
     def mathematics(self) -> dict[str, Setting]:
         """The settings that decide what a step computes: two runs that differ here may differ."""

@@ -11,13 +11,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailable
-from trainer.commands import Command, Exit, Release, Restore, Written
+from trainer import checkpoint
+from trainer.commands import Command, Exit, Release, Restore, Save, Written
 from trainer.config import TrainerConfig
 from trainer.gang import Leader, join
 from trainer.worker import Worker
@@ -61,16 +63,32 @@ class GangThread:
         """Give each rank its own command; their answers in rank order."""
         return await self._run(lambda: self._started().do_each(commands))
 
-    async def written(self) -> None:
-        """Wait until what `Save` began is durable; other commands come in between.
+    async def save(self, folder: Path) -> None:
+        """Copy the state of all ranks, and begin to write it into `folder`."""
+        await self.do(Save(folder=str(folder)))
+
+    async def written(self, folder: Path) -> None:
+        """Wait until what `save` began there is durable; other commands come in between.
 
         Raises:
             OSError: it cannot be written.
+            RankFailedError: another rank could not write its own.
         """
-        pause = _FIRST_LOOK_SECONDS
-        while not all(answer["written"] for answer in await self.do(Written())):
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MOST_LOOK_SECONDS)
+        # The ranks themselves only answer between two commands, but they know what went wrong.
+        asking = asyncio.create_task(self._say_written(folder))
+        try:
+            pause = _FIRST_LOOK_SECONDS
+            while not checkpoint.is_written(folder, self.world_size):
+                await asyncio.wait({asking}, timeout=pause)
+                if asking.done():
+                    return asking.result()
+                pause = min(2 * pause, _MOST_LOOK_SECONDS)
+        finally:
+            asking.cancel()
+
+    async def _say_written(self, folder: Path) -> None:
+        while not all(answer["written"] for answer in await self.do(Written(folder=str(folder)))):
+            await asyncio.sleep(_MOST_LOOK_SECONDS)
 
     def gathered(self) -> dict[str, torch.Tensor]:
         """What the last `Gather` put together; to be taken once."""

@@ -128,6 +128,7 @@ def _besides(config: TrainerConfig) -> dict[str, str | int | bool]:
         "model": str(config.model.resolve()),
         "num_steps": config.num_steps,
         "activation_checkpointing": config.activation_checkpointing,
+        "cpu_offload": config.cpu_offload,
         "device": config.device,
         "threads": config.threads,
     }

@@ -62,6 +62,7 @@ def add_value_head(model: nn.Module) -> None:
         ValueError: the model has no output embeddings of the usual kind.
     """
     output = model.get_output_embeddings()  # type: ignore[operator]
+    output = getattr(output, "base_layer", output)  # of one with an adapter
     if not isinstance(output, nn.Linear):
         raise ValueError(  # noqa: TRY004 -- what is wrong is the setting
             f"{type(model).__name__} takes no critic, its output embeddings are a "

@@ -89,19 +89,22 @@ class Leader:
         Raises:
             RankFailedError: another rank failed; the gang restarts from its checkpoint.
         """
+        # Counted even if our own part fails: the others have this one, and wait for the next.
+        number, self._number = self._number, self._number + 1
         for rank, command in enumerate(commands[1:], start=1):
-            _send(self._ranks.store, f"command/{self._number}/{rank}", encode(command))
+            _send(self._ranks.store, f"command/{number}/{rank}", encode(command))
         answers = [self._worker.do(commands[0])]
         if not isinstance(commands[0], Exit):  # a rank that is gone answers no more
-            answers += [self._answer(rank) for rank in range(1, self.world_size)]
-        self._number += 1
+            answers += [self._answer(number, rank) for rank in range(1, self.world_size)]
         return answers
 
-    def _answer(self, rank: int) -> dict[str, float]:
-        key = f"answer/{self._number}/{rank}"
+    def _answer(self, number: int, rank: int) -> dict[str, float]:
+        key = f"answer/{number}/{rank}"
         while not _arrived(self._ranks.store, key):
             pass
         answer = json.loads(_receive(self._ranks.store, key))
+        if "storage" in answer:
+            raise OSError(f"rank {rank}: {answer['storage']}")
         if "error" in answer:
             raise RankFailedError(f"rank {rank}: {answer['error']}")
         numbers: dict[str, float] = answer
@@ -124,7 +127,8 @@ def follow(ranks: Ranks, worker: Worker, grace_seconds: float) -> None:
         try:
             numbers = worker.do(command)
         except Exception as error:
-            failure = {"error": f"{type(error).__name__}: {error}"}
+            kind = "storage" if isinstance(error, OSError) else "error"
+            failure = {kind: f"{type(error).__name__}: {error}"}
             _send(ranks.store, answer, json.dumps(failure).encode())
             raise
         if isinstance(command, Exit):

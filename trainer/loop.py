@@ -18,7 +18,7 @@ from trainer.algorithm import make_algorithm
 from trainer.batch import trainable_tokens
 from trainer.beside import beside
 from trainer.checkpointing import Checkpointing
-from trainer.commands import Accumulate, Gather, Load, Optimize, Save
+from trainer.commands import Accumulate, Gather, Load, Optimize
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.device import Device, GangThread
@@ -90,7 +90,13 @@ class Trainer:
 
     async def train(self) -> None:
         """Reconcile, then step after step until the last one."""
-        await beside(self._train(), self._checkpointing.work, self._publishing.work)
+        checkpointing, publishing = self._checkpointing, self._publishing
+        works = checkpointing.writing, checkpointing.committing, publishing.work
+        await beside(self._train(), *works)
+
+    async def settle(self) -> None:
+        """Wait until the checkpoint under way is durable, and its samples are committed."""
+        await self._checkpointing.end()
 
     async def _train(self) -> None:
         await self._begin()
@@ -137,17 +143,18 @@ class Trainer:
         if found is not None:
             state = found[1]
             self.progress.step = state.step
-            self._checkpointing.step = self._checkpointing.begun_step = state.step
+            self._checkpointing.resumed(state.step)
             get_logger().info("resumed", step=state.step, changed=_changed(state, self._config))
         self._metrics.begin(self.progress.step, found[1].record if found else {})
-        await self._samples.reconcile(self.progress.step)
-        lost = await self._weights_lost()
         async with self._device.use(self._nodes.acquire):
             if found is not None:
                 await self._gang.do(Load(folder=str(found[0])))
+        # Only now: what it covers is consumed, and could not be read again.
+        await self._samples.reconcile(self.progress.step)
+        if await self._weights_lost():
             record = StepRecord(self.progress.step, self._publishing.begun_version)
-            weights = await self._gather(record) if lost else {}
-        if weights:
+            async with self._device.use(self._nodes.acquire):
+                weights = await self._gather(record)
             await self._begin_publish(weights, record)
             await self._publishing.end()
         if self._config.scheduler is not None:
@@ -167,8 +174,8 @@ class Trainer:
         self.progress.training = True
         commands = self._commands(part, record)
         if record.num_samples == 0 and (folder := self._dump.begin(record.step)):
-            await self._gang.do(Save(folder=str(folder)))
-            await self._gang.written()
+            await self._gang.save(folder)
+            await self._gang.written(folder)
         self._dump.part(record.step, commands)
         with record.phase("train"):
             await self._gang.do_each(commands)
@@ -296,6 +303,11 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint.Checkpoint]
         raise ValueError(
             f"checkpoint {folder} is of run {state.run_id!r}, not {config.run_id!r}: "
             "give the run's own checkpoint_folder"
+        )
+    if state.base != config.base():
+        raise ValueError(
+            f"checkpoint {folder} holds an adapter to other weights than those of model "
+            f"{config.model}: give the model that the run began with"
         )
     return found
 

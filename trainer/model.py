@@ -106,7 +106,8 @@ def _load(config: TrainerConfig) -> nn.Module:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model {config.model}: {error}") from error
-    return model.to(config.device)
+    # What is kept on the host may be more than the device holds: blocks go there one by one.
+    return model if config.cpu_offload else model.to(config.device)
 
 
 def _precision(dtype: str) -> MixedPrecisionPolicy:

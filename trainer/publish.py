@@ -109,9 +109,12 @@ class Publisher:
         tensors: Mapping[str, torch.Tensor],
         *,
         epoch: int,
+        after: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """The other two: write, commit. Raises `PublishTimeout`."""
+        """The other two: write, commit, this once `after` is over. Raises `PublishTimeout`."""
         files = await self._write(Path(begun.folder), tensors)
+        if after is not None:
+            await after()
         commit = weight_pb2.CommitPublishRequest(
             run_id=self._run_id, weight_version=begun.weight_version, epoch=epoch, files=files
         )
@@ -198,7 +201,7 @@ class Publishing:
         epoch: int,
         after: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Begin to publish, once `after` is over; nothing is under way.
+        """Begin to publish, to be committed once `after` is over; nothing is under way.
 
         Raises `PublishPutOff`: it has no number.
         """
@@ -217,10 +220,8 @@ class Publishing:
         epoch: int,
         after: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        if after is not None:
-            await after()
         began = time.monotonic()
-        while not await self._finished(begun, tensors, epoch):
+        while not await self._finished(begun, tensors, epoch, after):
             if self._superseded:
                 self.begun_version = self.weight_version
                 return
@@ -233,9 +234,10 @@ class Publishing:
         begun: weight_pb2.BeginPublishResponse,
         tensors: Mapping[str, torch.Tensor],
         epoch: int,
+        after: Callable[[], Awaitable[None]] | None,
     ) -> bool:
         try:
-            await self._publisher.finish(begun, tensors, epoch=epoch)
+            await self._publisher.finish(begun, tensors, epoch=epoch, after=after)
         except PublishPutOff as error:
             version = begun.weight_version
             get_logger().warning("publish_put_off", weight_version=version, error=str(error))

@@ -1,6 +1,6 @@
 """The folder of a weight version, as the trainer writes it: a Hugging Face model, or an adapter.
 
-weight_v000012/config.json, tokenizer ...       weight_v000012/adapter_config.json
+weight_v000012/config.json, tokenizer ...       weight_v000012/adapter_config.json, base.json
                model.safetensors, or several                   adapter_model.safetensors
                manifest.json                                   manifest.json
                .complete                                       .complete
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
+from services.chassis.weight_folders import ADAPTER_BASE, COPIED_SUFFIXES, fingerprint
 from trainer import durable
 from trainer.config import Setting
 
@@ -26,7 +27,6 @@ _INDEX = "model.safetensors.index.json"
 _ADAPTER_SETTINGS, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MANIFEST = "manifest.json"
 _FILE_BYTES = 4 << 30
-_COPIED_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 
 
 def write_folder(
@@ -48,8 +48,7 @@ def write_folder(
         _copy_settings(model_folder, folder, next(iter(tensors.values())).dtype)
         _write_weights(folder, tensors)
     else:
-        durable.write_json(folder / _ADAPTER_SETTINGS, dict(adapter))
-        durable.write_tensors(folder / _ADAPTER_WEIGHTS, tensors)
+        _write_adapter(folder, model_folder, tensors, adapter)
     paths = sorted(
         path for path in folder.iterdir() if path.name not in (_MANIFEST, durable.COMPLETE)
     )
@@ -60,11 +59,23 @@ def write_folder(
     return files
 
 
+def _write_adapter(
+    folder: Path,
+    model_folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    settings: Mapping[str, Setting],
+) -> None:
+    layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}
+    durable.write_json(folder / _ADAPTER_SETTINGS, {**settings, "target_modules": sorted(layers)})
+    durable.write_json(folder / ADAPTER_BASE, {"fingerprint": fingerprint(model_folder)})
+    durable.write_tensors(folder / _ADAPTER_WEIGHTS, tensors)
+
+
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
     """Configuration and tokenizer, whatever its files are called; no weights, no code."""
     for path in sorted(source.iterdir()):
         weights_index = path.name.endswith(".index.json") or path.name == _MANIFEST
-        if path.is_file() and path.suffix in _COPIED_SUFFIXES and not weights_index:
+        if path.is_file() and path.suffix in COPIED_SUFFIXES and not weights_index:
             durable.copy_file(path, target / path.name)
     config = json.loads((source / "config.json").read_text())
     name = "torch_dtype" if "torch_dtype" in config else "dtype"

@@ -55,8 +55,8 @@ class Worker:
                 return self._policy.optimize(step)
             case Save(folder=folder):
                 self._shard_writer.begin(self._policy, Path(folder))
-            case Written():
-                return {"written": float(self._shard_writer.written())}
+            case Written(folder=folder):
+                return {"written": float(self._shard_writer.written(Path(folder)))}
             case Load(folder=folder):
                 checkpoint.load_shards(self._policy, Path(folder), *_place())
             case Gather():

@@ -2,28 +2,31 @@
 
     W + (alpha / r) B A        A [r, in], B [out, r], Low-Rank Adaptation (arXiv 2106.09685)
 
-W is of the model folder that this server started from: the trainer's must be the same.
+W is of the model folder that this server started from, which must be the trainer's.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout.server.engine import WeightsError
+from services.chassis.weight_folders import ADAPTER_BASE, COPIED_SUFFIXES, fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["made_whole"]
+__all__ = ["MADE", "made_whole"]
 
+MADE = "whole"
+"""Name of the folder, in an adapter's own, that an engine loads."""
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_MADE = "whole"
 
 
 def made_whole(folder: Path, model: Path) -> Path:
@@ -34,18 +37,37 @@ def made_whole(folder: Path, model: Path) -> Path:
         model: what an adapter is added to.
 
     Raises:
-        WeightsError: the adapter is of another kind, or of another model.
+        WeightsError: the adapter is of another kind, or of another model; or the disk is full.
     """
     if not (folder / _SETTINGS).exists():
         return folder
-    whole, partial = folder / _MADE, folder / f"{_MADE}.partial"
+    whole = folder / MADE
     if not whole.exists():
-        shutil.rmtree(partial, ignore_errors=True)
-        # Small files are the model's own; its weights come anew.
-        shutil.copytree(model, partial, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
-        _write_weights(folder, model, partial)
-        partial.rename(whole)
+        _check_base(folder, model)
+        try:
+            _make(folder, model, whole)
+        except OSError as error:
+            raise WeightsError(f"{whole}: {error.strerror or error}; see its disk") from error
     return whole
+
+
+def _check_base(folder: Path, model: Path) -> None:
+    wanted = json.loads((folder / ADAPTER_BASE).read_text())["fingerprint"]
+    if wanted != fingerprint(model):
+        raise WeightsError(
+            f"{folder}: it is an adapter to other weights than those of {model}: start trainer and "
+            "rollout servers from copies of the same model folder"
+        )
+
+
+def _make(folder: Path, model: Path, whole: Path) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=f"{MADE}.", dir=folder))
+    for path in model.iterdir():
+        if path.is_file() and path.suffix in COPIED_SUFFIXES:
+            shutil.copyfile(path, partial / path.name)
+    _write_weights(folder, model, partial)
+    if not whole.exists():  # a call that was given up may have gone on
+        partial.rename(whole)
 
 
 def _write_weights(folder: Path, model: Path, target: Path) -> None:
@@ -83,7 +105,10 @@ def _adapted(parts: Mapping[str, Tensor]) -> set[str]:
 
 def _taken(parts: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     layer = f"{_PREFIX}{name.removesuffix('.weight')}"
-    return parts.pop(f"{layer}.lora_A.weight"), parts.pop(f"{layer}.lora_B.weight")
+    try:
+        return parts.pop(f"{layer}.lora_A.weight"), parts.pop(f"{layer}.lora_B.weight")
+    except KeyError as error:
+        raise WeightsError(f"the adapter has no {error}: it is damaged") from error
 
 
 def _sum(weight: Tensor, adapter: tuple[Tensor, Tensor], scale: float, what: str) -> Tensor:

@@ -22,7 +22,7 @@ from seamflow.errors import NotFoundError, SeamflowError
 from seamflow.retry import retrying
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
-from rollout.server.adapter import made_whole
+from rollout.server.adapter import MADE, made_whole
 from rollout.server.engine import WeightsError
 from rollout.server.transport import (
     MANIFEST,
@@ -166,6 +166,7 @@ class WeightCache:
                 raise WeightsError(f"version {version}: bad file name {file.name!r}")
         earlier = manifest.weight_version not in self._checked
         if earlier and folder.exists() and not partial.exists():
+            _remove(folder / MADE)
             folder.rename(partial)
         begun = LocalVersion.read(partial)
         if begun is None or not _same(begun.manifest, manifest):

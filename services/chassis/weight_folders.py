@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-__all__ = ["folder_name", "versions_in"]
+__all__ = ["ADAPTER_BASE", "COPIED_SUFFIXES", "fingerprint", "folder_name", "versions_in"]
 
+ADAPTER_BASE = "base.json"
+"""File of an adapter's folder: {"fingerprint": of the weights that it is added to}."""
+COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
+"""Of a model folder's configuration and tokenizer: no weights, no code."""
 _PREFIX = "weight_v"
+_SAMPLED_BYTES = 1 << 20
 
 
 def folder_name(weight_version: int) -> str:
     """`weight_v000012`."""
     return f"{_PREFIX}{weight_version:06d}"
+
+
+def fingerprint(folder: Path) -> str:
+    """Tells the weights of two model folders apart, without reading all of them.
+
+    A digest of the names and sizes of their safetensors files, and of both ends of each.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLED_BYTES))
+            file.seek(max(size - _SAMPLED_BYTES, 0))
+            digest.update(file.read(_SAMPLED_BYTES))
+    return digest.hexdigest()
 
 
 def versions_in(folder: Path, suffix: str = "") -> list[int]:

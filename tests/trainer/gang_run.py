@@ -13,7 +13,17 @@ from tests.trainer.support import make_samples
 from trainer import checkpoint
 from trainer.algorithm import make_algorithm
 from trainer.batch import TokenSequence, sequence, trainable_tokens
-from trainer.commands import Accumulate, Exit, Gather, Load, Optimize, Release, Restore, Save
+from trainer.commands import (
+    Accumulate,
+    Exit,
+    Gather,
+    Load,
+    Optimize,
+    Release,
+    Restore,
+    Save,
+    Written,
+)
 from trainer.config import TrainerConfig
 from trainer.credit import assign_credit
 from trainer.gang import Leader, follow, join
@@ -90,12 +100,15 @@ def perform(leader: Leader, config: TrainerConfig, job: dict[str, object], out: 
         if step == job.get("save_after"):
             partial = checkpoint.begin(config.checkpoint_folder, step)
             leader.do(Save(folder=str(partial)))
+            while not all(answer["written"] for answer in leader.do(Written(folder=str(partial)))):
+                pass
             state = checkpoint.Checkpoint(
                 run_id=config.run_id,
                 step=step,
                 weight_version=step,
                 world_size=leader.world_size,
                 mathematics=config.mathematics(),
+                base=config.base(),
                 record={},
             )
             checkpoint.complete(partial, state, keep=1)

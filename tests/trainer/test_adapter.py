@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.server.adapter import made_whole
 from rollout.server.engine import WeightsError
+from tests.rollout.server.test_weights import cache_of
+from tests.rollout.server.weight_service import TinyWeightService
 from tests.trainer.gang_run import run_rank
-from tests.trainer.support import JOB_CONFIG, ROUNDING, read_lines, torchrun
+from tests.trainer.support import JOB_CONFIG, ROUNDING, make_model, read_lines, torchrun
 from tests.trainer.training import Training
-from trainer.adapter import adapter_settings, add_adapter, is_adapter, merged, plain_name
+from trainer.adapter import (
+    adapter_settings,
+    add_adapter,
+    is_adapter,
+    merged,
+    plain_name,
+    published_name,
+)
 from trainer.config import TrainerConfig
+from trainer.loop import find_checkpoint
 from trainer.weight_folder import write_folder
 
 LORA = {**JOB_CONFIG, "lora_rank": 4, "lora_targets": ["q_proj", "v_proj", "down_proj"]}
@@ -93,6 +104,7 @@ def test_what_is_published_computes_what_the_trainer_did(
     assert names == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "base.json",
         "manifest.json",
         ".complete",
     }
@@ -104,6 +116,8 @@ def test_what_is_published_computes_what_the_trainer_did(
     made = made_whole(folder, model)
     assert_equal(load_file(made / "model.safetensors"), whole, atol=1e-6)
     assert made_whole(folder, model) == made
+    # Nothing is left of what it was made from.
+    assert [path for path in folder.iterdir() if path.is_dir()] == [made]
     assert AutoModelForCausalLM.from_pretrained(made, local_files_only=True) is not None
 
 
@@ -117,11 +131,70 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
     assert not (tmp_path / "whole").exists()
 
 
+def test_an_adapter_to_other_weights_is_refused(
+    model: Path, straight: Path, tmp_path: Path
+) -> None:
+    """Of the same shapes: nothing else would notice. Nor does a run go on with another model."""
+    other = make_model(tmp_path / "other", seed=1)
+    config = settings(model, publish="adapter")
+    folder = tmp_path / "published"
+    parts = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 16)}
+    write_folder(folder, model, parts, adapter_settings(config))
+    with pytest.raises(WeightsError, match="adapter to other weights"):
+        made_whole(folder, other)
+    config = replace(config, checkpoint_folder=straight / "checkpoints", resume=True)
+    assert find_checkpoint(config) is not None
+    with pytest.raises(ValueError, match="adapter to other weights"):
+        find_checkpoint(replace(config, model=other))
+
+
+def test_an_adapter_of_other_layers_is_not_resumed(
+    model: Path, straight: Path, tmp_path: Path
+) -> None:
+    """With fewer, what was trained would be lost without a word."""
+    load = str(straight / "checkpoints/step_000000001")
+    config = {**LORA, "lora_targets": ["q_proj", "v_proj"]}
+    job = {"config": config, "model": str(model), "out": str(tmp_path), "steps": [], "load": load}
+    with pytest.raises(AssertionError, match=r"down_proj.*lora_targets"):
+        torchrun(1, "tests.trainer.gang_run", json.dumps(job))
+
+
+async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
+    model: Path, tmp_path: Path
+) -> None:
+    """As it came it is kept for others; a whole one of an earlier life is made again."""
+    adapted, parts = AutoModelForCausalLM.from_pretrained(model), {}
+    add_adapter(adapted, settings(model))
+    for name, parameter in adapted.named_parameters():
+        if is_adapter(name):
+            parts[published_name(name)] = torch.nn.init.normal_(parameter.data)
+    published = tmp_path / "published"
+    write_folder(published, model, parts, adapter_settings(settings(model, publish="adapter")))
+    for name in ("manifest.json", ".complete"):  # the weights service's own
+        (published / name).unlink()
+    service, token_ids = TinyWeightService(), torch.arange(12)[None]
+    await service.publish(7, published)
+    for _ in range(2):
+        async with cache_of(service, tmp_path / "cache", base=model) as cache:
+            fetched = await cache.fetch()
+            assert fetched is not None
+            loaded = AutoModelForCausalLM.from_pretrained(fetched.folder)
+            with torch.no_grad():
+                found, wanted = loaded(token_ids).logits, adapted(token_ids).logits
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            (fetched.folder / "config.json").write_text("what a crash of the machine left")
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"lora_targets": ("no_such_layer",)}, "lora_targets 'no_such_layer'"),
-        ({"lora_rank": 0, "publish": "adapter"}, "publish is 'adapter' but lora_rank is 0"),
+        ({"lora_targets": ("q_proj", "vproj")}, "lora_targets has 'vproj'.*take of .*v_proj"),
+        ({"lora_targets": ("lm_head",)}, "shares its weights with the input"),
+        ({"lora_rank": 0}, "lora_targets is .* but lora_rank is 0"),
+        (
+            {"lora_rank": 0, "lora_targets": (), "publish": "adapter"},
+            "publish is 'adapter' but lora_rank is 0",
+        ),
         ({"lora_rank": -1}, "lora_rank is -1"),
     ],
     ids=str,
@@ -147,8 +220,9 @@ async def test_a_run_publishes_adapters(training: Training) -> None:
     records = await training.train(2, lora_rank=2, publish="adapter")
     assert [record["weight_version"] for record in records] == [1, 2]
     assert len(read_lines(training.metrics_file)) == 2
+    whole = (training.model / "model.safetensors").stat().st_size
     for folder in training.published():
-        assert (folder / "adapter_model.safetensors").exists()
+        assert (folder / "adapter_model.safetensors").stat().st_size < whole
         assert not (folder / "model.safetensors").exists()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainer import checkpoint
+from trainer import checkpoint, durable
 
 
 class Weights:
@@ -17,6 +19,10 @@ class Weights:
     def __init__(self, size: int) -> None:
         self.shards = {"w": torch.zeros(size)}
         self.loaded: dict[str, torch.Tensor] = {}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is trained."""
+        return {f"parameter.{name}": shard for name, shard in self.shards.items()}
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Remember what came."""
@@ -30,12 +36,19 @@ def state(step: int) -> checkpoint.Checkpoint:
     )
 
 
+def begun(folder: Path, step: int) -> Path:
+    """A checkpoint of one rank, written and not complete."""
+    partial = checkpoint.begin(folder, step)
+    save_file({}, partial / checkpoint.shard_name(0, 1))
+    return partial
+
+
 def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path) -> None:
     """Two of three are kept; a partial one of a crash is not seen and not in the way."""
     assert checkpoint.newest(tmp_path) is None
     for step in (8, 9, 10):
-        checkpoint.complete(checkpoint.begin(tmp_path, step), state(step), keep=2)
-    checkpoint.begin(tmp_path, 11)
+        checkpoint.complete(begun(tmp_path, step), state(step), keep=2)
+    begun(tmp_path, 11)
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert found[1] == state(10)
@@ -43,8 +56,40 @@ def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path)
         "step_000000009",
         "step_000000010",
     ]
-    checkpoint.complete(checkpoint.begin(tmp_path, 11), state(11), keep=2)
-    assert checkpoint.newest(tmp_path)[1].step == 11
+    checkpoint.complete(begun(tmp_path, 12), state(12), keep=2)
+    assert checkpoint.newest(tmp_path)[1].step == 12
+    assert list(tmp_path.glob(".partial_*")) == []
+
+
+def test_a_checkpoint_that_lacks_a_shard_is_never_complete(tmp_path: Path) -> None:
+    """Whatever anybody says of its ranks."""
+    lacking = replace(state(1), world_size=2)
+    with pytest.raises(OSError, match="lacks shards of its 2 ranks"):
+        checkpoint.complete(begun(tmp_path, 1), lacking, keep=1)
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_each_save_tells_of_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that failed goes on saying so, though the one after it went well."""
+    writer, write = checkpoint.ShardWriter(0, 1), durable.write_tensors
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    good.mkdir()
+
+    def full(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        if path.parent == bad:
+            raise OSError("no space left")
+        write(path, tensors)
+
+    monkeypatch.setattr(durable, "write_tensors", full)
+    for folder in (bad, good):
+        writer.begin(Weights(3), folder)
+    while not writer.written(good):
+        pass
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space left"):
+            writer.written(bad)
+    assert checkpoint.is_written(good, 1)
+    assert not checkpoint.is_written(bad, 1)
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from services.chassis.errors import DependencyUnavailable
 from tests.trainer.support import read_lines
 from tests.trainer.training import Training
 from trainer import durable
+from trainer.beside import Beside, beside
 from trainer.checkpointing import Checkpointing
 from trainer.peers import Samples
 from trainer.policy import Policy
@@ -29,6 +31,7 @@ class SlowDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = PATIENCE_SECONDS) -> None:
         self.events: list[tuple[str, int]] = []
+        self.num_begun = 0
         self._patience = patience
         self._trained = [threading.Event() for _ in range(STEPS + 1)]
         self._monkeypatch = monkeypatch
@@ -36,16 +39,23 @@ class SlowDisk:
         monkeypatch.setattr(Policy, "optimize", self._optimized())
         monkeypatch.setattr(durable, "write_tensors", self.write)
         self._note(Samples, "commit", "committed", lambda _samples, step: int(step))
-        self._note(Publisher, "finish", "published", lambda _publisher, begun, *_: _number(begun))
+        # Each step publishes, so that a version has the number of its step.
+        self._note(Publisher, "_commit", "published", lambda _publisher, r: int(r.weight_version))
 
     def write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Wait if it is a shard's, then write."""
         if path.name.startswith("rank_"):
+            self.num_begun += 1
             step = int(path.parent.name.rpartition("_")[2])
             if not self._trained[min(step + 1, STEPS)].wait(self._patience):
                 raise OSError(f"step {step + 1} was not trained while a checkpoint was written")
             self.events.append(("durable", step))
         self._write(path, tensors)
+
+    def go_on(self) -> None:
+        """Write whatever was trained since."""
+        for trained in self._trained:
+            trained.set()
 
     def _optimized(self) -> Any:
         trained, optimize = self._trained, self._optimize
@@ -67,9 +77,20 @@ class SlowDisk:
         self._monkeypatch.setattr(owner, name, noted)
 
 
-def _number(begun: Any) -> int:
-    # Each step publishes, so that a version has the number of its step.
-    return int(begun.weight_version)
+class PatientDisk(SlowDisk):
+    """Writes a step's shard only when its weights are published."""
+
+    def write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Wait if it is a shard's, then write."""
+        if path.name.startswith("rank_"):
+            until = time.monotonic() + PATIENCE_SECONDS
+            step = int(path.parent.name.rpartition("_")[2])
+            while ("published", step) not in self.events:
+                if time.monotonic() > until:
+                    raise OSError(f"step {step} was not published before its checkpoint")
+                time.sleep(0.002)
+        self.go_on()
+        super().write(path, tensors)
 
 
 async def filled(training: Training, rollouts: int = 6 * STEPS) -> Training:
@@ -86,8 +107,11 @@ async def test_a_step_is_trained_while_the_checkpoint_before_it_is_written(
     disk = SlowDisk(monkeypatch)
     records = await (await filled(training)).train(STEPS)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
-    expected = [(name, n) for n in range(1, 5) for name in ("durable", "committed", "published")]
-    assert disk.events == expected
+    names = ["durable", "committed", "published"]
+    for step in range(1, 5):
+        assert [name for name, number in disk.events if number == step] == names
+    for name in names:
+        assert [number for event, number in disk.events if event == name] == [1, 2, 3, 4]
     assert (await training.readiness()).committed_step == STEPS
 
 
@@ -111,7 +135,7 @@ async def test_weights_published_too_early_are_noticed(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: what does not wait is visible before the checkpoint that covers it."""
-    disk = SlowDisk(monkeypatch)
+    disk = PatientDisk(monkeypatch)
     begin = Publishing.begin
 
     async def early(publishing: Publishing, *given: Any, **named: Any) -> None:
@@ -119,14 +143,15 @@ async def test_weights_published_too_early_are_noticed(
 
     monkeypatch.setattr(Publishing, "begin", early)
     await (await filled(training)).train(STEPS)
-    assert disk.events.index(("published", 1)) < disk.events.index(("durable", 1))
+    for step in range(1, STEPS + 1):
+        assert disk.events.index(("published", step)) < disk.events.index(("durable", step))
 
 
 async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_published_anyway(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a checkpoint every other step a crash undoes published steps whatever they wait for."""
-    disk = SlowDisk(monkeypatch)
+    disk = PatientDisk(monkeypatch)
     await (await filled(training)).train(STEPS, checkpoint_every=2)
     assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
 
@@ -149,3 +174,53 @@ async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
             await training.train(STEPS)
     assert len(read_lines(training.metrics_file)) == 1
     assert (await training.readiness()).committed_step == 0
+
+
+async def test_everybody_hears_of_what_failed_beside_training() -> None:
+    """Whoever waits for it first, and whoever asks again."""
+    work = Beside()
+
+    async def fails() -> None:
+        await asyncio.sleep(0.01)
+        raise OSError("no space left")
+
+    work.begin(fails())
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space left"):
+            await work.end()
+    with pytest.raises(OSError, match="no space left"):
+        work.raise_if_failed()
+    with pytest.raises(OSError, match="no space left"):
+        await beside(asyncio.sleep(PATIENCE_SECONDS, None), work)
+
+
+async def test_a_stop_waits_for_the_checkpoint_under_way(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draining ends when it is durable and committed: the step need not be trained again."""
+    disk = SlowDisk(monkeypatch)
+    await filled(training, rollouts=6)
+    async with training.service(STEPS) as service:
+        work = asyncio.create_task(service.background[0]())
+        while not disk.num_begun:
+            await asyncio.sleep(0.01)
+        assert service.drain is not None
+        draining = asyncio.ensure_future(service.drain())
+        done, _ = await asyncio.wait({draining}, timeout=0.2)
+        assert not done
+        disk.go_on()
+        await draining
+        assert disk.events[:2] == [("durable", 1), ("committed", 1)]
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    assert (await training.readiness()).committed_step == 1
+
+
+async def test_weights_that_waited_are_published_after_their_checkpoint(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other way round they would wait for each other: the disk gives up, training ends."""
+    monkeypatch.setattr(f"{__name__}.PATIENCE_SECONDS", 1.0)
+    PatientDisk(monkeypatch)
+    with pytest.raises(DependencyUnavailable, match="step 1 was not published before"):
+        await (await filled(training)).train(STEPS)

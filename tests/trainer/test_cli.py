@@ -33,6 +33,7 @@ async def test_an_existing_checkpoint_is_never_resumed_by_accident(config: Train
     state = checkpoint.Checkpoint(
         run_id="other", step=7, weight_version=7, world_size=1, mathematics={}, record={}
     )
+    (folder / checkpoint.shard_name(0, 1)).touch()
     checkpoint.complete(folder, state, keep=1)
     message = await refused(config)
     assert "step 7" in message

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 from torch import Tensor
 
+from services.chassis.server import Service
 from tests.trainer.services import Neighbours
 from tests.trainer.support import read_lines
 from tests.trajectory_manager.client import RULES, Client
@@ -45,6 +48,13 @@ class Training:
 
     async def train(self, num_steps: int, **values: Any) -> list[dict[str, Any]]:
         """Go on until `num_steps` are done; the record of each step."""
+        async with self.service(num_steps, **values) as trainer:
+            await trainer.background[0]()
+        return list(read_lines(self.metrics_file))
+
+    @asynccontextmanager
+    async def service(self, num_steps: int, **values: Any) -> AsyncIterator[Service]:
+        """A trainer that does not train yet."""
         weights = Neighbours(self._folder / "weights")
         async with weights.serving():
             config = TrainerConfig(
@@ -60,8 +70,7 @@ class Training:
                 **values,
             )
             async with build(config) as trainer:
-                await trainer.background[0]()
-        return list(read_lines(self.metrics_file))
+                yield trainer
 
     async def readiness(self) -> sample_pb2.GetReadinessResponse:
         """Counts of the run."""

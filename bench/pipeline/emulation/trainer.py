@@ -21,6 +21,7 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 from bench.pipeline.costs import Costs, load_costs
 from bench.pipeline.emulation.prompts import Emulation
 from services.chassis.server import Service, run
+from trainer.checkpoint import shard_name
 from trainer.cli import peers
 from trainer.commands import Accumulate, Command, Gather, Optimize, Release, Restore
 from trainer.config import TrainerConfig
@@ -84,6 +85,13 @@ class EmulatedGang:
             case Restore():
                 await self._spend("switching", switching.activate_seconds)
         return [{}]
+
+    async def save(self, folder: Path) -> None:
+        """An empty shard."""
+        (folder / shard_name(0, 1)).touch()
+
+    async def written(self, folder: Path) -> None:
+        """It is, at once."""
 
     def gathered(self) -> dict[str, torch.Tensor]:
         """Weights of one number."""

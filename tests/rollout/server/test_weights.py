@@ -37,6 +37,7 @@ async def cache_of(
     first: WeightTransport | None = None,
     last: WeightTransport | None = None,
     seconds: float = 10.0,
+    base: Path | None = None,
 ) -> AsyncIterator[WeightCache]:
     """A cache in `folder`, fed by `weights`, with other transports before and after the stream."""
     async with (
@@ -50,7 +51,7 @@ async def cache_of(
         around = ({"failing": first} if first else {}, transports, {"last": last} if last else {})
         ordered = {name: one for part in around for name, one in part.items()}
         yield WeightCache(
-            stub, ordered, folder, run_id="run", model="policy", fetch_seconds=seconds
+            stub, ordered, folder, run_id="run", model="policy", fetch_seconds=seconds, base=base
         )
 
 
