@@ -1,7 +1,7 @@
 """When a trainer is killed, and what it was doing.
 
-Of each life a moment is drawn: a quarter of them in its start, the others after it, within so many
-steps that the run's last step is not reached before the last kill.
+Of each life a moment is drawn: a quarter of them in its start, or more when steps run short, the
+others after it, within so many steps that the last one is not reached before the last kill.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from bench.chaos.training_rig import STEPS, Job
 __all__ = ["Kills", "Pace", "Strikes", "await_step"]
 
 _START_SHARE = 0.25
-_MOST_SHARE = 0.8
-"""Of the steps that remain: they may be quicker than those of the undisturbed run."""
 _STEP_SECONDS = 120.0
 _LOOK_SECONDS = 0.002
 
@@ -84,11 +82,12 @@ class Strikes:
     def strike(self, world_size: int, still: int) -> None:
         """One life of a trainer, and its end; `still` kills are left, this one included."""
         with self._job.life(world_size) as gang:
-            if self._random.random() < _START_SHARE:
+            remaining = STEPS - 1 - self._job.newest_step
+            if self._random.random() < max(_START_SHARE, 1 - remaining / still):
                 time.sleep(self._random.uniform(0, self._pace.start))
             else:
                 gang.wait()
-                time.sleep(self._random.uniform(0, self._window(still)))
+                self._let_train(gang, remaining // still)
             self.end(gang)
 
     def end(self, gang: Gang) -> None:
@@ -98,11 +97,13 @@ class Strikes:
             self.kills += interrupted(self._job, gang)
             self.seconds.append(age)
 
-    def _window(self, still: int) -> float:
-        """Seconds after the start in which a life ends: twice as many steps as it should do."""
-        remaining = max(0, STEPS - 1 - self._job.newest_step)
-        num_steps = min(2 * remaining / still, _MOST_SHARE * remaining)
-        return self._pace.first_step + num_steps * self._pace.step
+    def _let_train(self, gang: Gang, most_steps: int) -> None:
+        """Wait for a checkpoint, at most so many steps from here, and then a part of a step."""
+        num_steps = self._random.randint(0, most_steps)
+        if num_steps:
+            await_step(self._job, gang, self._job.newest_step + num_steps)
+        pace = self._pace.step if num_steps else self._pace.first_step
+        time.sleep(self._random.uniform(0, pace))
 
 
 def interrupted(job: Job, gang: Gang) -> Kills:
