@@ -48,7 +48,6 @@ __all__ = [
     "outcome",
     "raw",
     "settings",
-    "start_of",
 ]
 
 HELD_SECONDS = 1.5
@@ -147,17 +146,6 @@ def settings(condition: Condition, *, steps: int, learning_rate: float) -> dict[
     }
 
 
-def start_of(run: Path) -> dict[str, str]:
-    """Settings of a run that starts with the model and tasks which `run` prepared."""
-    prepared = run.resolve() / "prepared"
-    return {
-        "SEAMFLOW_LAUNCHER_PREPARE": "",
-        "SEAMFLOW_LAUNCHER_MODEL": str(prepared / "model"),
-        "SEAMFLOW_LAUNCHER_TASKS": str(prepared / "tasks-train.jsonl"),
-        "SEAMFLOW_LAUNCHER_HELDOUT_TASKS": str(prepared / "tasks-heldout.jsonl"),
-    }
-
-
 def outcome(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Outcome:
     """How a run went, by its summary and the trainer's lines."""
     return Outcome(
@@ -236,7 +224,7 @@ def _measure(given: argparse.Namespace) -> dict[Condition, list[Outcome]]:
             kind = f"lag-{condition.name}"
             summary = quickstart.run(given.mode, seed, kind=kind, environment=told)
             run = Path("runs", summary["run"])
-            start = start or start_of(run)
+            start = start or quickstart.start_of(run)
             found = outcome(summary, read_steps(run / "metrics.jsonl"))
             runs[condition].append(found)
             done = f"held-out {found.heldout:.1%}, lag {found.lag:.1f}"

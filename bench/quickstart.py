@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.report import Report
 
-__all__ = ["main", "run"]
+__all__ = ["main", "run", "start_of"]
 
 FIGURES = (
     "heldout_before",
@@ -81,6 +81,17 @@ def run(
     subprocess.run(command, env={**os.environ, **extra, **environment}, check=True)
     summary: dict[str, Any] = json.loads(Path("runs", name, "summary.json").read_text())
     return summary
+
+
+def start_of(run: Path) -> dict[str, str]:
+    """Settings of a run that starts with the model and tasks which `run` prepared."""
+    prepared = run.resolve() / "prepared"
+    return {
+        "SEAMFLOW_LAUNCHER_PREPARE": "",
+        "SEAMFLOW_LAUNCHER_MODEL": str(prepared / "model"),
+        "SEAMFLOW_LAUNCHER_TASKS": str(prepared / "tasks-train.jsonl"),
+        "SEAMFLOW_LAUNCHER_HELDOUT_TASKS": str(prepared / "tasks-heldout.jsonl"),
+    }
 
 
 def _worst(name: str, samples: list[float]) -> float:

@@ -31,12 +31,16 @@ def main() -> None:
     """Run, draw, report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run")
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=_in_turn())
     arguments = parser.parse_args()
     runs: dict[str, dict[str, Any]] = {}
+    start: dict[str, str] = {}  # the first run prepares it
     for name in arguments.algorithms:
-        settings = _settings(name, runs)
+        settings = _settings(name, runs) | start
+        settings["SEAMFLOW_TRAINER_NUM_STEPS"] = str(arguments.steps)
         runs[name] = quickstart.run("multiplexed", arguments.seed, kind=name, environment=settings)
+        start = start or quickstart.start_of(Path("runs", runs[name]["run"]))
     _print(runs)
     Report(bench="quickstart_algorithms", figures=_figures(runs), seeds=[arguments.seed]).publish()
     _draw(RESULTS / "quickstart_algorithms.png", runs)

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from bench import lag
+from bench import lag, quickstart
 from bench.lag import Condition, HeldBack, Outcome
 from services.chassis.config import load
 from services.launcher.config import LauncherConfig
@@ -97,7 +97,7 @@ def test_what_a_run_prepared_is_not_prepared_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The next run takes its files, wherever it runs."""
-    for name, value in lag.start_of(tmp_path).items():
+    for name, value in quickstart.start_of(tmp_path).items():
         monkeypatch.setenv(name, value)
     config = load(LauncherConfig, "launcher", ["--config", CONFIG])
     assert config.prepare is None
