@@ -52,7 +52,7 @@ WHOLE, STREAMED = "whole", "streamed"
 MIN_ROUNDS = 3
 CLAIM = 0.1
 """Of a step's time, at most so much is said to lie after its last sample."""
-ANSWER_TOKENS = 32
+ANSWER_TOKENS = 16
 """Of each answer, whatever is sampled: a group costs the trainer the same every time."""
 SHORTEST, LONGEST = 0.5, 6.0
 """Seconds of the tool."""
