@@ -54,9 +54,9 @@ CLAIM = 0.1
 """Of a step's time, at most so much is said to lie after its last sample."""
 ANSWER_TOKENS = 16
 """Of each answer, whatever is sampled: a group costs the trainer the same every time."""
-SHORTEST, LONGEST = 0.5, 6.0
+SHORTEST, LONGEST = 0.5, 12.0
 """Seconds of the tool."""
-_MEDIAN, _SIGMA = 1.0, 0.8
+_MEDIAN, _SIGMA = 2.0, 0.8
 _NUM_TASKS = 1024
 _ARRIVALS = "arrivals.jsonl"
 _COLOURS = {WHOLE: "#e58b3a", STREAMED: "#4c9be8"}
@@ -108,7 +108,7 @@ def main() -> None:
 def _options() -> Options:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
-    parser.add_argument("--steps", type=int, default=12, help="that count, of a run")
+    parser.add_argument("--steps", type=int, default=8, help="that count, of a run")
     parser.add_argument("--stream-groups", type=int, default=1, help="that a step begins with")
     parser.add_argument("--max-staleness", type=int, default=1, help="in versions")
     parser.add_argument("--seed", type=int, default=0)

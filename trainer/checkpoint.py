@@ -119,7 +119,9 @@ def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def is_written(folder: Path, world_size: int) -> bool:
     """Whether the shards of all ranks are there."""
-    return all((folder / shard_name(rank, world_size)).exists() for rank in range(world_size))
+    # Listed: what was asked for by name and was not there is not there for long, on NFS.
+    names = {path.name for path in folder.iterdir()}
+    return all(shard_name(rank, world_size) in names for rank in range(world_size))
 
 
 def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:

@@ -63,6 +63,19 @@ class Checkpointing:
         await self.writing.end()
         await self.committing.end()
 
+    async def committed(self, step: int) -> None:
+        """Wait until a durable checkpoint covers `step` and its samples are committed.
+
+        Not for checkpoints of later steps. Raises what failed.
+        """
+        while self._committed_step < step:
+            for work in (self.writing, self.committing):
+                work.raise_if_failed()
+            living = self.writing.living | self.committing.living
+            if not living:
+                return
+            await asyncio.wait(living, return_when=asyncio.FIRST_COMPLETED)
+
     async def _write(self, partial: Path, state: checkpoint.Checkpoint) -> None:
         await self._gang.written(partial)
         keep = self._config.keep_checkpoints

@@ -71,8 +71,7 @@ class GangThread:
         """Wait until what `save` began there is durable; other commands come in between.
 
         Raises:
-            OSError: it cannot be written.
-            RankFailedError: another rank could not write its own.
+            OSError: a rank cannot write its own.
         """
         # The ranks themselves only answer between two commands, but they know what went wrong.
         asking = asyncio.create_task(self._say_written(folder))

@@ -6,7 +6,9 @@ STARTING -> WAITING -> TRAINING -> WAITING ... -> FINISHED; SUSPENDED whenever t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,23 +97,25 @@ class Trainer:
         await beside(self._train(), *works)
 
     async def settle(self) -> None:
-        """Wait until the checkpoint under way is durable, and its samples are committed."""
-        await self._checkpointing.end()
+        """Wait until the checkpoint under way is durable, and its samples are committed.
+
+        If it fails, `train` says so.
+        """
+        with suppress(Exception):
+            await self._checkpointing.end()
 
     async def _train(self) -> None:
         await self._begin()
         while self.progress.step < self._config.num_steps:
             step = self.progress.step + 1
             record = StepRecord(step, self._publishing.begun_version)
-            weights = dict[str, torch.Tensor]()
             async for part in self._batches.parts(record):
                 async with self._device.use(self._nodes.acquire):
                     await self._accumulate(part, record)
                     if part.last:
                         await self._optimize(record)
-                        weights = await self._finish(record)
-            if weights:
-                await self._publish(weights, record)
+                        await self._save(record)
+            await self._publish(record)
             self._close(record)
         await self._checkpointing.end()
         self.progress.finished = True
@@ -139,27 +143,30 @@ class Trainer:
 
     async def _begin(self) -> None:
         """Load the newest checkpoint, take over the run's samples, show the weights."""
-        found = find_checkpoint(self._config)
+        found = await self._take_over()
         if found is not None:
-            state = found[1]
+            folder, state = found
             self.progress.step = state.step
             self._checkpointing.resumed(state.step)
             get_logger().info("resumed", step=state.step, changed=_changed(state, self._config))
-        self._metrics.begin(self.progress.step, found[1].record if found else {})
-        async with self._device.use(self._nodes.acquire):
-            if found is not None:
-                await self._gang.do(Load(folder=str(found[0])))
-        # Only now: what it covers is consumed, and could not be read again.
-        await self._samples.reconcile(self.progress.step)
-        if await self._weights_lost():
-            record = StepRecord(self.progress.step, self._publishing.begun_version)
             async with self._device.use(self._nodes.acquire):
-                weights = await self._gather(record)
-            await self._begin_publish(weights, record)
+                await self._gang.do(Load(folder=str(folder)))
+        self._metrics.begin(self.progress.step, found[1].record if found else {})
+        if await self._weights_lost():
+            await self._begin_publish(await self._gather(), self.progress.step)
             await self._publishing.end()
         if self._config.scheduler is not None:
             # The node belongs to whom the scheduler gives it; it will resume us.
             await self._device.begin_suspended()
+
+    async def _take_over(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+        """Fence older trainers, at the newest checkpoint: one may have gone on until then."""
+        while True:
+            step = _step_of(find_checkpoint(self._config))
+            await self._samples.reconcile(step)
+            found = find_checkpoint(self._config)
+            if _step_of(found) == step:
+                return found
 
     async def _weights_lost(self) -> bool:
         """Whether servers lack the weights training goes on with: they see older or undone ones."""
@@ -190,16 +197,9 @@ class Trainer:
         self.progress.step = record.step
         self.progress.record = record
 
-    async def _finish(self, record: StepRecord) -> dict[str, torch.Tensor]:
-        """What a step leaves behind: a checkpoint, and weights to publish, when they are due."""
+    async def _save(self, record: StepRecord) -> None:
         if self._due(record.step, self._config.checkpoint_every):
             await self._checkpointing.begin(record, self.weight_version)
-        if not (self._postponed or self._due(record.step, self._config.publish_every)):
-            return {}
-        with record.phase("publish"):
-            # Before the weights are copied: one copy on the host is enough.
-            await self._publishing.make_way()
-        return await self._gather(record)
 
     def _commands(self, part: Part, record: StepRecord) -> list[Accumulate]:
         shuffle = np.random.default_rng([self._config.seed, record.step, record.num_samples])
@@ -227,9 +227,9 @@ class Trainer:
             for share in shares
         ]
 
-    async def _gather(self, record: StepRecord) -> dict[str, torch.Tensor]:
+    async def _gather(self) -> dict[str, torch.Tensor]:
         """The whole weights, on the host."""
-        with record.phase("publish"):
+        async with self._device.use(self._nodes.acquire):
             await self._gang.do(Gather())
             return self._gang.gathered()
 
@@ -242,34 +242,41 @@ class Trainer:
             return True
         return await self._samples.may_publish(self._publishing.begun_version + 1)
 
-    async def _publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
-        """Begin to publish; the next step goes on meanwhile. The last one waits for the end.
+    async def _publish(self, record: StepRecord) -> None:
+        """Begin to publish if it is due; the next step goes on meanwhile. The last one waits.
 
         Only what training waits for counts as the step's publish phase.
         """
+        if not (self._postponed or self._due(record.step, self._config.publish_every)):
+            return
         self._postponed = True
         with record.phase("publish"):
+            # Before the weights are copied: one copy on the host is enough. And while the device
+            # may be taken away: this may have to wait for other services.
+            await self._publishing.make_way()
+            weights = await self._gather()
             while self._postponed and await self._may_publish(record.step):
-                self._postponed = not await self._tried(weights, record)
+                self._postponed = not await self._tried(weights, record.step)
                 if record.step < self._config.num_steps:
                     return
 
-    async def _tried(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> bool:
+    async def _tried(self, weights: Mapping[str, torch.Tensor], step: int) -> bool:
         """Whether a publish is under way, and done if it is the last."""
         try:
-            await self._begin_publish(weights, record)
+            await self._begin_publish(weights, step)
         except PublishPutOff as error:
-            get_logger().warning("publish_put_off", step=record.step, error=str(error))
+            get_logger().warning("publish_put_off", step=step, error=str(error))
             return False
-        if record.step == self._config.num_steps:
+        if step == self._config.num_steps:
             await self._publishing.end()
         return True
 
-    async def _begin_publish(self, weights: Mapping[str, torch.Tensor], record: StepRecord) -> None:
+    async def _begin_publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
         # Nothing that was published is ever undone, if every step has a checkpoint.
-        after = self._checkpointing.end if self._config.checkpoint_every == 1 else None
+        covered = partial(self._checkpointing.committed, step)
+        after = covered if self._config.checkpoint_every == 1 else None
         epoch = self._samples.epoch
-        await self._publishing.begin(weights, step=record.step, epoch=epoch, after=after)
+        await self._publishing.begin(weights, step=step, epoch=epoch, after=after)
 
     def _close(self, record: StepRecord) -> None:
         record.published(self._publishing.begun_version)
@@ -304,12 +311,21 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint.Checkpoint]
             f"checkpoint {folder} is of run {state.run_id!r}, not {config.run_id!r}: "
             "give the run's own checkpoint_folder"
         )
+    if bool(state.base) != bool(config.lora_rank):
+        raise ValueError(
+            f"checkpoint {folder} was written with{'' if state.base else 'out'} an adapter, "
+            f"and lora_rank is {config.lora_rank}: set it back"
+        )
     if state.base != config.base():
         raise ValueError(
             f"checkpoint {folder} holds an adapter to other weights than those of model "
             f"{config.model}: give the model that the run began with"
         )
     return found
+
+
+def _step_of(found: tuple[Path, checkpoint.Checkpoint] | None) -> int:
+    return 0 if found is None else found[1].step
 
 
 def _changed(state: checkpoint.Checkpoint, config: TrainerConfig) -> list[str]:

@@ -43,11 +43,11 @@ def made_whole(folder: Path, model: Path) -> Path:
         return folder
     whole = folder / MADE
     if not whole.exists():
-        _check_base(folder, model)
         try:
+            _check_base(folder, model)
             _make(folder, model, whole)
-        except OSError as error:
-            raise WeightsError(f"{whole}: {error.strerror or error}; see its disk") from error
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(f"{whole}: {error}; see its disk") from error
     return whole
 
 
@@ -61,17 +61,20 @@ def _check_base(folder: Path, model: Path) -> None:
 
 
 def _make(folder: Path, model: Path, whole: Path) -> None:
-    partial = Path(tempfile.mkdtemp(prefix=f"{MADE}.", dir=folder))
-    for path in model.iterdir():
-        if path.is_file() and path.suffix in COPIED_SUFFIXES:
-            shutil.copyfile(path, partial / path.name)
-    _write_weights(folder, model, partial)
-    if not whole.exists():  # a call that was given up may have gone on
-        partial.rename(whole)
+    with tempfile.TemporaryDirectory(prefix=f"{MADE}.", dir=folder) as name:
+        partial = Path(name) / MADE
+        partial.mkdir()
+        for path in model.iterdir():
+            if path.is_file() and path.suffix in COPIED_SUFFIXES:
+                shutil.copyfile(path, partial / path.name)
+        _write_weights(folder, model, partial)
+        if not whole.exists():  # a call that was given up may have gone on
+            partial.rename(whole)
 
 
 def _write_weights(folder: Path, model: Path, target: Path) -> None:
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file, save_file
     except ImportError as error:
         raise WeightsError(
@@ -79,12 +82,15 @@ def _write_weights(folder: Path, model: Path, target: Path) -> None:
             'server\'s environment, or let the trainer publish = "weights"'
         ) from error
     scale = _scale(folder)
-    parts = load_file(folder / _WEIGHTS)
-    for file in sorted(model.glob("*.safetensors")):
-        tensors = load_file(file)
-        for name in tensors.keys() & _adapted(parts):
-            tensors[name] = _sum(tensors[name], _taken(parts, name), scale, f"{folder}: {name}")
-        save_file(tensors, target / file.name, metadata={"format": "pt"})
+    try:
+        parts = load_file(folder / _WEIGHTS)
+        for file in sorted(model.glob("*.safetensors")):
+            tensors = load_file(file)
+            for name in tensors.keys() & _adapted(parts):
+                tensors[name] = _sum(tensors[name], _taken(parts, name), scale, f"{folder}: {name}")
+            save_file(tensors, target / file.name, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     if parts:
         raise WeightsError(f"{folder}: {model} has nothing for {min(parts)}: it is another model")
 

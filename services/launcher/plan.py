@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -79,8 +80,12 @@ def free_ports(config: LauncherConfig) -> dict[str, int]:
             listener = stack.enter_context(socket.socket())
             while True:
                 ports[name] = secrets.choice(_PORTS)
-                with suppress(OSError):
+                try:
                     listener.bind(("127.0.0.1", ports[name]))
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                else:
                     break
         return ports
 

@@ -15,7 +15,7 @@ import torch
 from services.chassis.errors import DependencyUnavailable
 from tests.trainer.support import read_lines
 from tests.trainer.training import Training
-from trainer import durable
+from trainer import checkpoint, durable
 from trainer.beside import Beside, beside
 from trainer.checkpointing import Checkpointing
 from trainer.peers import Samples
@@ -38,6 +38,14 @@ class SlowDisk:
         self._optimize, self._write = Policy.optimize, durable.write_tensors
         monkeypatch.setattr(Policy, "optimize", self._optimized())
         monkeypatch.setattr(durable, "write_tensors", self.write)
+        complete = checkpoint.complete
+
+        def completed(partial: Path, state: checkpoint.Checkpoint, keep: int) -> Path:
+            folder = complete(partial, state, keep)
+            self.events.append(("durable", state.step))
+            return folder
+
+        monkeypatch.setattr(checkpoint, "complete", completed)
         self._note(Samples, "commit", "committed", lambda _samples, step: int(step))
         # Each step publishes, so that a version has the number of its step.
         self._note(Publisher, "_commit", "published", lambda _publisher, r: int(r.weight_version))
@@ -49,7 +57,6 @@ class SlowDisk:
             step = int(path.parent.name.rpartition("_")[2])
             if not self._trained[min(step + 1, STEPS)].wait(self._patience):
                 raise OSError(f"step {step + 1} was not trained while a checkpoint was written")
-            self.events.append(("durable", step))
         self._write(path, tensors)
 
     def go_on(self) -> None:
@@ -224,3 +231,29 @@ async def test_weights_that_waited_are_published_after_their_checkpoint(
     PatientDisk(monkeypatch)
     with pytest.raises(DependencyUnavailable, match="step 1 was not published before"):
         await (await filled(training)).train(STEPS)
+
+
+async def test_what_an_older_trainer_did_until_it_was_fenced_is_gone_on_with(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last checkpoint comes after the new one has looked: no step is trained on other samples.
+
+    Whose samples are committed is never leased again, so going on before it would lose them.
+    """
+    await filled(training)
+    before = await training.train(2)
+    newest = training.checkpoints / "step_000000002"
+    late = newest.rename(training.checkpoints / "late")
+    reconcile, steps = Samples.reconcile, list[int]()
+
+    async def fenced_late(samples: Samples, step: int) -> None:
+        if not steps:
+            late.rename(newest)
+        steps.append(step)
+        await reconcile(samples, step)
+
+    monkeypatch.setattr(Samples, "reconcile", fenced_late)
+    records = await training.train(3)
+    assert steps == [1, 2]
+    assert [record["sample_ids"] for record in records[:2]] == [r["sample_ids"] for r in before]
+    assert not set(records[2]["sample_ids"]) & {s for r in before for s in r["sample_ids"]}

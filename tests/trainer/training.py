@@ -30,6 +30,7 @@ class Training:
         self.client = client
         self.metrics_file = folder / "metrics.jsonl"
         self.port, self.model = port, model
+        self.checkpoints = folder / "checkpoints"
         self._folder = folder
 
     async def begin(self, *task_ids: str, groups_per_step: int = 3, **rules: Any) -> None:
@@ -60,7 +61,7 @@ class Training:
             config = TrainerConfig(
                 run_id=self.client.run_id,
                 model=self.model,
-                checkpoint_folder=self._folder / "checkpoints",
+                checkpoint_folder=self.checkpoints,
                 metrics_file=self.metrics_file,
                 trajectory_manager=f"127.0.0.1:{self.port}",
                 weights=weights.address,
