@@ -73,7 +73,8 @@ def test_each_save_tells_of_itself_alone(tmp_path: Path, monkeypatch: pytest.Mon
     """One that failed goes on saying so, though the one after it went well."""
     writer, write = checkpoint.ShardWriter(0, 1), durable.write_tensors
     bad, good = tmp_path / "bad", tmp_path / "good"
-    good.mkdir()
+    for folder in (bad, good):
+        folder.mkdir()
 
     def full(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         if path.parent == bad:
