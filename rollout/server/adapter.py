@@ -46,8 +46,10 @@ def made_whole(folder: Path, model: Path) -> Path:
         try:
             _check_base(folder, model)
             _make(folder, model, whole)
-        except (OSError, ValueError, KeyError) as error:
+        except OSError as error:
             raise WeightsError(f"{whole}: {error}; see its disk") from error
+        except (ValueError, KeyError) as error:
+            raise WeightsError(f"{folder}: not as this release publishes it: {error}") from error
     return whole
 
 

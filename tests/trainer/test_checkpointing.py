@@ -100,19 +100,12 @@ class PatientDisk(SlowDisk):
         super().write(path, tensors)
 
 
-async def filled(training: Training, rollouts: int = 6 * STEPS) -> Training:
-    """With all that four steps need, unless told otherwise."""
-    await training.begin(*(f"t{number}" for number in range(12)), max_staleness=STEPS)
-    await training.play(rollouts)
-    return training
-
-
 async def test_a_step_is_trained_while_the_checkpoint_before_it_is_written(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of each step in turn: durable, then its samples committed, then its weights published."""
     disk = SlowDisk(monkeypatch)
-    records = await (await filled(training)).train(STEPS)
+    records = await (await training.fill(STEPS)).train(STEPS)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     names = ["durable", "committed", "published"]
     for step in range(1, 5):
@@ -135,7 +128,7 @@ async def test_without_overlap_the_disk_would_hold_training_up(
 
     monkeypatch.setattr(Checkpointing, "begin", waiting)
     with pytest.raises(DependencyUnavailable, match="step 2 was not trained"):
-        await (await filled(training)).train(STEPS)
+        await (await training.fill(STEPS)).train(STEPS)
 
 
 async def test_weights_published_too_early_are_noticed(
@@ -149,7 +142,7 @@ async def test_weights_published_too_early_are_noticed(
         await begin(publishing, *given, **{**named, "after": None})
 
     monkeypatch.setattr(Publishing, "begin", early)
-    await (await filled(training)).train(STEPS)
+    await (await training.fill(STEPS)).train(STEPS)
     for step in range(1, STEPS + 1):
         assert disk.events.index(("published", step)) < disk.events.index(("durable", step))
 
@@ -159,7 +152,7 @@ async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_publishe
 ) -> None:
     """With a checkpoint every other step a crash undoes published steps whatever they wait for."""
     disk = PatientDisk(monkeypatch)
-    await (await filled(training)).train(STEPS, checkpoint_every=2)
+    await (await training.fill(STEPS)).train(STEPS, checkpoint_every=2)
     assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
 
 
@@ -175,7 +168,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
         write(path, tensors)
 
     monkeypatch.setattr(durable, "write_tensors", full)
-    await filled(training, rollouts=6)
+    await training.fill(STEPS, rollouts=6)
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(DependencyUnavailable, match="no space left"):
             await training.train(STEPS)
@@ -206,7 +199,7 @@ async def test_a_stop_waits_for_the_checkpoint_under_way(
 ) -> None:
     """Draining ends when it is durable and committed: the step need not be trained again."""
     disk = SlowDisk(monkeypatch)
-    await filled(training, rollouts=6)
+    await training.fill(STEPS, rollouts=6)
     async with training.service(STEPS) as service:
         work = asyncio.create_task(service.background[0]())
         while not disk.num_begun:
@@ -230,7 +223,7 @@ async def test_weights_that_waited_are_published_after_their_checkpoint(
     monkeypatch.setattr(f"{__name__}.PATIENCE_SECONDS", 1.0)
     PatientDisk(monkeypatch)
     with pytest.raises(DependencyUnavailable, match="step 1 was not published before"):
-        await (await filled(training)).train(STEPS)
+        await (await training.fill(STEPS)).train(STEPS)
 
 
 async def test_what_an_older_trainer_did_until_it_was_fenced_is_gone_on_with(
@@ -240,7 +233,7 @@ async def test_what_an_older_trainer_did_until_it_was_fenced_is_gone_on_with(
 
     Whose samples are committed is never leased again, so going on before it would lose them.
     """
-    await filled(training)
+    await training.fill(STEPS)
     before = await training.train(2)
     newest = training.checkpoints / "step_000000002"
     late = newest.rename(training.checkpoints / "late")

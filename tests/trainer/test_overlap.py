@@ -54,19 +54,12 @@ class SlowDisk:
         return wrapped
 
 
-async def filled(training: Training, rollouts: int = 6 * STEPS) -> Training:
-    """With all that four steps need, unless told otherwise."""
-    await training.begin(*(f"t{number}" for number in range(12)), max_staleness=STEPS)
-    await training.play(rollouts)
-    return training
-
-
 async def test_a_step_is_trained_while_the_weights_before_it_are_written(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each write ends after the next step, and all versions come out, the last one in time."""
     disk = SlowDisk(monkeypatch)
-    records = await (await filled(training)).train(STEPS)
+    records = await (await training.fill(STEPS)).train(STEPS)
     assert disk.num_writes == STEPS
     assert [record["weight_version"] for record in records] == [1, 2, 3, 4]
     # What a step is compared with is the version under way.
@@ -87,7 +80,7 @@ async def test_without_overlap_the_disk_would_hold_training_up(
 
     monkeypatch.setattr(publish.Publishing, "begin", waiting)
     with pytest.raises(DependencyUnavailable, match="step 2 was not trained"):
-        await (await filled(training)).train(STEPS)
+        await (await training.fill(STEPS)).train(STEPS)
 
 
 async def test_a_write_that_fails_ends_training_at_once(
@@ -99,7 +92,7 @@ async def test_a_write_that_fails_ends_training_at_once(
         raise OSError("no space left")
 
     monkeypatch.setattr(publish, "write_folder", broken)
-    await filled(training, rollouts=12)
+    await training.fill(STEPS, rollouts=12)
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(DependencyUnavailable, match="no space left"):
             await training.train(STEPS, publish_every=2)
@@ -121,7 +114,7 @@ async def test_a_publish_put_off_beside_training_is_tried_again_until_a_newer_on
         await finish(publisher, begun, *given, **named)
 
     monkeypatch.setattr(publish.Publisher, "finish", failing)
-    records = await (await filled(training)).train(STEPS, publish_every=2)
+    records = await (await training.fill(STEPS)).train(STEPS, publish_every=2)
     assert [record["weight_version"] for record in records] == versions
     assert tried.count(1) >= 2
     assert tried.count(2) == 1
@@ -139,7 +132,7 @@ async def test_a_version_is_published_again_that_a_crash_cut_off_between_two(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(publish.Publisher, "finish", never)
-    await filled(training, rollouts=18)
+    await training.fill(STEPS, rollouts=18)
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_SECONDS / 4):
             await training.train(6, publish_every=2)  # trains three steps and waits for more

@@ -42,6 +42,14 @@ class Training:
         await self.client.create_run(config)
         await self.client.submit(*task_ids)
 
+    async def fill(self, num_steps: int, rollouts: int | None = None) -> Training:
+        """Create the run, and play all that so many steps need, or so many rollouts."""
+        await self.begin(
+            *(f"t{number}" for number in range(3 * num_steps)), max_staleness=num_steps
+        )
+        await self.play(6 * num_steps if rollouts is None else rollouts)
+        return self
+
     async def play(self, num_rollouts: int) -> None:
         """Agents play rollouts whose rewards differ within a group, group after group."""
         for number in range(num_rollouts):
