@@ -36,8 +36,13 @@ class Readings:
     """Where each engine wrote what it did."""
 
     def num_steps(self) -> int:
-        """Optimizer steps that ended; their weights were published, or that was put off."""
+        """Optimizer steps that ended; a publish of their weights was begun, or put off."""
         return len(_lines(self.trainer_file)) // self.setting.mode.parts
+
+    def weight_version(self, step: int) -> int:
+        """That of the publish begun last when a step ended; 0: before the first one."""
+        lines = _lines(self.trainer_file)[: step * self.setting.mode.parts]
+        return int(lines[-1]["weight_version"]) if step > 0 else 0
 
     def result(self) -> Result:
         """Between the end of the last step of the warm-up and the end of the last step.

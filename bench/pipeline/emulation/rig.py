@@ -18,6 +18,8 @@ import psutil  # type: ignore[import-untyped]
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.runner import AgentRunner, RunnerConfig
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
@@ -35,6 +37,7 @@ from bench.pipeline.simulator import Result, Setting
 from tests.rollout.gateway.support import make_byte_model
 
 if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -163,9 +166,18 @@ class _Rig:
         return [*parts, self._hold_weights()] if self._setting.mode.barrier else parts
 
     async def until_step(self, step: int) -> None:
-        """Wait until an optimizer step has ended and its weights were published."""
+        """Wait until an optimizer step has ended."""
         while self.readings.num_steps() < step:
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _until_served(self, step: int) -> None:
+        """Wait until every server has a step's weights: what begins earlier would be too old."""
+        await self.until_step(step)
+        wanted = self.readings.weight_version(step)
+        async with AsyncExitStack() as stack:
+            servers = [await _server(stack, port) for port in self._server_ports.values()]
+            while min([await _weight_version(server) for server in servers]) < wanted:
+                await asyncio.sleep(_POLL_SECONDS)
 
     def cpu_seconds(self) -> float:
         """Of the control plane."""
@@ -188,14 +200,14 @@ class _Rig:
         await AgentRunner(self._agent, runner).run(asyncio.Event())
 
     async def _submit(self) -> None:
-        """Be the dataloader: all tasks at once, or a batch for each step that was published."""
+        """Be the dataloader: all tasks at once, or a batch for each step whose weights serve."""
         mode, size = self._setting.mode, self._setting.workload.groups_per_step
         steps = self._setting.warm_up + self._setting.steps + 8
         async with connect(self._manager) as channel:
             stub: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
             for step in range(steps):
                 if mode.admission == "published":
-                    await self.until_step(step - (mode.ahead or 0))
+                    await self._until_served(step - (mode.ahead or 0))
                 await self._submit_batch(stub, step * size, (step + 1) * size)
         await asyncio.Event().wait()
 
@@ -274,6 +286,7 @@ class _Rig:
             process = await stack.enter_async_context(_process(command, ready, {}))
             if part == "agents":
                 self.control_plane.append(psutil.Process(process.pid))
+        self._server_ports = json.loads(ready_file(settings, "servers").read_text())
 
     async def _service(self, stack: AsyncExitStack, module: str, **flags: object) -> str:
         """Start one process of its own; its address."""
@@ -287,6 +300,17 @@ class _Rig:
         if not module.startswith("bench."):
             self.control_plane.append(psutil.Process(process.pid))
         return f"127.0.0.1:{json.loads(ready.read_text())['port']}"
+
+
+async def _server(stack: AsyncExitStack, port: int) -> RolloutServerServiceAsyncStub:
+    channel = await stack.enter_async_context(connect(f"127.0.0.1:{port}"))
+    stub: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+    return stub
+
+
+async def _weight_version(server: RolloutServerServiceAsyncStub) -> int:
+    request = server_pb.GetServerInfoRequest()
+    return (await retrying(lambda: server.GetServerInfo(request))).weight_version
 
 
 @asynccontextmanager
