@@ -83,6 +83,9 @@ file:
   [latency]                       # seconds of a decode step by batch size
   8 = 0.0085
   64 = 0.012
+
+A trainer does it with what it is told for --group-size: gang_nodes that leave m nodes to rollout,
+and stream_groups, at which it takes its nodes. Turns on them go on elsewhere from their tokens.
 """
 
 
@@ -115,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     files.add_argument("--roles", type=Path, help="placement: costs and order of the roles")
     files.add_argument("--tail", type=Path, help="tail: costs of the instances that generate")
     parser.add_argument("--lengths", type=Path, help="tail: tokens of a batch's samples")
+    parser.add_argument("--group-size", type=int, help="tail: samples of a group")
     parser.add_argument("--nodes", type=int, help="nodes of one datacentre, or instances")
     parser.add_argument(
         "--generation-nodes", type=int, help="split: nodes of the one that generates"
@@ -127,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(given: argparse.Namespace) -> list[Table]:
     if (given.tail is None) is not (given.lengths is None):
         raise UsageError("--tail and --lengths go together")
+    if given.tail is None and given.group_size is not None:
+        raise UsageError("--group-size goes with --tail")
     if given.tail:
         return _tail(given)
     return _placed(given) if given.roles else _split(given)
@@ -139,11 +145,14 @@ def _tail(given: argparse.Namespace) -> list[Table]:
     if given.nodes < 1:
         raise UsageError(f"--nodes is {given.nodes}: give at least 1")
     engines, lengths = read_engines(given.tail, given.nodes), read_lengths(given.lengths)
+    size = given.group_size
+    if size is not None and (size < 1 or len(lengths) % size):
+        raise UsageError(f"--group-size is {size}: give a divisor of {len(lengths)} samples")
     try:
         tried = {each: simulated(lengths, engines, each) for each in thresholds(len(lengths))}
     except ValueError as error:
         raise UsageError(f"{given.lengths}: {error}") from error
-    return [migration_table(len(lengths), tried)]
+    return [migration_table(len(lengths), tried, size)]
 
 
 def _split(given: argparse.Namespace) -> list[Table]:

@@ -32,16 +32,23 @@ def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str])
     return table
 
 
-def migration_table(batch: int, tried: Mapping[int, Migration]) -> Table:
-    """A row for each R_t that was tried; where m is all instances, nothing moves."""
+def migration_table(
+    batch: int, tried: Mapping[int, Migration], group_size: int | None = None
+) -> Table:
+    """A row for each R_t that was tried; where m is all instances, nothing moves.
+
+    With the size of a group also the complete groups at which R_t samples remain, at most.
+    """
     best = min(tried, key=lambda remaining: tried[remaining].seconds)
     columns = ("R_t", "of the batch", "m", "all scored s")
-    table = _table(f"{batch} samples", "", columns)
+    table = _table(f"{batch} samples", "", (*columns, *(["stream_groups"] if group_size else [])))
     for remaining, found in tried.items():
         name = BEST if remaining == best else ""
-        cells = (str(remaining), f"{remaining / batch:.0%}", str(found.num_kept))
-        style = "bold" if name else None
-        table.add_row(name, *cells, f"{found.seconds:.1f}", style=style)
+        cells = [str(remaining), f"{remaining / batch:.0%}", str(found.num_kept)]
+        cells.append(f"{found.seconds:.1f}")
+        if group_size:
+            cells.append(str(-((remaining - batch) // group_size)))
+        table.add_row(name, *cells, style="bold" if name else None)
     return table
 
 

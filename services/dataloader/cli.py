@@ -13,6 +13,7 @@ from services.chassis.server import Service, run
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.loader import Loader
 from services.dataloader.queue import TaskQueue
+from services.dataloader.sizes import GroupSizes
 from services.dataloader.sources import open_source
 
 __all__ = ["build", "main"]
@@ -36,7 +37,8 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
             clock=time.monotonic,
             start_seconds=config.start_seconds,
         )
-        loader = Loader(config, source, queue)
+        sizes = GroupSizes(config, manager) if config.max_samples else None
+        loader = Loader(config, source, queue, sizes)
 
         async def load() -> None:
             await loader.run()

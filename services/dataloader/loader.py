@@ -14,6 +14,7 @@ from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.position import Position, PositionFile
 from services.dataloader.queue import TaskQueue
+from services.dataloader.sizes import GroupSizes
 from services.dataloader.sources import Row, Source
 from services.dataloader.tasks import make_task
 
@@ -27,8 +28,14 @@ class Loader:
     carry the same ids, so the manager takes none of them twice.
     """
 
-    def __init__(self, config: DataloaderConfig, source: Source, queue: TaskQueue) -> None:
-        """Find the position to begin at.
+    def __init__(
+        self,
+        config: DataloaderConfig,
+        source: Source,
+        queue: TaskQueue,
+        sizes: GroupSizes | None = None,
+    ) -> None:
+        """Find the position to begin at. Without `sizes` all tasks get as many rollouts.
 
         Raises:
             ConfigError: the stored position belongs to other tasks.
@@ -36,6 +43,7 @@ class Loader:
         self._config = config
         self._source = source
         self._queue = queue
+        self._sizes = sizes
         self._file = PositionFile(config.state_file)
         meaning = _meaning(config, source)
         self._position = self._file.load(meaning) if config.resume else Position(source=meaning)
@@ -51,6 +59,8 @@ class Loader:
         while not self._config.epochs or self._position.epoch < self._config.epochs:
             epoch, rows = self._position.epoch, self._rows()
             while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.room):
+                if self._sizes is not None:
+                    await self._size(tasks, self._sizes)
                 await self._submit(tasks)
             if not self._position.place:
                 raise ConfigError(f"tasks: {self._config.tasks} holds no task in epoch {epoch}")
@@ -64,14 +74,22 @@ class Loader:
         epoch = self._position.epoch
         return [make_task(row, epoch, self._config) for row in islice(rows, count)]
 
+    async def _size(self, tasks: list[Task], sizes: GroupSizes) -> None:
+        await sizes.look()
+        position = self._position.sized({task.task_id: sizes.of(task.task_id) for task in tasks})
+        if position != self._position:
+            self._move(position)
+        for task in tasks:
+            task.num_samples = position.sizes[task.task_id]
+
     async def _submit(self, tasks: list[Task]) -> None:
         while tasks:
             try:
                 count = await self._queue.submit(tasks)
             except SeamflowError as error:
                 raise ConfigError(f"the run refuses a task: {error}") from error
+            self._move(self._position.advanced([task.task_id for task in tasks[:count]]))
             tasks = tasks[count:]
-            self._move(self._position.advanced(count))
 
     def _move(self, position: Position) -> None:
         # Not in a thread, which would go on writing after this loader was cancelled.

@@ -1,10 +1,15 @@
-"""How far the dataloader is, on disk: written only after the tasks were acknowledged."""
+"""How far the dataloader is, on disk: written only after the tasks were acknowledged.
+
+But what was decided for a task is written before it is sent: were it decided anew after a crash,
+the same task would be submitted with two sizes.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from services.chassis.errors import ConfigError
@@ -22,10 +27,17 @@ class Position:
     """Pass over the source, from 0."""
     place: int = 0
     """Place in the order of that epoch, from 0."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Task id -> rollouts it gets, of tasks that follow and may have been submitted."""
 
-    def advanced(self, count: int) -> Position:
-        """The position `count` tasks further."""
-        return replace(self, place=self.place + count)
+    def advanced(self, task_ids: Sequence[str]) -> Position:
+        """The position after these tasks."""
+        sizes = {name: size for name, size in self.sizes.items() if name not in task_ids}
+        return replace(self, place=self.place + len(task_ids), sizes=sizes)
+
+    def sized(self, sizes: Mapping[str, int]) -> Position:
+        """The same with sizes of tasks; what was decided before stays."""
+        return replace(self, sizes={**sizes, **self.sizes})
 
     def next_epoch(self) -> Position:
         """The beginning of the next pass."""

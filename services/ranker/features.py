@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.chassis.closed_rollouts import task_name
+
 __all__ = ["NUM_COLUMNS", "Beginning", "Columns", "columns"]
 
 NUM_COLUMNS = 1 << 18
@@ -38,12 +40,11 @@ class Beginning:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The task without the epoch that the dataloader puts behind it (`name@epoch`), and index.
+        """The task, whatever its epoch, and index.
 
         Turns of one place are answers to the same question, or to its later parts.
         """
-        name, _, epoch = self.task_id.rpartition("@")
-        return (name if name and epoch.isdecimal() else self.task_id), self.turn_index
+        return task_name(self.task_id), self.turn_index
 
 
 def columns(beginning: Beginning) -> Columns:

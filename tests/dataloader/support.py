@@ -23,6 +23,7 @@ from services.chassis.server import Service, started
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.loader import Loader
 from services.dataloader.queue import TaskQueue
+from services.dataloader.sizes import GroupSizes
 from services.dataloader.sources import open_source
 
 
@@ -96,7 +97,7 @@ def numbered(count: int) -> list[dict[str, Any]]:
     ]
 
 
-async def load(address: str, **settings: Any) -> None:
+async def load(address: str, sizes: GroupSizes | None = None, **settings: Any) -> None:
     """Run a loader with these settings to its end."""
     config = DataloaderConfig(**{"run_id": "run", "trajectory_manager": address, **settings})
     source = open_source(config.tasks, shuffle=config.shuffle, seed=config.seed)
@@ -107,7 +108,7 @@ async def load(address: str, **settings: Any) -> None:
             clock=time.monotonic,
             start_seconds=config.start_seconds,
         )
-        await Loader(config, source, queue).run()
+        await Loader(config, source, queue, sizes).run()
 
 
 def sums(seed: int, epoch: int) -> Iterator[dict[str, Any]]:

@@ -54,7 +54,7 @@ async def test_a_list_that_has_become_shorter_is_read_on() -> None:
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30)])
         assert len(await read(feed)) == 30
         shorter = Shorter(stub, 20)
-        feed._store = shorter
+        feed._closed._store = shorter
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30, 45)])
         turns = await read(feed)
         assert [t.beginning.task_id for t in turns] == [f"{i}" for i in range(30, 45)]
@@ -92,7 +92,7 @@ async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None
         )
         await stub.FinishRollout(closing)
         assert await read(feed) == []  # it had no turn
-        assert feed._start == 3
+        assert feed._closed._start == 3
 
 
 async def test_turns_that_did_not_end_by_themselves_tell_nothing() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 
 from services.chassis.errors import ConfigError
 from services.scoring.config import ScoringConfig
@@ -106,6 +108,52 @@ def test_a_reward_model_scores_whole_sequences(reward_model: Path) -> None:
     assert len({float(values[0]) for values in found}) > 1
 
 
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group, if one is made, is gone after the test."""
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("scorer", ["logprobs", "reward_model"])
+def test_weights_that_wait_on_the_host_score_alike(
+    model: Path, reward_model: Path, scorer: str
+) -> None:
+    """To the last bit, batch after batch."""
+    folder = model if scorer == "logprobs" else reward_model
+    wanted = scored(config(folder, scorer=scorer), rows())
+    swapping = make_scorer(config(folder, scorer=scorer, cpu_offload=True))
+    for _ in range(2):
+        for values, same in zip(swapping.score(rows()), wanted, strict=True):
+            np.testing.assert_array_equal(values, same)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("cpu_offload", [True, False])
+def test_only_the_block_that_computes_is_swapped_in(model: Path, cpu_offload: bool) -> None:
+    """What is swapped in is a plain tensor; without the setting every block is one all the time."""
+    scorer: Any = make_scorer(config(model, cpu_offload=cpu_offload))
+    blocks = list(scorer._model.model.layers)
+    seen: list[list[bool]] = []
+    for block in blocks:
+        # Called from within the block: there FSDP's own hooks have run.
+        block.mlp.register_forward_pre_hook(
+            lambda _module, _inputs: seen.append([is_in(block) for block in blocks])
+        )
+    scorer.score(rows()[:1])
+    alone = [[place == number for place in range(len(blocks))] for number in range(len(blocks))]
+    assert len(blocks) > 1
+    assert (seen == alone) is cpu_offload
+    assert [is_in(block) for block in blocks] == [not cpu_offload] * len(blocks)
+
+
+def is_in(block: nn.Module) -> bool:
+    """Whether the weights of `block` are where it can compute with them."""
+    return not any(isinstance(weight, DTensor) for weight in block.parameters())
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -134,6 +182,7 @@ def test_a_classifier_is_no_reward_model(tmp_path: Path) -> None:
         ({"max_samples": 0}, "max_samples is 0: give 1 to 512"),
         ({"threads": 0}, "threads is 0: must be at least 1"),
         ({"needs": ("c",)}, "needs holds 'c', which is the column to write"),
+        ({"cpu_offload": True, "device": "cuda:1"}, "device is 'cuda:1'.*CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_wrong_settings_are_named(model: Path, settings: dict[str, Any], message: str) -> None:

@@ -1,11 +1,17 @@
-"""A frozen Hugging Face model from a folder."""
+"""A frozen Hugging Face model from a folder, on the device or waiting in the host's memory.
+
+What waits is swapped in block by block, each while the one before it computes, as in RLHFuse (arXiv
+2409.13221) the frozen weights of reward and reference models: FSDP2 does that on a mesh of one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from services.scoring.config import ScoringConfig
 
@@ -37,4 +43,32 @@ def frozen(config: ScoringConfig, kind: Any, **settings: Any) -> nn.Module:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model {config.model}: {error}") from error
-    return model.to(config.device).eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return _swapped_in(model, config.device) if config.cpu_offload else model.to(config.device)
+
+
+def _swapped_in(model: nn.Module, device: str) -> nn.Module:
+    """`model`, whose weights stay on the host but for the blocks that compute."""
+    if not _blocks(model):
+        raise ValueError(
+            f"{type(model).__name__} names no blocks to swap in one by one: leave cpu_offload off"
+        )
+    mesh, place = _mesh_of_one(device), CPUOffloadPolicy(pin_memory=device != "cpu")
+    for block in _blocks(model):
+        fully_shard(block, mesh=mesh, offload_policy=place, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, offload_policy=place, reshard_after_forward=True)
+    return model
+
+
+def _mesh_of_one(device: str) -> DeviceMesh:
+    if not distributed.is_initialized():
+        # Nobody else is in the group, so nothing has to be listened on.
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(store=store, rank=0, world_size=1)
+    return init_device_mesh(device, (1,))
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: what Hugging Face says must not be split over devices."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -31,7 +31,7 @@ class LogProbs:
         self._model = frozen(config, AutoModelForCausalLM)
         self._device, self._most_tokens = config.device, config.micro_batch_tokens
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
         """One value for each token."""
         values: dict[int, NDArray[np.float32]] = {}

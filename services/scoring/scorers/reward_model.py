@@ -29,7 +29,7 @@ class RewardModel:
         if num_labels != 1:
             raise ValueError(f"model {config.model}: has {num_labels} labels, a reward model has 1")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
         """One value; each row alone, as what counts as padding differs from model to model."""
         return [np.array([self._score(row)], np.float32) for row in rows]

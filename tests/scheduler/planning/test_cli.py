@@ -149,6 +149,16 @@ def test_a_long_tail_moves_to_one_instance(
     assert float(seconds) < float(still.strip("│ ").split("│")[-1])
 
 
+def test_a_tail_of_groups_tells_when_a_step_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the groups that are complete when so many samples remain."""
+    main([*tail_files(tmp_path), "--nodes=4", "--group-size=8"])
+    remaining, *_, stream_groups = row(capsys.readouterr().out, "best")
+    # Of 64 samples in 8 groups.
+    assert 8 * (int(stream_groups) - 1) < 64 - int(remaining) <= 8 * int(stream_groups)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -196,6 +206,8 @@ def test_a_tail_takes_its_lengths_and_nodes(
         ([f"--profile={profile}", lengths, "--nodes=4"], "--tail and --lengths go together"),
         ([tail, lengths], "--tail takes --nodes and --lengths"),
         ([tail, lengths, "--nodes=0"], "--nodes is 0: give at least 1"),
+        ([tail, lengths, "--nodes=4", "--group-size=7"], "--group-size is 7: give a divisor of 64"),
+        ([f"--profile={profile}", "--nodes=4", "--group-size=8"], "--group-size goes with --tail"),
     ):
         with pytest.raises(SystemExit, match="64"):
             main(flags)
