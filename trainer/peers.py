@@ -75,14 +75,27 @@ class Samples:
         self.epoch = response.epoch
         self._pending = frozenset(response.pending_steps) - {response.open_step}
 
-    async def ready(self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0) -> Readiness:
-        """How far the batch of `step` is; waits a while until it is further than `more_than`."""
+    async def ready(
+        self,
+        step: int,
+        base_weight_version: int,
+        *,
+        more_than: int = 0,
+        wait_seconds: float = 0.0,
+    ) -> Readiness:
+        """How far the batch of `step` is; waits a while until it is further than `more_than`.
+
+        Admission goes by the weights that the step starts from: rollouts begin for the steps after.
+        """
         if step in self._pending:
             return Readiness(0, 0)
         request = sample_pb2.GetReadinessRequest(
             run_id=self._run_id,
             min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
             wait=_duration(wait_seconds),
+            epoch=self.epoch,
+            step=step,
+            base_weight_version=base_weight_version,
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await persistently(

@@ -117,14 +117,19 @@ class Batches:
     async def _begin(self, record: StepRecord, timeout: BatchTimeout) -> Readiness:
         """Wait until training can begin and the nodes are there."""
         with record.phase("wait"):
-            ready = await self._wait(record.step, timeout)
+            ready = await self._wait(record, timeout)
             await self._nodes.acquire(record.step)
         return ready
 
     async def _ready(
-        self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0
+        self, record: StepRecord, *, more_than: int = 0, wait_seconds: float = 0.0
     ) -> Readiness:
-        ready = await self._samples.ready(step, more_than=more_than, wait_seconds=wait_seconds)
+        ready = await self._samples.ready(
+            record.step,
+            record.base_weight_version,
+            more_than=more_than,
+            wait_seconds=wait_seconds,
+        )
         return replace(ready, stream=self._begin_groups)
 
     async def give_back(self) -> None:
@@ -132,12 +137,12 @@ class Batches:
         if self._lent:
             await self._nodes.give_back()
 
-    async def _wait(self, step: int, timeout: BatchTimeout) -> Readiness:
+    async def _wait(self, record: StepRecord, timeout: BatchTimeout) -> Readiness:
         """Give the nodes back until there is enough; ask for them so that they are back by then."""
-        ready = await self._ready(step)
+        ready = await self._ready(record)
         if timeout.enough(time.time(), ready):
             return ready
-        await self._nodes.release(step, self._outlook(ready))
+        await self._nodes.release(record.step, self._outlook(ready))
         self._lent = True
         forecast = Forecast(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
         while not timeout.enough(time.time(), ready):
@@ -150,7 +155,8 @@ class Batches:
                 self._lent = True
                 await self._nodes.give_back()
             wait_seconds = forecast.look_seconds(time.time())
-            ready = await self._ready(step, more_than=ready.num_ready, wait_seconds=wait_seconds)
+            more_than = ready.num_ready
+            ready = await self._ready(record, more_than=more_than, wait_seconds=wait_seconds)
         self._lent = False
         return ready
 

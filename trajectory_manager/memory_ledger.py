@@ -92,8 +92,18 @@ class MemoryLedgerStore:
             self._grow(run, entry, fresh)
         if whole:
             self._complete(run, run_id, entry)
+        else:
+            run.awaits(entry.lease.base_weight_version)
         lease = entry.lease if step in run.ledger else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
+
+    async def await_step(
+        self, run_id: str, epoch: int, step: int, base_weight_version: int
+    ) -> None:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if step > run.leased_step:
+            run.awaits(base_weight_version)
 
     def _begun(self, run: RunState, step: int, base: int, num_shards: int) -> LedgerEntry:
         """An entry that takes part in nothing yet."""
@@ -153,6 +163,7 @@ class MemoryLedgerStore:
             is_open=False,
         )
         run.num_taken += len(entry.groups)
+        run.training, run.next_base = True, entry.lease.base_weight_version + 1
         run.changed(Topic.TASKS)
 
     def _fresh(self, run: RunState, lease: StepLease, wanted: int) -> tuple[int, list[str]]:

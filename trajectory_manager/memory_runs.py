@@ -9,6 +9,7 @@ from trajectory_manager.records import (
     DeadLetter,
     DeadLetterReason,
     Effect,
+    Leased,
     LostLease,
     Purpose,
     Readiness,
@@ -85,7 +86,7 @@ class MemoryRunStore:
             found = self._open_slot(run, purpose)
             if found is not None:
                 return self._lease_slot(run, *found, nonce)
-        within_bound = run.num_outstanding < run.config.max_outstanding_groups
+        within_bound = run.num_outstanding < run.max_outstanding
         if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN] and within_bound:
             raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
         return None
@@ -108,8 +109,9 @@ class MemoryRunStore:
         earlier = run.earlier_attempts.pop(task.task_id, ())
         number = task.num_samples + run.config.num_extra_samples * train
         slots = [SlotState(attempt) for attempt in (*earlier, *[0] * number)[:number]]
+        wanted = run.wanted_weight_version if train else 0
         run.num_admitted += train
-        group = GroupState(task, slots, admission=run.num_admitted)
+        group = GroupState(task, slots, admission=run.num_admitted, wanted_weight_version=wanted)
         run.groups[task.task_id] = group
         if train:
             run.order[task.task_id] = group.admission
@@ -160,17 +162,18 @@ class MemoryRunStore:
                 lease.expires = self._clock() + run.config.lease_seconds
         return [lease is not None for lease in held]
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Purpose | None:
+    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        purpose = None
+        leased = None
         if nonce is not None:
             name = SlotName.parse(rollout_id)
             if name is None or self._held(run, rollout_id, nonce) is None:
                 raise refusal("LOST_LEASE", rollout_id)
-            purpose = run.groups[name.task_id].task.purpose
+            group = run.groups[name.task_id]
+            leased = Leased(group.task.purpose, group.wanted_weight_version)
         run.listed.setdefault(rollout_id)
-        return purpose
+        return leased
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
         """See `RunStore`."""

@@ -13,6 +13,7 @@ from trajectory_manager.records import (
     RunConfig,
     Settlement,
     SlotName,
+    StalenessPolicy,
     Task,
     Topic,
 )
@@ -38,6 +39,7 @@ class GroupState:
     task: Task
     slots: list[SlotState]
     admission: int = 0
+    wanted_weight_version: int = 0
     num_replaced: int = 0
 
     @property
@@ -123,6 +125,10 @@ class RunState:
     steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     trained: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     replay: dict[str, ReplayGroup] = field(default_factory=dict)
+    next_base: int = 0
+    """Weight version that the next step starts from, as far as is known."""
+    training: bool = False
+    """Whether the trainer has a whole step and does not wait for the next one yet."""
     publish: tuple[int, float] = (-1, 0.0)
     versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
     epoch: int = 0
@@ -155,11 +161,29 @@ class RunState:
         return 0 < self.config.max_stored_tokens < self.num_stored_tokens
 
     @property
+    def max_outstanding(self) -> int:
+        return self.config.max_outstanding_groups(training=self.training)
+
+    def awaits(self, base: int) -> None:
+        if self.training or self.next_base != base:
+            self.training, self.next_base = False, base
+            self.changed(Topic.TASKS)
+
+    @property
+    def wanted_weight_version(self) -> int:
+        """With which the next group that is admitted must be sampled; groups go in order."""
+        if self.config.staleness_policy is StalenessPolicy.WAIT:
+            return 0
+        batches = self.num_outstanding // self.config.groups_per_step
+        return max(0, self.next_base + batches - self.config.max_staleness)
+
+    @property
     def num_admissible(self) -> int:
-        bound = self.config.max_outstanding_groups
+        bound = self.max_outstanding
         if self.over_cap:
             # With retention the next step frees tokens: closing admission to it would be for ever.
-            bound = self.config.groups_per_step if self.config.retention_steps else 0
+            next_step = self.config.groups_per_step if self.config.retention_steps else 0
+            bound = min(bound, next_step)
         return max(0, bound - self.num_outstanding)
 
     def leasable(self) -> list[str]:

@@ -137,6 +137,8 @@ class Rollout:
     """SHA-256 of the credential its agent holds."""
     pinned_weight_version: int | None = None
     """Version to generate with, EVAL only."""
+    min_weight_version: int = 0
+    """Oldest version to generate with."""
     traceparent: str = ""
     """Trace context it began under."""
     state: RolloutState = RolloutState.RUNNING
@@ -200,15 +202,21 @@ class RunConfig:
     retention_steps: int = 0
     """Steps after whose commit rollouts are deleted; 0: never."""
 
-    @property
-    def max_outstanding_groups(self) -> int:
-        """Groups that may be admitted and not yet leased to a step: B * (max_staleness + 1)."""
-        return self.groups_per_step * (self.max_staleness + 1)
+    def max_outstanding_groups(self, *, training: bool = False) -> int:
+        """Groups that may be admitted and not yet leased to a step: B * (max_staleness + 1).
+
+        While a step is trained one batch fewer: the next step will start from newer weights than
+        there are to sample with. Under WAIT the publish waits for that batch instead.
+        """
+        waits = self.staleness_policy is StalenessPolicy.WAIT
+        ahead = self.max_staleness + (waits or not training)
+        return self.groups_per_step * ahead
 
     @property
     def max_leased_groups(self) -> int:
         """Groups that one step may ask for: more would never be ready at once."""
-        return min(self.max_outstanding_groups, self.fifo_window or self.max_outstanding_groups)
+        most = self.max_outstanding_groups()
+        return min(most, self.fifo_window or most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +231,16 @@ class Task:
     """Rollouts to make."""
     purpose: Purpose
     """TRAIN or EVAL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """What a leased task says of its rollouts."""
+
+    purpose: Purpose
+    """TRAIN or EVAL."""
+    min_weight_version: int
+    """What an older version sampled would be too old when the group is trained; 0: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,12 @@ class RedisLedgerStore:
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
+    async def await_step(
+        self, run_id: str, epoch: int, step: int, base_weight_version: int
+    ) -> None:
+        """See `LedgerStore`."""
+        await self._call("await_step", run_id, epoch, step, base_weight_version)
+
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
         """See `LedgerStore`."""
         (seconds,) = await self._call("extend_samples", run_id, epoch, step)

@@ -17,6 +17,7 @@ from trajectory_manager.records import (
     DeadLetterReason,
     Durability,
     Effect,
+    Leased,
     LostLease,
     Purpose,
     Readiness,
@@ -113,12 +114,12 @@ class RedisRunStore:
         (held,) = await self._call("extend_tasks", run_id, *flat)
         return [flag == 1 for flag in held]
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Purpose | None:
+    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
         """See `RunStore`."""
-        (purpose,) = await self._call(
+        purpose, min_weight_version = await self._call(
             "enlist", run_id, rollout_id, int(nonce is not None), nonce or ""
         )
-        return Purpose(int(purpose)) if purpose else None
+        return Leased(Purpose(int(purpose)), int(min_weight_version)) if purpose else None
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
         """See `RunStore`."""

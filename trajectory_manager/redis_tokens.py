@@ -42,6 +42,7 @@ class RedisTokenStore:
             redis_forms.identity(rollout),
             rollout.credential_digest,
             rollout.traceparent,
+            rollout.min_weight_version,
         )
 
     async def open_turn(

@@ -88,7 +88,7 @@ def closed_admission(num_new: str, num_free: str) -> ServiceError:
     """RESOURCE_EXHAUSTED: the trainer has as much waiting as its staleness allows."""
     message = (
         f"admission takes {num_free} more groups, not {num_new}: it opens when the trainer leases "
-        "a step"
+        "a step, and when it waits for the next one"
     )
     return exhausted(Reason.TOO_MANY_REQUESTS, message, _QUEUE_RETRY_SECONDS)
 

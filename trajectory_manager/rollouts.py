@@ -83,16 +83,22 @@ class Rollouts:
         Raises:
             ServiceError: LEASE_EXPIRED, ROLLOUT_FINISHED, ALREADY_EXISTS, NOT_FOUND (run).
         """
-        purpose = await self._store.runs.enlist(rollout.run_id, rollout.rollout_id, nonce)
-        if purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
+        leased = await self._store.runs.enlist(rollout.run_id, rollout.rollout_id, nonce)
+        if leased is None:
+            await self._store.tokens.create_rollout(rollout, leased=False)
+            return ""
+        if leased.purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
             raise refusals.pinned_training(rollout.pinned_weight_version)
         name = SlotName.parse(rollout.rollout_id)
-        group_id = name.task_id if purpose is not None and name is not None else ""
-        await self._store.tokens.create_rollout(
-            replace(rollout, group_id=group_id, purpose=purpose or rollout.purpose),
-            leased=purpose is not None,
+        assert name is not None  # it was leased
+        known = replace(
+            rollout,
+            group_id=name.task_id,
+            purpose=leased.purpose,
+            min_weight_version=leased.min_weight_version,
         )
-        return group_id
+        await self._store.tokens.create_rollout(known, leased=True)
+        return name.task_id
 
     async def begin_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening, prompt: Prompt

@@ -191,6 +191,13 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         wanted = validation.not_negative("min_ready_groups", request.min_ready_groups)
+        if request.step:
+            await self._store.ledger.await_step(
+                run_id,
+                request.epoch,
+                validation.positive("step", request.step),
+                validation.not_negative("base_weight_version", request.base_weight_version),
+            )
 
         async def attempt() -> Readiness | None:
             counts = await self._store.runs.readiness(run_id)

@@ -16,6 +16,7 @@ from trajectory_manager.column_store import ColumnStore
 from trajectory_manager.records import (
     DeadLetter,
     Durability,
+    Leased,
     LostLease,
     Purpose,
     Readiness,
@@ -158,7 +159,8 @@ class RunStore(Protocol):
     ) -> TaskLease | None:
         """Lease one open slot, admitting a group if none is open; earlier purposes first.
 
-        Admission: admitted - discarded - leased to a step <= groups_per_step * (max_staleness + 1).
+        Admission: admitted - discarded - leased to a step <= `RunConfig.max_outstanding_groups`. A
+        group knows from its place with which weights it must be sampled: `Leased`.
         Beyond max_stored_tokens no TRAIN group is admitted, except those that the next step needs
         if its commit lets retention free tokens.
         A TRAIN group has num_samples + num_extra_samples slots.
@@ -182,8 +184,8 @@ class RunStore(Protocol):
         """Extend each lease (rollout_id, nonce); False for those that are gone."""
         ...
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Purpose | None:
-        """List the rollout in its run; with a nonce check its lease first and return its purpose.
+    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
+        """List the rollout in its run; with a nonce check its lease first and tell of its task.
 
         Raises:
             ServiceError: LEASE_EXPIRED.
@@ -279,6 +281,18 @@ class LedgerStore(Protocol):
         Raises:
             ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER (also after an open step),
                 INVALID_ARGUMENT (num_groups, min_groups, num_shards).
+        """
+        ...
+
+    async def await_step(
+        self, run_id: str, epoch: int, step: int, base_weight_version: int
+    ) -> None:
+        """The trainer waits for `step`, which starts from these weights: admission counts from it.
+
+        `lease_samples` without enough groups tells the same. No effect for a step that is leased.
+
+        Raises:
+            ServiceError: STALE_EPOCH.
         """
         ...
 

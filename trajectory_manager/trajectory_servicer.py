@@ -101,6 +101,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             finish_reason=opened.turn.finish_reason,  # type: ignore[arg-type]
             pinned_weight_version=opened.rollout.pinned_weight_version,
             divergence=_divergence_to(opened.divergence),
+            min_weight_version=opened.rollout.min_weight_version,
         )
 
     async def AppendTokens(

@@ -194,21 +194,22 @@ class Servers:
             await asyncio.sleep(self._config.poll_seconds)
 
     def _serving(self) -> list[Server]:
-        return [server for server in self._servers.values() if self._may_serve(server, None)]
+        return [server for server in self._servers.values() if self._may_serve(server, None, 0)]
 
-    def _with_room(self, pinned_version: int | None) -> list[Server]:
+    def _with_room(self, pinned_version: int | None, oldest: int) -> list[Server]:
         return [
             server
             for server in self._servers.values()
-            if self._may_serve(server, pinned_version) and server.has_room(self._config.overcommit)
+            if self._may_serve(server, pinned_version, oldest)
+            and server.has_room(self._config.overcommit)
         ]
 
-    def _may_serve(self, server: Server, pinned_version: int | None) -> bool:
+    def _may_serve(self, server: Server, pinned_version: int | None, oldest: int) -> bool:
         if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:
             return False
         if pinned_version is not None:
             return server.info.weight_version == pinned_version
-        return server.info.weight_version >= self._min_version
+        return server.info.weight_version >= max(self._min_version, oldest)
 
 
 async def _disconnect(server: Server) -> None:

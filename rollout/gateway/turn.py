@@ -79,6 +79,7 @@ class Turn:
         self._deadline = deadline
         self._epoch = 0
         self._pinned: int | None = None
+        self._min_weight_version = 0
         self._num_streams = 0  # opened so far
         self._prompt_ids: list[int] = []  # shared prefix and this turn's environment tokens
         self._sampled: list[int] = []
@@ -113,6 +114,7 @@ class Turn:
         self._note_drift(self._prompt.drift(answer))
         if answer.HasField("pinned_weight_version"):
             self._pinned = answer.pinned_weight_version
+        self._min_weight_version = answer.min_weight_version
         stored = answer.tokens
         self._num_stored = len(stored.token_ids)
         if not stored.token_ids:
@@ -257,6 +259,7 @@ class Turn:
             max_new_tokens=most,
             expected_tokens=remaining(expected, num_sampled, most),
             continues=bool(num_sampled or self._num_streams),
+            min_weight_version=self._min_weight_version,
         )
 
     def _beginning(self, token_ids: Sequence[int]) -> Beginning:

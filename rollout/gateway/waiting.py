@@ -32,8 +32,11 @@ _SECONDS = metrics.histogram(
     "rollout_gateway", "wait_seconds", "Time that a turn waited for a rollout server."
 )
 
-WithRoom = Callable[[int | None], "Sequence[Server]"]
-"""The servers that may take one more turn, of any allowed version or of the pinned one."""
+WithRoom = Callable[[int | None, int], "Sequence[Server]"]
+"""The servers that may take one more turn, of the pinned version, or of any allowed one that is not
+older than the second."""
+
+_Weights = tuple[int | None, int]  # as WithRoom has them
 
 _Key = tuple[float, int]  # the policy's order, arrival
 _Entry = tuple[_Key, Ask, "asyncio.Future[Server]"]
@@ -63,8 +66,8 @@ class WaitingTurns:
         self._num_taken = 0
         self._num_planned = 0
         self._num_arrived = 0
-        # By pinned version, each sorted: thousands are moved in microseconds.
-        self._queues: dict[int | None, list[_Entry]] = {}
+        # By weights, each sorted: thousands are moved in microseconds.
+        self._queues: dict[_Weights, list[_Entry]] = {}
 
     def __len__(self) -> int:
         """Turns that wait."""
@@ -81,7 +84,8 @@ class WaitingTurns:
         self._num_arrived += 1
         key = (self._policy.order(ask), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        queue = self._queues.setdefault(pinned, [])
+        weights = (pinned, ask.min_weight_version)
+        queue = self._queues.setdefault(weights, [])
         insort(queue, (key, ask, server), key=itemgetter(0))
         _WAITING.inc()
         # Behind others that wait it changes nothing, but for a policy that plans.
@@ -90,7 +94,7 @@ class WaitingTurns:
         try:
             return await server
         except asyncio.CancelledError:
-            self._cancelled(pinned, key, server)
+            self._cancelled(weights, key, server)
             raise
         finally:
             _SECONDS.observe(self._clock() - ask.arrived)
@@ -98,7 +102,8 @@ class WaitingTurns:
     def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
         """A second server for a turn that `server` has, if one has room."""
         # One that still has room is of no use to any turn that waits.
-        servers = [s for s in self._with_room(pinned) if s is not server]
+        found = self._with_room(pinned, ask.min_weight_version)
+        servers = [s for s in found if s is not server]
         return self._taken(ask, servers) if servers else None
 
     def left(self, server: Server) -> None:
@@ -120,22 +125,22 @@ class WaitingTurns:
             num_turns = len(self) + self._num_taken
             if 8 * abs(num_turns - self._num_planned) > self._num_planned:
                 self._plan(self._planner)
-        held: set[int | None] = set()
+        held: set[_Weights] = set()
         while self._assign_one(held):
             pass
 
-    def _assign_one(self, held: set[int | None]) -> bool:
+    def _assign_one(self, held: set[_Weights]) -> bool:
         """The first turn in order that some server has room for; `held`: queues that wait on."""
-        for pinned in sorted(self._queues.keys() - held, key=lambda pin: self._queues[pin][0][0]):
-            if servers := self._with_room(pinned):
-                if not self._serve_first(pinned, servers):
-                    held.add(pinned)
+        for weights in sorted(self._queues.keys() - held, key=lambda one: self._queues[one][0][0]):
+            if servers := self._with_room(*weights):
+                if not self._serve_first(weights, servers):
+                    held.add(weights)
                 return True
         return False
 
-    def _serve_first(self, pinned: int | None, servers: Sequence[Server]) -> bool:
+    def _serve_first(self, weights: _Weights, servers: Sequence[Server]) -> bool:
         """Whether the first turn of a queue need not wait there any more."""
-        _, ask, waiting = self._queues[pinned][0]
+        _, ask, waiting = self._queues[weights][0]
         if not waiting.cancelled():
             try:
                 taken = self._taken(ask, servers)
@@ -145,7 +150,7 @@ class WaitingTurns:
                 if taken is None:
                     return False
                 waiting.set_result(taken)
-        self._delete(pinned, 0)
+        self._delete(weights, 0)
         return True
 
     def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server | None:
@@ -172,21 +177,21 @@ class WaitingTurns:
                 _RETRY_SECONDS,
             )
 
-    def _cancelled(self, pinned: int | None, key: _Key, server: asyncio.Future[Server]) -> None:
+    def _cancelled(self, weights: _Weights, key: _Key, server: asyncio.Future[Server]) -> None:
         if server.cancelled():
-            self._remove(pinned, key)
+            self._remove(weights, key)
             self.assign()  # it may have been the one that others waited behind
         elif server.exception() is None:  # assigned in the moment it was cancelled
             self.left(server.result())
 
-    def _remove(self, pinned: int | None, key: _Key) -> None:
-        queue = self._queues.get(pinned, [])
+    def _remove(self, weights: _Weights, key: _Key) -> None:
+        queue = self._queues.get(weights, [])
         index = bisect_left(queue, key, key=itemgetter(0))
         if index < len(queue) and queue[index][0] == key:
-            self._delete(pinned, index)
+            self._delete(weights, index)
 
-    def _delete(self, pinned: int | None, index: int) -> None:
-        del self._queues[pinned][index]
+    def _delete(self, weights: _Weights, index: int) -> None:
+        del self._queues[weights][index]
         _WAITING.dec()
-        if not self._queues[pinned]:
-            del self._queues[pinned]
+        if not self._queues[weights]:
+            del self._queues[weights]

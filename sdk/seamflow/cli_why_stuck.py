@@ -160,13 +160,14 @@ def _admission_is_closed(facts: Facts) -> Iterator[Finding]:
     ready = facts.readiness
     if ready is None or ready.num_admissible_groups > 0:
         return
-    if has_enough(facts) or ready.num_running_groups or ready.num_incomplete_groups:
+    trains = is_trainer(facts, trainer_pb.TRAINER_STATE_TRAINING)
+    if trains or has_enough(facts) or ready.num_running_groups or ready.num_incomplete_groups:
         yield Finding(
             rule="admission_closed",
             sentence=f"Agents wait for admission: it is closed at the staleness bound with "
             f"{ready.num_admitted_groups} groups admitted, {ready.num_discarded_groups} discarded "
             f"and step {ready.leased_step} leased.",
-            cure="It opens as soon as the trainer leases its next step.",
+            cure="It opens as soon as the trainer leases its next step, or waits for it.",
             since=published(facts),
             normal=True,
         )

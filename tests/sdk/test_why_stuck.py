@@ -156,6 +156,13 @@ def test_closed_admission_behind_ready_groups_is_normal() -> None:
     assert finding.normal
 
 
+def test_closed_admission_while_a_step_is_trained_is_normal() -> None:
+    """On-policy nothing may begin before there are new weights."""
+    found = findings(trainer=trainer("TRAINING"), readiness=readiness(0, 0, 0))
+    assert found["admission_closed"].normal
+    assert "store_is_full" not in found
+
+
 def test_closed_admission_with_nothing_running_or_ready_is_the_cap() -> None:
     """The staleness bound never keeps the next step out, so somebody must act: it is told first."""
     facts = dataclasses.replace(

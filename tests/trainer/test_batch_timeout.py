@@ -101,4 +101,4 @@ async def test_groups_that_may_not_go_yet_hold_no_nodes(training: Training) -> N
     await training.play(4)
     counts = await training.readiness()
     assert (counts.num_ready_groups, counts.num_kept_back_groups) == (2, 2)
-    assert await training.samples().ready(1) == Readiness(0, 2)
+    assert await training.samples().ready(1, 0) == Readiness(0, 2)

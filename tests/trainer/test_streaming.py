@@ -174,7 +174,7 @@ async def test_an_open_step_is_no_batch_for_a_trainer_that_waits_for_all(
     assert await crashed.stream(1, 0, 0) is not None
     again = training.samples()
     await again.reconcile(0)
-    assert await again.ready(1) == Readiness(1, 3)
+    assert await again.ready(1, 0) == Readiness(1, 3)
     (first,) = await training.train(1, batch_timeout_seconds=1e-9)
     assert groups(first) == ["a/0", "a/1"]
 

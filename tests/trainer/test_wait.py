@@ -37,7 +37,14 @@ class Samples:
         self.asked: list[int] = []
         self.leased: list[tuple[int, int]] = []
 
-    async def ready(self, step: int, *, more_than: int = 0, wait_seconds: float = 0.0) -> Readiness:
+    async def ready(
+        self,
+        step: int,
+        base_weight_version: int,
+        *,
+        more_than: int = 0,
+        wait_seconds: float = 0.0,
+    ) -> Readiness:
         """Of batches of eight groups."""
         self.asked.append(more_than)
         self._last = next(self._num_ready)

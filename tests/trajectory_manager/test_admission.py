@@ -64,6 +64,8 @@ class Job:
         self.names = set[str]()
         self.history: list[Readiness] = []
         self.step = 0
+        self.training = False
+        self.served = 0
         self.committed = 0
         self.epoch = 0
         self.trainers = 0
@@ -97,9 +99,25 @@ class Job:
         assert lease.rollout_id not in self.names, "named twice"
         self.names.add(lease.rollout_id)
         await self.run.start(lease.rollout_id, lease.nonce)
-        await self.run.turn(lease.rollout_id, "t", [1], [2], policy(self.step))
+        await self.run.turn(lease.rollout_id, "t", [1], [2], policy(await self.version(lease)))
         await self.runs.add_stored_tokens(self.run.run_id, TOKENS_OF_A_ROLLOUT)
         self.working.append(lease)
+
+    async def version(self, lease: TaskLease) -> int:
+        """Servers sample with what they have, but wait for what the group needs: that must come."""
+        rollout = await self.run.store.tokens.rollout(self.run.run_id, lease.rollout_id)
+        assert rollout is not None
+        assert rollout.min_weight_version <= self.published
+        return max(self.served, rollout.min_weight_version)
+
+    @property
+    def published(self) -> int:
+        """Newest weights that there are: a step that is trained has made none yet."""
+        return self.step - self.training
+
+    async def serve(self) -> None:
+        """The servers have the newest weights."""
+        self.served = self.published
 
     async def finish(self, failures: float = 0.2) -> None:
         if self.working:
@@ -128,6 +146,7 @@ class Job:
         attempt = await self.ledger.lease_samples(
             self.run.run_id, self.epoch, self.step + 1, self.step, 0
         )
+        self.training = attempt.lease is not None
         if attempt.lease is None:
             return False
         self.step += 1
@@ -173,7 +192,7 @@ class Job:
         actions = [self.submit, self.lease, self.lease, self.finish, self.finish, self.sweep]
         rare = [self.lose_agents, self.restart_trainer, self.requeue]
         for _ in range(times):
-            action = self.dice.choice([*actions, self.train, self.commit])
+            action = self.dice.choice([*actions, self.train, self.commit, self.serve])
             await (self.dice.choice(rare) if self.dice.random() < 0.05 else action)()
             self.history.append(await self.counts())
             self.check_admission(self.history[-1])
@@ -181,10 +200,10 @@ class Job:
     def check_admission(self, counts: Readiness) -> None:
         """What is not there yet may start, all that fits or at least what the next step needs."""
         outstanding = counts.num_ready_groups + counts.num_running_groups
-        bound = self.rules.max_outstanding_groups
+        bound = self.rules.max_outstanding_groups(training=self.training)
         assert 0 <= outstanding <= bound
         if 0 < self.rules.max_stored_tokens < counts.num_stored_tokens:
-            bound = max(outstanding, self.rules.groups_per_step)
+            bound = max(outstanding, min(bound, self.rules.groups_per_step))
         assert outstanding + counts.num_admissible_groups == bound
 
     async def drive_to_next_step(self) -> None:
@@ -230,6 +249,25 @@ async def test_a_waiting_trainer_always_has_something_to_wait_for(
     if rules.fifo_window == rules.groups_per_step:
         assert await job.num_dropped() == 0
     await job.drive_to_next_step()
+
+
+class Careless(Job):
+    """Whose servers sample with whatever weights they have."""
+
+    async def version(self, lease: TaskLease) -> int:
+        """Never mind what the group needs."""
+        return self.served
+
+
+async def test_without_waiting_for_new_weights_work_is_thrown_away() -> None:
+    """The control: in the same order of admission some groups are too old when they are leased."""
+    rules, dropped = replace(RULES, fifo_window=RULES.groups_per_step), 0
+    for seed in range(10):
+        job = Careless(seed, rules)
+        await job.start()
+        await job.act(150)
+        dropped += await job.num_dropped()
+    assert dropped > 0
 
 
 @settings(max_examples=6, deadline=None)

@@ -80,6 +80,31 @@ async def the_window_lets_a_later_group_pass(store: Store) -> bool:
     return (await ledger.attempt(1)).lease is not None
 
 
+async def a_group_begins_that_will_be_too_old(store: Store) -> bool:
+    """While the only step before it is trained, with the weights that the step began with."""
+    ledger = await ledger_of(store, groups_per_step=1, max_staleness=0)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease(1)
+    await ledger.admit("b")
+    await ledger.finish(*ledger.running.keys() - {"a"})
+    return (await ledger.attempt(2, base=1)).num_too_old > 0
+
+
+async def a_group_may_begin_with_weights_that_are_too_old(store: Store) -> bool:
+    """Those of before, when the next step's are about to be published."""
+    ledger = await ledger_of(store, groups_per_step=1, max_staleness=0)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease(1)
+    assert (await ledger.attempt(2, base=1)).lease is None
+    await ledger.admit("b")
+    (rollout_id, *_) = ledger.running["b"]
+    leased = await store.runs.enlist(ledger.run_id, rollout_id, "nonce")
+    assert leased is not None
+    return leased.min_weight_version < 1
+
+
 async def a_step_changes_its_cut(store: Store) -> bool:
     """A later lease with another number of shards is answered."""
     ledger = await ledger_of(store)
@@ -100,6 +125,7 @@ async def a_part_frees_more_than_it_takes(store: Store) -> bool:
     await ledger.complete("a")
     await ledger.lead()
     await ledger.lease_part(1)
+    await ledger.attempt(2)
     await ledger.admit(*"bcdefg")
     return len(ledger.running) > 1 + 2 * (RULES.max_staleness + 1)
 
@@ -194,6 +220,13 @@ CONTROLS = [
     ),
     (an_open_step_is_committed, "commit", "last and cjson.decode(last).open", "false"),
     (an_open_step_is_passed, "lease_samples", "last and cjson.decode(last).open", "false"),
+    (a_group_begins_that_will_be_too_old, "lease_samples", "'training', 1", "'training', 0"),
+    (
+        a_group_may_begin_with_weights_that_are_too_old,
+        "lease_task",
+        "group.wanted_version = version",
+        "group.wanted_version = 0",
+    ),
     (an_open_step_lets_others_in, "lease_samples", "'open', #fresh", "'taken', #fresh"),
 ]
 

@@ -72,6 +72,33 @@ async def test_readiness_waits_for_enough_groups(replicas: tuple[Client, Client]
     assert (counts.num_admitted_groups, counts.num_admissible_groups) == (1, 1)
 
 
+async def test_a_trainer_that_waits_says_with_which_weights_it_will_begin(
+    replicas: tuple[Client, Client],
+) -> None:
+    """What begins then is not sampled with older ones; an older trainer has no say any more."""
+    first, second = replicas
+    await first.submit("a", "b", "c")
+    epoch = await first.reconcile()
+    await first.play()
+    await first.play()
+    await first.lease_samples(epoch, 1, wait=30)
+    names = [(await second.lease()).task.task_id for _ in range(3)]
+    assert names == ["b", "b", ""], "while it trains there are no weights for more than a batch"
+    request = sample_service_pb2.GetReadinessRequest(
+        run_id=first.run_id, epoch=epoch, step=2, base_weight_version=7
+    )
+    await first.samples.GetReadiness(request)
+    lease = await second.lease()
+    assert lease.task.task_id == "c"
+    await second.start(lease.rollout_id, lease.lease_token)
+    # For step 3, which starts from version 8 and takes what is one version older.
+    assert (await second.begin(lease.rollout_id, "t", [1])).min_weight_version == 7
+    await first.reconcile(trainer_id="newer")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await first.samples.GetReadiness(request)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+
+
 async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client]) -> None:
     """LeaseTask waits for work, and answers empty when its time is up."""
     first, second = replicas

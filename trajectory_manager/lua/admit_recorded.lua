@@ -12,13 +12,15 @@ for i = 2, #ARGV, 2 do
   if not known then table.insert(new, i) end
   if known and known ~= ARGV[i + 1] then return {'refused', 'OTHER_TASK', ARGV[i]} end
 end
-local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens')
+local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens', 'training')
 local outstanding = tonumber(counts[1] or 0) - tonumber(counts[2] or 0) - tonumber(counts[3] or 0)
-local limit = rules.groups_per_step * (rules.max_staleness + 1)
+-- As in lease_task.
+local full = rules.staleness_policy == 2 or tonumber(counts[5] or 0) == 0
+local limit = rules.groups_per_step * (rules.max_staleness + (full and 1 or 0))
 local stored, cap = tonumber(counts[4] or 0), rules.max_stored_tokens or 0
 if cap > 0 and stored > cap then
   -- With retention the next step frees tokens: closing admission to it would be for ever.
-  limit = (rules.retention_steps or 0) > 0 and rules.groups_per_step or 0
+  limit = (rules.retention_steps or 0) > 0 and math.min(limit, rules.groups_per_step) or 0
   if #new > math.max(0, limit - outstanding) then
     return {'refused', 'FULL_RUN', ARGV[1], string.format('%d', stored), string.format('%d', cap)}
   end

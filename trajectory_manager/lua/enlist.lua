@@ -1,9 +1,9 @@
 -- Lists a rollout in its run, after checking its lease. ARGV: run_id, rollout_id, has lease (0/1), nonce.
--- Answers the purpose of the leased task.
+-- Answers the purpose of the leased task, and the oldest weights that may sample for it.
 local config, counters, groups, leases, nonces, listed = KEYS[1], KEYS[2], KEYS[8], KEYS[9], KEYS[10], KEYS[12]
 local run_id, rollout_id, has_lease, nonce = unpack(ARGV)
 if redis.call('EXISTS', config) == 0 then return {'refused', 'UNKNOWN_RUN', run_id} end
-local purpose = ''
+local purpose, version = '', 0
 if has_lease == '1' then
   local time = redis.call('TIME')
   local score = redis.call('ZSCORE', leases, rollout_id)
@@ -12,9 +12,10 @@ if has_lease == '1' then
     return {'refused', 'LOST_LEASE', rollout_id}
   end
   local group = redis.call('HGET', groups, string.match(rollout_id, '^(.+)/%d+/%d+$'))
-  purpose = cjson.decode(group).purpose
+  group = cjson.decode(group)
+  purpose, version = group.purpose, group.wanted_version or 0
 end
 if not redis.call('ZSCORE', listed, rollout_id) then
   redis.call('ZADD', listed, redis.call('HINCRBY', counters, 'listed', 1), rollout_id)
 end
-return {'ok', purpose}
+return {'ok', purpose, version}

@@ -185,6 +185,15 @@ local complete = number >= least
 local grown = complete or (streaming and #fresh > 0)
 if too_old > 0 then redis.call('HINCRBY', counters, 'version:ready', 1) end
 if too_old > 0 or complete then redis.call('HINCRBY', counters, 'version:tasks', 1) end
+if not complete then
+  -- As in await_step.
+  local awaited = redis.call('HMGET', counters, 'training', 'next_base')
+  local wanted_base = string.format('%d', base)
+  if awaited[1] == '1' or (awaited[2] or '0') ~= wanted_base then
+    redis.call('HSET', counters, 'training', 0, 'next_base', wanted_base)
+    redis.call('HINCRBY', counters, 'version:tasks', 1)
+  end
+end
 if not grown and known then return {'ok', too_old, cjson.encode(entry)} end
 if not grown then return {'ok', too_old} end
 
@@ -205,6 +214,7 @@ if complete then
   -- Only now admission lets others in: what they sample is for later steps, as without streaming.
   redis.call('HSET', counters, 'open', 0)
   redis.call('HINCRBY', counters, 'taken', number)
+  redis.call('HSET', counters, 'training', 1, 'next_base', string.format('%d', base + 1))
   entry.open = nil
 end
 redis.call('HSET', ledger, step, cjson.encode(entry))

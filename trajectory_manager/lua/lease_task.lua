@@ -8,14 +8,19 @@ local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
 rules = cjson.decode(rules)
 
-local counts = redis.call('HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens')
-for i = 1, 4 do counts[i] = tonumber(counts[i] or 0) end
+local counts = redis.call(
+  'HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens', 'training', 'next_base')
+for i = 1, 6 do counts[i] = tonumber(counts[i] or 0) end
 local outstanding, stored = counts[1] - counts[2] - counts[3], counts[4]
-local bound, cap = rules.groups_per_step * (rules.max_staleness + 1), rules.max_stored_tokens or 0
+local cap, WAIT = rules.max_stored_tokens or 0, 2
+local waits = rules.staleness_policy == WAIT
+-- While a step is trained one batch fewer, see RunConfig.max_outstanding_groups.
+local ahead = rules.max_staleness + ((waits or counts[5] == 0) and 1 or 0)
+local bound = rules.groups_per_step * ahead
 local limit = bound
 if cap > 0 and stored > cap then
   -- With retention the next step frees tokens: closing admission to it would be for ever.
-  limit = (rules.retention_steps or 0) > 0 and rules.groups_per_step or 0
+  limit = (rules.retention_steps or 0) > 0 and math.min(limit, rules.groups_per_step) or 0
 end
 
 local function admitted(purpose)
@@ -29,6 +34,9 @@ local function admitted(purpose)
     number = number + (rules.num_extra_samples or 0)
     group.admission = redis.call('HINCRBY', counters, 'admitted', 1)
     redis.call('ZADD', order, group.admission, task_id)
+    local batches = math.floor(outstanding / rules.groups_per_step)
+    local version = counts[6] + batches - rules.max_staleness
+    if not waits and version > 0 then group.wanted_version = version end
   end
   -- A task that was a dead letter goes on after the attempts of its earlier life.
   local earlier = string.gmatch(attempts, '%d+')

@@ -6,16 +6,18 @@ if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
 rules = cjson.decode(rules)
 local names = {
   'admitted', 'discarded', 'taken', 'replaced', 'committed', 'leased', 'incomplete', 'tokens',
-  'open'
+  'open', 'training'
 }
 local values, count = redis.call('HMGET', counters, unpack(names)), {}
 for i, name in ipairs(names) do count[name] = tonumber(values[i] or 0) end
 local num_ready = redis.call('LLEN', ready)
 local outstanding = count.admitted - count.discarded - count.taken
 -- As in lease_task.
-local limit, cap = rules.groups_per_step * (rules.max_staleness + 1), rules.max_stored_tokens or 0
+local full = rules.staleness_policy == 2 or count.training == 0
+local limit = rules.groups_per_step * (rules.max_staleness + (full and 1 or 0))
+local cap = rules.max_stored_tokens or 0
 if cap > 0 and count.tokens > cap then
-  limit = (rules.retention_steps or 0) > 0 and rules.groups_per_step or 0
+  limit = (rules.retention_steps or 0) > 0 and math.min(limit, rules.groups_per_step) or 0
 end
 -- As in lease_samples.
 local window, kept_back = rules.fifo_window or 0, 0

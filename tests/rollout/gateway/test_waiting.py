@@ -27,7 +27,7 @@ from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import until_idle
 
 
-def ask(expected_tokens: float = 32.0, *, continues: bool = False) -> Ask:
+def ask(expected_tokens: float = 32.0, *, continues: bool = False, oldest: int = 0) -> Ask:
     """A turn of that length."""
     return Ask(
         group=str(expected_tokens),
@@ -36,6 +36,7 @@ def ask(expected_tokens: float = 32.0, *, continues: bool = False) -> Ask:
         max_new_tokens=10_000,
         expected_tokens=expected_tokens,
         continues=continues,
+        min_weight_version=oldest,
     )
 
 
@@ -61,7 +62,7 @@ class Queue:
             policy or LeastLoad(), self._with_room, max_waiting, clock=lambda: self.now
         )
 
-    def _with_room(self, pinned: int | None) -> list[Server]:
+    def _with_room(self, pinned: int | None, oldest: int) -> list[Server]:
         self.num_looks += 1
         return [
             s
@@ -69,6 +70,7 @@ class Queue:
             if s.has_room(1.0)
             and s.info is not None
             and (pinned is None or s.info.weight_version == pinned)
+            and s.info.weight_version >= oldest
         ]
 
     async def wait(self, given: Ask, pinned: int | None = None) -> asyncio.Task[Server]:
@@ -334,3 +336,27 @@ async def test_a_server_that_has_just_left_holds_no_turn() -> None:
     with pytest.raises(grpc.aio.UsageError):
         Stream(queue.turns, taken, lambda: (pb.GenerateTokensRequest(), None))
     assert taken.num_turns == 0
+
+
+async def test_a_turn_waits_for_the_weights_it_needs() -> None:
+    """And holds up nobody who needs none so new; a hedge goes to no older server either."""
+    old, new = server("old", max_running=2, weight_version=3), server("new", weight_version=4)
+    queue = Queue(old)
+    needs = await queue.wait(ask(oldest=4))
+    assert (await queue.turns.server(ask(oldest=3), None)) is old
+    assert not needs.done()
+    queue.servers = (old, new)
+    queue.turns.assign()
+    assert await needs is new
+    queue.turns.left(new)
+    assert queue.turns.another(ask(oldest=4), None, new) is None
+    assert queue.turns.another(ask(oldest=3), None, new) is old
+
+
+async def test_a_turn_that_waits_for_weights_can_be_cancelled() -> None:
+    """It is in a queue of its own."""
+    queue = Queue(server())
+    waiting = await queue.wait(ask(oldest=1))
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert len(queue.turns) == 0

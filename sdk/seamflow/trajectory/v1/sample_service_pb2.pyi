@@ -457,10 +457,22 @@ class GetReadinessRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     MIN_READY_GROUPS_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     min_ready_groups: builtins.int
     """Answer as soon as this many groups are ready and not kept back; 0: at once."""
+    epoch: builtins.int
+    """Of a trainer that waits for the samples of `step`: from Reconcile. While a step is trained,
+    admission lets in what will be young enough for the next ones, and the rest once the trainer
+    waits; LeaseSamples tells that too.
+    """
+    step: builtins.int
+    """Step that it waits for; 0: somebody who only looks."""
+    base_weight_version: builtins.int
+    """Weight version that step starts from, published or about to be."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer anyway after this long. At most 60 s."""
@@ -471,9 +483,12 @@ class GetReadinessRequest(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         min_ready_groups: builtins.int = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        epoch: builtins.int = ...,
+        step: builtins.int = ...,
+        base_weight_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["min_ready_groups", b"min_ready_groups", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_weight_version", b"base_weight_version", "epoch", b"epoch", "min_ready_groups", b"min_ready_groups", "run_id", b"run_id", "step", b"step", "wait", b"wait"]) -> None: ...
 
 global___GetReadinessRequest = GetReadinessRequest
 
