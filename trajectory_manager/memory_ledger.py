@@ -30,7 +30,7 @@ class MemoryLedgerStore:
             epoch = run.trainers[trainer_id] = max(run.epoch + 1, int(self._clock() * 1000))
         if epoch < run.epoch:
             raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
-        run.epoch = epoch
+        run.epoch, run.training = epoch, run.training and not is_new
         self._cover(run, step)
         restored, run.committed_step = step < run.committed_step, step
         if restored:
@@ -103,6 +103,7 @@ class MemoryLedgerStore:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if step > run.leased_step:
+            run.tells = epoch
             run.awaits(base_weight_version)
 
     def _begun(self, run: RunState, step: int, base: int, num_shards: int) -> LedgerEntry:
@@ -163,7 +164,8 @@ class MemoryLedgerStore:
             is_open=False,
         )
         run.num_taken += len(entry.groups)
-        run.training, run.next_base = True, entry.lease.base_weight_version + 1
+        if run.tells == run.epoch:
+            run.training, run.next_base = True, entry.lease.base_weight_version + 1
         run.changed(Topic.TASKS)
 
     def _fresh(self, run: RunState, lease: StepLease, wanted: int) -> tuple[int, list[str]]:

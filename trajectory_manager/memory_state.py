@@ -129,6 +129,8 @@ class RunState:
     """Weight version that the next step starts from, as far as is known."""
     training: bool = False
     """Whether the trainer has a whole step and does not wait for the next one yet."""
+    tells: int = -1
+    """Epoch of the newest trainer that tells when it waits; of others nothing is assumed."""
     publish: tuple[int, float] = (-1, 0.0)
     versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
     epoch: int = 0

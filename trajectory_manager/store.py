@@ -289,7 +289,7 @@ class LedgerStore(Protocol):
     ) -> None:
         """The trainer waits for `step`, which starts from these weights: admission counts from it.
 
-        `lease_samples` without enough groups tells the same. No effect for a step that is leased.
+        Admission then counts on being told so after each step. No effect for a step that is leased.
 
         Raises:
             ServiceError: STALE_EPOCH.

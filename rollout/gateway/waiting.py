@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from rollout.gateway.dispatch import Ask, DispatchPolicy, Fleet, Planning
 from services.chassis import metrics
 from services.chassis.errors import Reason, exhausted
+from services.chassis.log import get_logger
 
 if TYPE_CHECKING:
     from rollout.gateway.servers import Server
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WaitingTurns"]
 
+_log = get_logger()
 _RETRY_SECONDS = 1.0
 _PLAN_SECONDS = 1.0
 _WAITING = metrics.gauge("rollout_gateway", "waiting_turns", "Turns without a rollout server.")
@@ -52,15 +54,20 @@ class WaitingTurns:
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
         *,
+        weights_seconds: float | None = None,
         serving: Callable[[], Sequence[Server]] = tuple,
         latency: DecodeLatency | None = None,
     ) -> None:
-        """`serving` and `latency` are for policies that plan: all servers, and their pace."""
+        """`serving` and `latency` are for policies that plan: all servers, and their pace.
+
+        A turn waits `weights_seconds` for the weights that it needs, then for any; None: for ever.
+        """
         self._policy = policy
         self._planner = policy if isinstance(policy, Planning) else None
         self._with_room = with_room
         self._max_waiting = max_waiting
         self._clock = clock
+        self._weights_seconds = weights_seconds
         self._serving = serving
         self._latency = latency
         self._num_taken = 0
@@ -80,6 +87,14 @@ class WaitingTurns:
             ServiceError: RESOURCE_EXHAUSTED, as many turns wait already as may.
         """
         self._check_room(ask)
+        try:
+            async with asyncio.timeout(self._weights_seconds if ask.min_weight_version else None):
+                return await self._server(ask, pinned)
+        except TimeoutError:
+            _log.warning("weights_did_not_come", weight_version=ask.min_weight_version)
+            return await self._server(replace(ask, min_weight_version=0), pinned)
+
+    async def _server(self, ask: Ask, pinned: int | None) -> Server:
         ask = replace(ask, arrived=self._clock())
         self._num_arrived += 1
         key = (self._policy.order(ask), self._num_arrived)

@@ -37,7 +37,7 @@ def migration_table(
 ) -> Table:
     """A row for each R_t that was tried; where m is all instances, nothing moves.
 
-    With the size of a group also the complete groups at which R_t samples remain, at most.
+    With the size of a group also the complete groups at which R_t samples remain at most.
     """
     best = min(tried, key=lambda remaining: tried[remaining].seconds)
     columns = ("R_t", "of the batch", "m", "all scored s")
@@ -47,7 +47,7 @@ def migration_table(
         cells = [str(remaining), f"{remaining / batch:.0%}", str(found.num_kept)]
         cells.append(f"{found.seconds:.1f}")
         if group_size:
-            cells.append(str(-((remaining - batch) // group_size)))
+            cells.append(str(-((remaining - batch) // group_size)) if found.remaining else "–")
         table.add_row(name, *cells, style="bold" if name else None)
     return table
 

@@ -160,8 +160,8 @@ def _admission_is_closed(facts: Facts) -> Iterator[Finding]:
     ready = facts.readiness
     if ready is None or ready.num_admissible_groups > 0:
         return
-    trains = is_trainer(facts, trainer_pb.TRAINER_STATE_TRAINING)
-    if trains or has_enough(facts) or ready.num_running_groups or ready.num_incomplete_groups:
+    waits = is_trainer(facts, trainer_pb.TRAINER_STATE_WAITING)
+    if not waits or has_enough(facts) or ready.num_running_groups or ready.num_incomplete_groups:
         yield Finding(
             rule="admission_closed",
             sentence=f"Agents wait for admission: it is closed at the staleness bound with "

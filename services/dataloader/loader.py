@@ -59,8 +59,7 @@ class Loader:
         while not self._config.epochs or self._position.epoch < self._config.epochs:
             epoch, rows = self._position.epoch, self._rows()
             while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.room):
-                if self._sizes is not None:
-                    await self._size(tasks, self._sizes)
+                await self._size(tasks)
                 await self._submit(tasks)
             if not self._position.place:
                 raise ConfigError(f"tasks: {self._config.tasks} holds no task in epoch {epoch}")
@@ -74,13 +73,15 @@ class Loader:
         epoch = self._position.epoch
         return [make_task(row, epoch, self._config) for row in islice(rows, count)]
 
-    async def _size(self, tasks: list[Task], sizes: GroupSizes) -> None:
-        await sizes.look()
-        position = self._position.sized({task.task_id: sizes.of(task.task_id) for task in tasks})
-        if position != self._position:
-            self._move(position)
+    async def _size(self, tasks: list[Task]) -> None:
+        if self._sizes is not None:
+            await self._sizes.look()
+            sizes = {task.task_id: self._sizes.of(task.task_id) for task in tasks}
+            position = self._position.sized(sizes)
+            if position != self._position:
+                self._move(position)
         for task in tasks:
-            task.num_samples = position.sizes[task.task_id]
+            task.num_samples = self._position.sizes.get(task.task_id, task.num_samples)
 
     async def _submit(self, tasks: list[Task]) -> None:
         while tasks:

@@ -82,7 +82,10 @@ class PositionFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("w") as file:
-                json.dump(asdict(position), file)
+                stored = asdict(position)
+                if not position.sizes:  # an older release does not know them
+                    del stored["sizes"]
+                json.dump(stored, file)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self.path)

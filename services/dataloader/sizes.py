@@ -7,13 +7,14 @@ rollouts of earlier epochs came to, as the trajectory manager has recorded them.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc.aio
-from seamflow.errors import NotFoundError, UnavailableError
+from seamflow.errors import NotFoundError
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # only the type stubs tell the asynchronous client apart
 __all__ = ["GroupSizes", "enough_samples"]
 
 _LOOK_SECONDS = 2.0
+_PATIENCE_SECONDS = 10.0
+"""A look that takes longer goes on with the next one: tasks have to be submitted."""
 _MEMORY = 0.9
 """Weight of a task's rollout before, against 1 for its newest: the policy changes."""
 
@@ -57,11 +60,12 @@ class GroupSizes:
         if self._clock() < self._looked + _LOOK_SECONDS:
             return
         try:
-            async for headers in self._closed.new():
-                for header in headers:
-                    self._learn(header)
-        except (NotFoundError, UnavailableError) as error:
-            get_logger().debug("sizes_unchanged", detail=str(error))
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                async for headers in self._closed.new():
+                    for header in headers:
+                        self._learn(header)
+        except (NotFoundError, TimeoutError) as error:
+            get_logger().info("sizes_as_before", detail=str(error))
         self._looked = self._clock()
 
     def of(self, task_id: str) -> int:

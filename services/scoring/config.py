@@ -37,8 +37,8 @@ class ScoringConfig(ServerConfig):
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     cpu_offload: bool = False
-    """Keep the weights in the host's memory, and swap each block in while the one before it
-    computes: between batches the device holds nothing. With device cuda, or cpu to try it."""
+    """Keep the weights in the host's memory, and swap each block in before it computes: the device
+    holds one at a time, embeddings and head aside. With device cuda, or cpu to try it."""
     threads: int = 1
     """CPU threads."""
 

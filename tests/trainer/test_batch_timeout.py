@@ -102,3 +102,18 @@ async def test_groups_that_may_not_go_yet_hold_no_nodes(training: Training) -> N
     counts = await training.readiness()
     assert (counts.num_ready_groups, counts.num_kept_back_groups) == (2, 2)
     assert await training.samples().ready(1, 0) == Readiness(0, 2)
+
+
+async def test_what_begins_while_it_waits_is_sampled_with_its_weights(training: Training) -> None:
+    """While a step is trained one batch begins, for the next; then one more, with new weights."""
+    await training.begin("a", "b", "c", groups_per_step=1, max_staleness=1)
+    samples, client = training.samples(), training.client
+    await samples.reconcile(0)
+    await samples.ready(1, 0)
+    await training.play(2)
+    assert await samples.lease(1, 0) is not None
+    assert [(await client.lease()).task.task_id for _ in range(3)] == ["b", "b", ""]
+    await samples.ready(2, 5)
+    lease = await client.lease()
+    await client.start(lease.rollout_id, lease.lease_token)
+    assert (await client.begin(lease.rollout_id, "t", [1])).min_weight_version == 5

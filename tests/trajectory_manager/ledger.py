@@ -80,6 +80,10 @@ class Ledger:
         self.epoch, self.pending = reconciled.epoch, reconciled.pending_steps
         return self.epoch
 
+    async def awaits(self, step: int, base: int = 0) -> None:
+        """Wait for a step, and tell so."""
+        await self.store.ledger.await_step(self.run_id, self.epoch, step, base)
+
     async def attempt(
         self,
         step: int,

@@ -143,9 +143,9 @@ class Job:
         await self.run.rollouts.sweep(self.run.run_id)
 
     async def train(self) -> bool:
-        attempt = await self.ledger.lease_samples(
-            self.run.run_id, self.epoch, self.step + 1, self.step, 0
-        )
+        step, base = self.step + 1, self.step
+        await self.ledger.await_step(self.run.run_id, self.epoch, step, base)
+        attempt = await self.ledger.lease_samples(self.run.run_id, self.epoch, step, base, 0)
         self.training = attempt.lease is not None
         if attempt.lease is None:
             return False
@@ -172,7 +172,7 @@ class Job:
         reconciled = await self.ledger.reconcile(
             self.run.run_id, self.committed, f"trainer-{self.trainers}"
         )
-        self.epoch = reconciled.epoch
+        self.epoch, self.training = reconciled.epoch, False
         assert reconciled.pending_steps == tuple(range(self.committed + 1, self.step + 1))
         for step in reconciled.pending_steps:
             again = await self.ledger.lease_samples(self.run.run_id, self.epoch, step, 99, 0)

@@ -215,9 +215,28 @@ async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
     after = await store.runs.readiness(ledger.run_id)
     assert after.num_discarded_groups == before.num_discarded_groups + 1
     assert after.num_ready_groups == 2
-    # It had step 3, and waits for none yet.
-    assert after.num_admissible_groups == WIDE.max_staleness - 2
+    assert after.num_admissible_groups == WIDE.max_staleness + 1 - 2
     assert [names(await ledger.lease(step)) for step in (1, 2)] == [["b/0"], ["c/0"]]
+
+
+async def test_of_a_trainer_that_does_not_tell_nothing_is_assumed(store: Store) -> None:
+    """One that leases when enough is ready, and says nothing before, must never wait for ever."""
+    ledger = await ledger_of(store, WIDE, groups_per_step=1, max_staleness=0)
+    await ledger.lead()
+    for step, name in enumerate("abc", start=1):
+        await ledger.complete(name)
+        await ledger.lease(step)
+    await ledger.awaits(4)
+    await ledger.complete("d")
+    await ledger.lease(4)
+    await ledger.admit("e")
+    assert "e" not in ledger.running, "this one tells, so it is waited for"
+    await ledger.lead("of an older release")
+    await ledger.lease(4)
+    assert (await ledger.attempt(5)).lease is None
+    await ledger.complete("e")
+    await ledger.lease(5)
+    await ledger.complete("f")
 
 
 async def test_a_trainer_that_never_leases_poisons_nothing(store: Store) -> None:

@@ -23,7 +23,6 @@ async def test_a_part_takes_what_is_ready_and_leaves_the_rest(store: Store) -> N
     assert names(part) == ["a/0"]
     await ledger.finish("b", "c")
     assert await ledger.lease(1) == part, "a repeated step is what it was"
-    assert (await ledger.attempt(2)).lease is None
     await ledger.admit("d", "e")
     assert list(ledger.running) == ["a", "b", "c", "d"], "it frees the room of what it took"
     await ledger.finish("d")

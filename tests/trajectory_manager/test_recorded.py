@@ -98,7 +98,7 @@ async def test_a_repeated_request_records_nothing_twice(run: Run) -> None:
 
 
 async def test_admission_holds_recorded_groups_back(run: Run) -> None:
-    """All or none, with a time to try again; a trainer that waits again lets more in."""
+    """All or none, with a time to try again; a leased step lets more in."""
     groups = [group(name) for name in "abc"]
     with pytest.raises(ServiceError) as caught:
         await recorder(run).record(request(run, *groups))
@@ -108,7 +108,6 @@ async def test_admission_holds_recorded_groups_back(run: Run) -> None:
     await recorder(run).record(request(run, *groups[:2]))
     epoch = (await run.store.ledger.reconcile(run.run_id, 0, "trainer")).epoch
     await run.store.ledger.lease_samples(run.run_id, epoch, 1, 3, 0)
-    await run.store.ledger.await_step(run.run_id, epoch, 2, 4)
     assert (await recorder(run).record(request(run, groups[2]))).num_accepted == 1
 
 

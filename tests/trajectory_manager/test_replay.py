@@ -92,7 +92,7 @@ async def test_replay_takes_no_part_in_admission(store: Store) -> None:
     assert await ledger.commit(4) == 2
     counts = await store.runs.readiness(ledger.run_id)
     assert (counts.num_admitted_groups, counts.num_discarded_groups) == (4, 0)
-    assert counts.num_admissible_groups == RULES_OF_TWO.max_outstanding_groups(training=True)
+    assert counts.num_admissible_groups == RULES_OF_TWO.max_outstanding_groups()
     assert counts.num_ready_groups == 0
     assert (await ledger.attempt(5)).lease is None
 

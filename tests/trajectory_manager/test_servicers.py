@@ -81,6 +81,8 @@ async def test_a_trainer_that_waits_says_with_which_weights_it_will_begin(
     epoch = await first.reconcile()
     await first.play()
     await first.play()
+    first_wait = sample_service_pb2.GetReadinessRequest(run_id=first.run_id, epoch=epoch, step=1)
+    await first.samples.GetReadiness(first_wait)
     await first.lease_samples(epoch, 1, wait=30)
     names = [(await second.lease()).task.task_id for _ in range(3)]
     assert names == ["b", "b", ""], "while it trains there are no weights for more than a batch"

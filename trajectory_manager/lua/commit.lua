@@ -148,6 +148,7 @@ for i = #numbers, 1, -1 do
 end
 leased = pending[#pending] or step
 redis.call('HSET', counters, 'epoch', epoch, 'committed', step, 'leased', leased)
+if is_new then redis.call('HSET', counters, 'training', 0) end
 redis.call('HINCRBY', counters, 'version:ready', 1)
 local newest = entries[leased]
 return {'ok', num_samples, epoch, pending, #pending > 0 and newest.open and leased or 0}

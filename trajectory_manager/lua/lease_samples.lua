@@ -214,7 +214,10 @@ if complete then
   -- Only now admission lets others in: what they sample is for later steps, as without streaming.
   redis.call('HSET', counters, 'open', 0)
   redis.call('HINCRBY', counters, 'taken', number)
-  redis.call('HSET', counters, 'training', 1, 'next_base', string.format('%d', base + 1))
+  -- Of a trainer that does not tell when it waits again nothing is assumed.
+  if redis.call('HGET', counters, 'tells') == epoch then
+    redis.call('HSET', counters, 'training', 1, 'next_base', string.format('%d', base + 1))
+  end
   entry.open = nil
 end
 redis.call('HSET', ledger, step, cjson.encode(entry))

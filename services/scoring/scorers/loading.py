@@ -1,7 +1,7 @@
 """A frozen Hugging Face model from a folder, on the device or waiting in the host's memory.
 
-What waits is swapped in block by block, each while the one before it computes, as in RLHFuse (arXiv
-2409.13221) the frozen weights of reward and reference models: FSDP2 does that on a mesh of one.
+What waits is swapped in block by block, as RLHFuse (arXiv 2409.13221) keeps the frozen weights of
+reward and reference models: FSDP2 does that on a mesh of one, where it does not swap in ahead.
 """
 
 from __future__ import annotations

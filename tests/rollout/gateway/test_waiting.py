@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
+from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch import (
     Ask,
     Candidate,
@@ -20,7 +22,7 @@ from rollout.gateway.dispatch import (
     LongestFirst,
     PrefixAffinity,
 )
-from rollout.gateway.servers import Server
+from rollout.gateway.servers import Server, Servers
 from rollout.gateway.streams import Stream
 from rollout.gateway.waiting import WaitingTurns
 from services.chassis.errors import Reason, ServiceError
@@ -53,13 +55,21 @@ class Queue:
     """Waiting turns before some servers, and how often these were looked at."""
 
     def __init__(
-        self, *servers: Server, policy: DispatchPolicy | None = None, max_waiting: int = 100
+        self,
+        *servers: Server,
+        policy: DispatchPolicy | None = None,
+        max_waiting: int = 100,
+        weights_seconds: float | None = None,
     ) -> None:
         self.servers = servers
         self.num_looks = 0
         self.now = 0.0
         self.turns = WaitingTurns(
-            policy or LeastLoad(), self._with_room, max_waiting, clock=lambda: self.now
+            policy or LeastLoad(),
+            self._with_room,
+            max_waiting,
+            clock=lambda: self.now,
+            weights_seconds=weights_seconds,
         )
 
     def _with_room(self, pinned: int | None, oldest: int) -> list[Server]:
@@ -360,3 +370,23 @@ async def test_a_turn_that_waits_for_weights_can_be_cancelled() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     assert len(queue.turns) == 0
+
+
+async def test_weights_that_never_come_are_not_waited_for_for_ever() -> None:
+    """The trainer that was about to publish them may have died."""
+    old = server()
+    queue = Queue(old, weights_seconds=0.01)
+    assert await queue.turns.server(ask(oldest=1), None) is old
+
+
+def test_servers_with_older_weights_are_not_asked() -> None:
+    """Nor those that are behind all the run, whatever a group needs."""
+    servers = Servers(GatewayConfig(run_id="r", model=Path("m"), trajectory_manager="m:1"))
+    known = {name: server(name, weight_version=n) for n, name in enumerate("abc", start=2)}
+    for each in known.values():
+        assert each.info is not None
+        each.info.state = pb.SERVER_STATE_SERVING
+    servers._servers, servers._min_version = known, 3
+    assert servers._with_room(None, 0) == [known["b"], known["c"]]
+    assert servers._with_room(None, 4) == [known["c"]]
+    assert servers._with_room(2, 4) == [known["a"]]

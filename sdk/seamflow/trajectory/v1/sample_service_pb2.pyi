@@ -465,9 +465,9 @@ class GetReadinessRequest(google.protobuf.message.Message):
     min_ready_groups: builtins.int
     """Answer as soon as this many groups are ready and not kept back; 0: at once."""
     epoch: builtins.int
-    """Of a trainer that waits for the samples of `step`: from Reconcile. While a step is trained,
-    admission lets in what will be young enough for the next ones, and the rest once the trainer
-    waits; LeaseSamples tells that too.
+    """Of a trainer that waits for the samples of `step`: from Reconcile. One that tells this before
+    each step gets no groups that are too old: while it trains, admission lets in what will be young
+    enough for the next steps, and the rest when it waits again.
     """
     step: builtins.int
     """Step that it waits for; 0: somebody who only looks."""
