@@ -370,8 +370,7 @@ def _rules(num_groups: int) -> RunConfig:
     return RunConfig(
         group_size=1,
         groups_per_step=LEASED_SAMPLES,
-        # One more: a batch is made up for before the next one is waited for.
-        max_staleness=num_groups // LEASED_SAMPLES + 2,
+        max_staleness=num_groups // LEASED_SAMPLES + 1,
         staleness_policy=StalenessPolicy.MASK,
         lease_seconds=_LEASE_SECONDS,
         zero_variance_reward="",

@@ -22,7 +22,10 @@ from trajectory_manager.column_servicer import ColumnServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.memory_store import memory_store
 from trajectory_manager.metrics import Metrics
-from trajectory_manager.records import Durability, Readiness
+from trajectory_manager.readiness import Readiness
+from trajectory_manager.records import (
+    Durability,
+)
 from trajectory_manager.redis_store import redis_store
 from trajectory_manager.retention import Retention
 from trajectory_manager.rollouts import Rollouts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trajectory_manager.memory_state import GroupState, LeaseState, Runs, RunState, SlotState
+from trajectory_manager.readiness import Readiness
 from trajectory_manager.records import (
     DeadLetter,
     DeadLetterReason,
@@ -12,7 +13,6 @@ from trajectory_manager.records import (
     Leased,
     LostLease,
     Purpose,
-    Readiness,
     RunConfig,
     Settled,
     Settlement,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from services.chassis.errors import Reason
 from services.chassis.metrics import counter, gauge, histogram
-from trajectory_manager.records import Effect, Readiness, Settled
+from trajectory_manager.readiness import Readiness
+from trajectory_manager.records import (
+    Effect,
+    Settled,
+)
 
 _SERVICE = "trajectory_manager"
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)

@@ -334,51 +334,6 @@ class Submitted:
     """Tasks the queue still takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
-    """Counts of a run."""
-
-    num_ready_groups: int
-    """Complete groups that wait for the trainer."""
-    num_running_groups: int
-    """Admitted groups whose samples are not complete."""
-    num_admissible_groups: int
-    """Groups admission would let start now."""
-    num_queued_tasks: int
-    """Tasks waiting to be admitted."""
-    num_running_rollouts: int
-    """Leased rollouts."""
-    groups_per_step: int
-    """B."""
-    committed_step: int
-    """Newest committed step."""
-    leased_step: int
-    """Newest leased step."""
-    num_admitted_groups: int
-    """Since the run began."""
-    num_discarded_groups: int
-    """Since the run began."""
-    num_replaced_samples: int
-    """Since the run began."""
-    num_incomplete_groups: int
-    """Complete groups that wait for a required column."""
-    num_replay_groups: int
-    """Committed groups kept for replay."""
-    num_dead_letters: int
-    """Groups that left without being trained and can be queued again."""
-    num_stored_tokens: int
-    """Tokens stored for the run, as of the last sweep."""
-    num_kept_back_groups: int
-    """Ready groups beyond the fifo_window: no step may take them yet."""
-    num_open_groups: int
-    """Groups of the open step: neither ready nor running."""
-
-    @property
-    def num_leasable_groups(self) -> int:
-        """Groups that a step may take now."""
-        return self.num_ready_groups - self.num_kept_back_groups
-
-
 @dataclass(frozen=True, slots=True)
 class SlotName:
     """Which attempt at which sample of which group a leased rollout is."""

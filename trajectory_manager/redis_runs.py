@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from services.chassis.redis import store_errors
 from services.chassis.redis_scripts import Scripts
 from trajectory_manager import keys
+from trajectory_manager.readiness import Readiness
 from trajectory_manager.records import (
     DeadLetter,
     DeadLetterReason,
@@ -20,7 +21,6 @@ from trajectory_manager.records import (
     Leased,
     LostLease,
     Purpose,
-    Readiness,
     Replay,
     ReplayStrategy,
     RunConfig,

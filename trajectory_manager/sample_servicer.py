@@ -16,7 +16,11 @@ from trajectory_manager import conversion, lease_token, samples, step_samples, v
 from trajectory_manager.column_servicer import add_columns
 from trajectory_manager.metrics import Metrics
 from trajectory_manager.publishing import Verdict, judge
-from trajectory_manager.records import Readiness, RolloutState, Topic
+from trajectory_manager.readiness import Readiness
+from trajectory_manager.records import (
+    RolloutState,
+    Topic,
+)
 from trajectory_manager.step_records import StepLease
 from trajectory_manager.store import Store
 from trajectory_manager.waiting import Waiting

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from services.chassis.errors import ServiceError
 from trajectory_manager.column_store import ColumnStore
+from trajectory_manager.readiness import Readiness
 from trajectory_manager.records import (
     DeadLetter,
     Durability,
     Leased,
     LostLease,
     Purpose,
-    Readiness,
     Rollout,
     RunConfig,
     Settled,

@@ -56,7 +56,7 @@ class GroupSizes:
         self._outcomes: dict[str, tuple[float, float]] = {}  # task -> successes, rollouts; decayed
 
     async def look(self) -> None:
-        """Learn what has ended since; at most every few seconds, and not while nobody answers."""
+        """Learn what has ended since; at most every few seconds, and given up after some."""
         if self._clock() < self._looked + _LOOK_SECONDS:
             return
         try:

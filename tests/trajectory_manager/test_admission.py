@@ -21,11 +21,11 @@ from tests.trajectory_manager.support import (
     rewarded,
 )
 from trajectory_manager.memory_store import memory_store
+from trajectory_manager.readiness import Readiness
 from trajectory_manager.records import (
     DeadLetterReason,
     Durability,
     Purpose,
-    Readiness,
     RunConfig,
     StalenessPolicy,
     TaskLease,

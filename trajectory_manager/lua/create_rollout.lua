@@ -1,12 +1,13 @@
 -- Creates the header of a rollout. ARGV: rollout_id, leased (0/1), identity, credential, traceparent,
--- oldest weight version to sample with.
+-- oldest weight version to sample with (wanted_version).
 local header = KEYS[1]
-local rollout_id, leased, identity, credential, traceparent, oldest = unpack(ARGV)
+local rollout_id, leased, identity, credential, traceparent, wanted_version = unpack(ARGV)
 local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'schema', 'num_turns')
 if not stored[3] then
   local now = redis.call('TIME')
   redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', credential,
-    'traceparent', traceparent, 'oldest', oldest, 'state', 1, 'created', now[1] .. '.' .. string.format('%06d', now[2]))
+    'traceparent', traceparent, 'wanted_version', wanted_version, 'state', 1,
+    'created', now[1] .. '.' .. string.format('%06d', now[2]))
   return {'ok'}
 end
 if not stored[4] then return {'refused', 'OLD_SCHEMA'} end
