@@ -31,6 +31,7 @@ from services.chassis.server import Service, started
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.memory_store import memory_store
+from trajectory_manager.store import Store
 
 END = "<|end|>"
 PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
@@ -81,6 +82,7 @@ class ScriptedServer(RolloutServerServiceServicer):
         self.cancelled = asyncio.Event()
         """A call was given up by its caller."""
         self.num_reports = 0
+        self.weight_version = 0
 
     async def known(self) -> None:
         """Wait until a gateway has taken in a report, and so asks for the next."""
@@ -112,7 +114,10 @@ class ScriptedServer(RolloutServerServiceServicer):
         """Serving."""
         self.num_reports += 1
         return server_pb.GetServerInfoResponse(
-            server_id=self.server_id, state=server_pb.SERVER_STATE_SERVING, max_running=8
+            server_id=self.server_id,
+            state=server_pb.SERVER_STATE_SERVING,
+            max_running=8,
+            weight_version=self.weight_version,
         )
 
 
@@ -125,10 +130,12 @@ async def scripted(server: ScriptedServer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def gateway(model: Path, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A gateway of run "run" and a trajectory manager; the stubs of both."""
+async def gateway(
+    model: Path, kept: Store | None = None, **settings: Any
+) -> AsyncIterator[tuple[Any, Any]]:
+    """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; both stubs."""
     config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2)
-    async with started(manager_service(config, memory_store()), config) as manager:
+    async with started(manager_service(config, kept or memory_store()), config) as manager:
         given = {"port": 0, "poll_seconds": 0.02, **settings}
         ours = GatewayConfig(
             run_id="run",
