@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.adapter import add_adapter
 from trainer.config import TrainerConfig
 from trainer.forward import add_value_head
+from trainer.linear import use_onednn
 from trainer.packing import can_pack
 
 __all__ = ["DTYPES", "check_model_folder", "load_sharded"]
@@ -67,6 +68,7 @@ def load_sharded(
     model = _load(config)
     # Dropout would make log-probs differ from the engine's; gradients flow all the same.
     model.eval()
+    use_onednn(model)
     if config.lora_rank:
         add_adapter(model, config)
     packed = config.packing and can_pack(model)

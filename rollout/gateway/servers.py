@@ -101,6 +101,8 @@ class Servers:
         )
         self.keep_planned = self._waiting.keep_planned
         """Lets the dispatch policy prepare; runs until cancelled."""
+        self.hedges = config.hedge_after_seconds is not None
+        """Whether a turn without a token is started on a second server."""
         self.lengths = load_lengths(config)
         """How long turns will be."""
 

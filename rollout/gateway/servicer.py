@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
@@ -33,7 +34,7 @@ __all__ = ["GatewayServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_MAX_HEARTBEAT_SECONDS = 86_400.0
+_MAX_INTERVAL_SECONDS = 86_400.0
 
 
 class GatewayServicer(RolloutServiceServicer):
@@ -79,7 +80,9 @@ class GatewayServicer(RolloutServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One turn, recorded before it is forwarded."""
         with_defaults(request.sampling)
-        outbox = Outbox(_heartbeat_seconds(request) or self._heartbeat_seconds)
+        _seconds("chunk_interval", request.chunk_interval)
+        heartbeat = _seconds("heartbeat_interval", request.heartbeat_interval)
+        outbox = Outbox(heartbeat or self._heartbeat_seconds)
         turn = Turn(
             request,
             Prompt(request, self._template),
@@ -135,13 +138,12 @@ def _deadline(context: Context) -> float | None:
     return None if left is None else asyncio.get_running_loop().time() + left
 
 
-def _heartbeat_seconds(request: pb.GenerateRequest) -> float:
+def _seconds(name: str, interval: Duration) -> float:
     """What the caller names; 0: nothing."""
-    given = request.heartbeat_interval
-    seconds = given.seconds + given.nanos / 1e9
-    if not 0.0 <= seconds <= _MAX_HEARTBEAT_SECONDS:
-        cure = f"must be 0 to {_MAX_HEARTBEAT_SECONDS:g} seconds; 0 is the gateway's own interval"
-        raise invalid_argument("heartbeat_interval", seconds, cure)
+    seconds: float = interval.seconds + interval.nanos / 1e9
+    if not 0.0 <= seconds <= _MAX_INTERVAL_SECONDS:
+        cure = f"must be 0 to {_MAX_INTERVAL_SECONDS:g} seconds; 0 is our own interval"
+        raise invalid_argument(name, seconds, cure)
     return seconds
 
 

@@ -67,7 +67,8 @@ class RolloutServerConfig(ServerConfig):
     threads: int = 1
     """Threads of each tensor operation."""
     stream_interval: int = 8
-    """Tokens of a sequence sent in one message; fewer when 50 ms pass or the sequence ends."""
+    """Tokens of a sequence sent in one message; fewer when 50 ms pass or the sequence ends, more
+    where an agent asks for them less often."""
     prefill_tokens: int = 4096
     """Most prompt tokens the torch engine prefills between two steps."""
     torch_dtype: Literal["auto", "float32", "bfloat16"] = "auto"

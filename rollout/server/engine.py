@@ -136,6 +136,9 @@ class EngineRequest:
     """The prefix to continue: prompt, and whatever the turn has produced already."""
     sampling: Sampling = field(default_factory=Sampling)
     """How to sample what follows."""
+    chunk_seconds: float = 0.0
+    """Nobody looks at tokens more often: an engine may keep them back so long, but not over the end
+    or a pause. 0: as often as it gives them by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

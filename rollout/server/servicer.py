@@ -178,6 +178,7 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
             seed=given.seed if given.HasField("seed") else None,
             ignore_eos=given.ignore_eos,
         ),
+        chunk_seconds=request.chunk_interval.seconds + request.chunk_interval.nanos / 1e9,
     )
 
 

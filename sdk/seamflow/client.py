@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
@@ -34,6 +35,9 @@ __all__ = ["Client", "Drift", "Observer", "Rollout", "Turn", "WeightSpan"]
 
 Message = Mapping[str, str]
 """{"role": "user", "content": "…"}"""
+
+_UNWATCHED_SECONDS = 1.0
+"""So often tokens come that nobody waits to see; a server that is killed costs at most as much."""
 
 Observer = Callable[[str, str, pb.TokenChunk], None]
 """Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
@@ -186,13 +190,15 @@ class Rollout:
         turn_id: str | None = None,
         parent_turn_id: str = "",
         timeout: float = 3600.0,
+        chunk_seconds: float | None = None,
         on_tokens: Callable[[tokens_pb2.Tokens], None] | None = None,
     ) -> Turn:
         """Ask for one turn, from `messages` or from `token_ids`, and wait for all of it.
 
-        `on_tokens` sees each recorded chunk as it arrives. Cancelling the call stops the engine's
-        work. Raises `TimeoutError` after `timeout` seconds and `SeamflowError` for what cannot be
-        cured by trying again.
+        `on_tokens` sees each recorded chunk as it arrives. Tokens are recorded and sent at most
+        every `chunk_seconds`; by default every second, or as they are sampled if somebody looks on.
+        Cancelling the call stops the engine's work. Raises `TimeoutError` after `timeout` seconds
+        and `SeamflowError` for what cannot be cured by trying again.
         """
         request = pb.GenerateRequest(
             run_id=self._run_id,
@@ -212,6 +218,7 @@ class Rollout:
                 seed=seed,
                 ignore_eos=ignore_eos,
             ),
+            chunk_interval=_chunk_interval(chunk_seconds, watched=on_tokens is not None),
         )
         turn = Turn(turn_id=request.turn_id)
         async with asyncio.timeout(timeout):
@@ -261,6 +268,14 @@ class Rollout:
                 await backoff.wait()  # ended without an end: the gateway drains
             except grpc.aio.AioRpcError as failure:
                 await _wait_or_raise(decode(failure), backoff)
+
+
+def _chunk_interval(seconds: float | None, *, watched: bool) -> Duration:
+    if seconds is None:
+        seconds = 0.0 if watched else _UNWATCHED_SECONDS
+    interval = Duration()
+    interval.FromNanoseconds(round(seconds * 1e9))
+    return interval
 
 
 async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:

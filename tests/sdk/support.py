@@ -65,6 +65,8 @@ class Gateway(RolloutServiceServicer):
         self._code = code
         self.offsets: list[int] = []
         """resume_from_offset of every call of Generate."""
+        self.chunk_seconds: list[float] = []
+        """How often each call of Generate asks for tokens."""
         self.started: list[rollout_pb.StartRolloutRequest] = []
         """Rollouts opened."""
         self.opened = asyncio.Event()
@@ -83,6 +85,7 @@ class Gateway(RolloutServiceServicer):
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Two tokens a chunk; the weight version is the number of the call."""
         self.offsets.append(request.resume_from_offset)
+        self.chunk_seconds.append(request.chunk_interval.ToTimedelta().total_seconds())
         end = self._breaks.pop(0) if self._breaks else len(TOKENS)
         yield rollout_pb.GenerateResponse(heartbeat=rollout_pb.Heartbeat())
         for first in range(request.resume_from_offset, end, 2):

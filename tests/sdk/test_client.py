@@ -44,6 +44,17 @@ async def test_a_turn_holds_what_was_sampled() -> None:
     assert turn.drift is None
 
 
+async def test_an_agent_that_does_not_look_on_gets_its_tokens_seldom() -> None:
+    """One that does gets them as they are sampled; either may say otherwise."""
+    gateway = Gateway()
+    async with rollout_on(gateway) as rollout:
+        await rollout.generate(token_ids=[1])
+        await rollout.generate(token_ids=[1], on_tokens=lambda tokens: None)
+        await rollout.generate(token_ids=[1], chunk_seconds=0.25)
+        await rollout.generate(token_ids=[1], chunk_seconds=0.5, on_tokens=lambda tokens: None)
+    assert gateway.chunk_seconds == [1.0, 0.0, 0.25, 0.5]
+
+
 async def test_a_turn_tells_of_drift() -> None:
     """An agent that re-tokenised what was sampled learns where, and both texts."""
     gateway = Gateway()

@@ -13,6 +13,7 @@ Shapes: R rows, M moves.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -42,10 +43,12 @@ class Sequence:
     """63 bits; drawn once for a request without its own, so that being held changes nothing."""
     sent: int
     """How many of `token_ids` were handed out (the prefix counts as handed out)."""
+    fresh: bool
+    """Nothing was handed out yet, and somebody waits to see the first token: it goes out alone."""
+    kept_until: float
+    """Nothing needs to be handed out before, by the monotonic clock."""
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens not handed out yet."""
-    fresh: bool = True
-    """Nothing was handed out yet: the first token goes out alone, for whoever waits to see it."""
     lane: int = -1
     """Where it is cached, while it is in the batch."""
     offer: Donor | None = None
@@ -66,6 +69,8 @@ class Sequence:
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | set(eos_token_ids),
             seed=seed & (2**63 - 1),
             sent=len(request.token_ids),
+            fresh=not request.chunk_seconds,
+            kept_until=time.monotonic() + request.chunk_seconds,
         )
 
     @property

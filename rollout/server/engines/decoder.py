@@ -117,7 +117,8 @@ class Decoder:
             finish = _finish(sequence, token_id)
             if finish is not None:
                 finished.append(sequence)
-            if flush or finish is not None or sequence.fresh:
+            wanted = sequence.fresh or (flush and now >= sequence.kept_until)
+            if wanted or finish is not None:
                 self._flush(sequence, finish)
         if flush:
             self._steps_since_flush, self._flushed_at = 0, now
@@ -135,6 +136,7 @@ class Decoder:
             finish=finish,
         )
         sequence.sent, sequence.fresh = len(sequence.token_ids), False
+        sequence.kept_until = time.monotonic() + sequence.request.chunk_seconds
         sequence.logprobs.clear()
         self._outbox.append((sequence, chunk))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class _Sequence:
     request: EngineRequest
     state: int
     length: int
+    kept_until: float
     produced: int = 0
     chunks: asyncio.Queue[Chunk | EngineFailed] = field(default_factory=asyncio.Queue)
     token_ids: list[int] = field(default_factory=list)
@@ -176,7 +178,8 @@ class FakeEngine:
         finish = self._finish(sequence, token_id)
         if finish is not None:
             self._running.remove(sequence)
-        if finish is not None or len(sequence.token_ids) >= self._stream_interval:
+        wanted = len(sequence.token_ids) >= self._stream_interval
+        if finish is not None or (wanted and time.monotonic() >= sequence.kept_until):
             self._flush(sequence, finish)
 
     def _finish(self, sequence: _Sequence, token_id: int) -> FinishReason | None:
@@ -197,6 +200,7 @@ class FakeEngine:
             finish=finish,
         )
         sequence.token_ids, sequence.logprobs = [], []
+        sequence.kept_until = time.monotonic() + sequence.request.chunk_seconds
         if chunk.token_ids or finish is not None:
             sequence.chunks.put_nowait(chunk)
 
@@ -226,7 +230,12 @@ class FakeEngine:
             raise EngineStateError("generate: the engine is not started")
         if self._failed.done():
             raise self._failed.result()
-        sequence = _Sequence(request, prefix_state(request.token_ids), len(request.token_ids))
+        sequence = _Sequence(
+            request,
+            prefix_state(request.token_ids),
+            len(request.token_ids),
+            time.monotonic() + request.chunk_seconds,
+        )
         if self._paused is PauseMode.ABORT:
             self._flush(sequence, FinishReason.INTERRUPTED)
         else:

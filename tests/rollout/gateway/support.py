@@ -72,6 +72,7 @@ class ScriptedServer(RolloutServerServiceServicer):
         self.answers: list[list[list[int]]] = []
         """Per call: the ids of each element; the last element ends the turn with STOP."""
         self.prompts: list[list[int]] = []
+        self.chunk_seconds: list[float] = []
         self.seconds_left: list[float | None] = []
         """Of each call, as its caller has told."""
         self.asked = asyncio.Event()
@@ -94,6 +95,7 @@ class ScriptedServer(RolloutServerServiceServicer):
     ) -> AsyncIterator[server_pb.GenerateTokensResponse]:
         """The next answer."""
         self.prompts.append(list(request.token_ids))
+        self.chunk_seconds.append(request.chunk_interval.ToTimedelta().total_seconds())
         self.seconds_left.append(context.time_remaining())
         self.asked.set()
         try:

@@ -224,17 +224,36 @@ async def test_a_full_queue_tells_when_to_come_back(tmp_path: Path) -> None:
     assert server.prompts == []
 
 
+@pytest.mark.parametrize("name", ["heartbeat_interval", "chunk_interval"])
 @pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (1 << 62, 0), (0, -1)])
-async def test_a_heartbeat_interval_of_no_length_is_refused(
-    tmp_path: Path, seconds: int, nanos: int
+async def test_an_interval_of_no_length_is_refused(
+    tmp_path: Path, name: str, seconds: int, nanos: int
 ) -> None:
     """Before the turn begins, by its name."""
     async with agent(tmp_path) as one:
         request = one.request("turn")
-        request.heartbeat_interval.seconds, request.heartbeat_interval.nanos = seconds, nanos
-        with pytest.raises(grpc.aio.AioRpcError, match="heartbeat_interval") as caught:
+        interval = getattr(request, name)
+        interval.seconds, interval.nanos = seconds, nanos
+        with pytest.raises(grpc.aio.AioRpcError, match=name) as caught:
             await ids_of(one.stub.Generate(request))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(("hedging", "asked"), [(None, 2.5), (60.0, 0.0)])
+async def test_a_server_learns_how_often_an_agent_wants_tokens(
+    tmp_path: Path, hedging: float | None, asked: float
+) -> None:
+    """Unless turns are hedged: then their first token tells that they have begun."""
+    server = ScriptedServer()
+    server.answers = [[[7]]]
+    async with (
+        scripted(server) as address,
+        agent(tmp_path, address, hedge_after_seconds=hedging) as one,
+    ):
+        request = one.request("turn")
+        request.chunk_interval.FromMilliseconds(2500)
+        assert await ids_of(one.stub.Generate(request)) == [7]
+    assert server.chunk_seconds == [asked]
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ One engine behind one address; only the gateway, the node agent and operators ta
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -94,6 +95,7 @@ class GenerateTokensRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
+    CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     request_id: builtins.str
@@ -106,6 +108,12 @@ class GenerateTokensRequest(google.protobuf.message.Message):
     def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
         """max_new_tokens counts from here, not from the start of the turn."""
 
+    @property
+    def chunk_interval(self) -> google.protobuf.duration_pb2.Duration:
+        """Tokens come at most this often, and with the end and with a pause; an engine whose own messages
+        come more often may send them so. Default: as often as the server's configuration says.
+        """
+
     def __init__(
         self,
         *,
@@ -113,9 +121,10 @@ class GenerateTokensRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
+        chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "request_id", b"request_id", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
 
 global___GenerateTokensRequest = GenerateTokensRequest
 

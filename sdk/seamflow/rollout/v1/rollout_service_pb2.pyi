@@ -106,6 +106,7 @@ class GenerateRequest(google.protobuf.message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     RESUME_FROM_OFFSET_FIELD_NUMBER: builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
+    CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
@@ -134,6 +135,13 @@ class GenerateRequest(google.protobuf.message.Message):
     def heartbeat_interval(self) -> google.protobuf.duration_pb2.Duration:
         """Silence longer than this is broken by heartbeats. Default 10 s."""
 
+    @property
+    def chunk_interval(self) -> google.protobuf.duration_pb2.Duration:
+        """Tokens come at most this often, and with the turn's end: for callers that wait for whole turns.
+        What is sampled and not yet sent is not yet recorded either; a server that is killed costs it.
+        Default: as often as the rollout server gives them.
+        """
+
     def __init__(
         self,
         *,
@@ -147,9 +155,10 @@ class GenerateRequest(google.protobuf.message.Message):
         sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         resume_from_offset: builtins.int = ...,
         heartbeat_interval: google.protobuf.duration_pb2.Duration | None = ...,
+        chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["credential", b"credential", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "resume_from_offset", b"resume_from_offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "credential", b"credential", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "resume_from_offset", b"resume_from_offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
 
 global___GenerateRequest = GenerateRequest
 
