@@ -3,7 +3,7 @@
     python -m seamflow.runner --agent my_package.my_module:MyAgent --run-id demo
 
 It is nothing but a user of the public client: lease a task, open a rollout, let the agent act,
-close the rollout, complete the task. Leases are extended while agents work; one that is lost
+close the rollout. Leases are extended while agents work; one that is lost
 cancels its rollout.
 """
 
@@ -17,6 +17,7 @@ import logging
 import math
 import signal
 import socket
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,7 @@ __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
 _log = logging.getLogger("seamflow.runner")
 _LEASE_WAIT = Duration(seconds=20)
-# Of the workers without a task: the others stand in line here, where it costs nobody anything.
-_ASK_AT_ONCE = 8
+_MAX_LEASES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,10 @@ class AgentRunner:
             **credentials,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
-        self._asking = asyncio.Semaphore(_ASK_AT_ONCE)
+        # Of the workers without a task one asks, for all of them.
+        self._asking = asyncio.Lock()
+        self._num_idle = 0
+        self._leased: deque[pb.TaskLease] = deque()
         self._leases: dict[str, asyncio.Task[None]] = {}
         self._lease_seconds = 1.0  # short until the first lease tells, so that it cannot be lost
 
@@ -138,20 +141,34 @@ class AgentRunner:
             finally:
                 del self._leases[lease.lease_token]
 
-    async def _lease(self) -> pb.LeaseTaskResponse:
-        request = pb.LeaseTaskRequest(
-            run_id=self._config.run_id, agent_id=socket.gethostname(), wait=_LEASE_WAIT
-        )
-        async with self._asking:
-            while True:
-                lease = await retrying(lambda: self._tasks.LeaseTask(request))
-                if lease.HasField("task"):
-                    duration = lease.lease_duration
-                    self._lease_seconds = duration.seconds + duration.nanos / 1e9
-                    return lease
+    async def _lease(self) -> pb.TaskLease:
+        self._num_idle += 1
+        try:
+            async with self._asking:
+                while not self._leased:
+                    await self._ask()
+                return self._leased.popleft()
+        finally:
+            self._num_idle -= 1
 
-    async def _rollout(self, lease: pb.LeaseTaskResponse) -> None:
-        """One rollout from lease to completion; only its own failures are caught."""
+    async def _ask(self) -> None:
+        request = pb.LeaseTaskRequest(
+            run_id=self._config.run_id,
+            agent_id=socket.gethostname(),
+            wait=_LEASE_WAIT,
+            max_leases=min(self._num_idle, _MAX_LEASES),
+        )
+        answer = await retrying(lambda: self._tasks.LeaseTask(request))
+        if answer.HasField("task"):
+            duration = answer.lease_duration
+            self._lease_seconds = duration.seconds + duration.nanos / 1e9
+            first = pb.TaskLease(
+                task=answer.task, rollout_id=answer.rollout_id, lease_token=answer.lease_token
+            )
+            self._leased.extend((first, *answer.more))
+
+    async def _rollout(self, lease: pb.TaskLease) -> None:
+        """One rollout from lease to end; only its own failures are caught."""
         try:
             rollout = await self._client.start_rollout(
                 lease.rollout_id,
@@ -160,8 +177,11 @@ class AgentRunner:
             )
             await self._act(lease.task, rollout)
         except SeamflowError as error:
-            # The lease is completed below: an unfinished rollout fails and is replaced.
             _log.warning("rollout %s: %s", lease.rollout_id, error)
+            await self._give_back(lease)
+
+    async def _give_back(self, lease: pb.TaskLease) -> None:
+        """Of a rollout that was not closed: it fails and is replaced."""
         request = pb.CompleteTaskRequest(run_id=self._config.run_id, lease_token=lease.lease_token)
         await retrying(lambda: self._tasks.CompleteTask(request))
 

@@ -73,6 +73,8 @@ class Gateway(RolloutServiceServicer):
         """Set with the first of them."""
         self.finished: list[rollout_pb.FinishRolloutRequest] = []
         """Rollouts closed."""
+        self.closed: asyncio.Queue[str] = asyncio.Queue()
+        """Their names."""
         self.drift: rollout_pb.Drift | None = None
         """What each turn ends with."""
 
@@ -106,6 +108,7 @@ class Gateway(RolloutServiceServicer):
     async def FinishRollout(self, request: Any, context: Any) -> Any:
         """Close a rollout."""
         self.finished.append(request)
+        self.closed.put_nowait(request.rollout_id)
         return rollout_pb.FinishRolloutResponse()
 
     def added(self) -> Added:
@@ -116,8 +119,11 @@ class Gateway(RolloutServiceServicer):
 class Tasks(TaskServiceServicer):
     """Leases its tasks one after the other; then there is nothing to do."""
 
-    def __init__(self, *payloads: str, lease_seconds: float = 60.0) -> None:
+    def __init__(self, *payloads: str, lease_seconds: float = 60.0, most: int = 256) -> None:
         self._payloads = list(payloads)
+        self._most = most  # leases of a call
+        self.asked: list[int] = []
+        """`max_leases` of each call of LeaseTask that was given some."""
         self._lease = Duration(nanos=int(lease_seconds * 1e9) % 10**9, seconds=int(lease_seconds))
         self._num_leased = 0
         self.completed: asyncio.Queue[str] = asyncio.Queue()
@@ -138,8 +144,20 @@ class Tasks(TaskServiceServicer):
             await asyncio.sleep(0.05)
             self._num_asking -= 1
             return task_pb.LeaseTaskResponse()
-        number, self._num_leased = self._num_leased, self._num_leased + 1
+        self.asked.append(request.max_leases)
+        number = min(len(self._payloads), self._most, max(request.max_leases, 1))
+        first, *more = [self._next() for _ in range(number)]
         return task_pb.LeaseTaskResponse(
+            task=first.task,
+            rollout_id=first.rollout_id,
+            lease_token=first.lease_token,
+            lease_duration=self._lease,
+            more=more,
+        )
+
+    def _next(self) -> Any:
+        number, self._num_leased = self._num_leased, self._num_leased + 1
+        return task_pb.TaskLease(
             task=task_pb.Task(
                 task_id=f"task-{number}",
                 payload_json=self._payloads.pop(0),
@@ -147,7 +165,6 @@ class Tasks(TaskServiceServicer):
             ),
             rollout_id=f"rollout-{number}",
             lease_token=f"lease-{number}",
-            lease_duration=self._lease,
         )
 
     async def ExtendTasks(self, request: Any, context: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 from seamflow import Agent
 from seamflow.common.v1 import tokens_pb2
@@ -43,10 +44,14 @@ async def running(
 
 
 async def test_a_task_becomes_a_finished_rollout(tmp_path: Path) -> None:
-    """Lease, rollout under that lease, turn, reward, completion; every chunk is in the log."""
+    """Lease, rollout under that lease, turn, reward; every chunk is in the log.
+
+    Closing the rollout gives its lease back: nothing more is said.
+    """
     tasks, gateway, log = Tasks('{"reward": 0.5}'), Gateway(), tmp_path / "tokens.jsonl"
     async with running(Answers(), tasks, gateway, token_log=str(log)):
-        assert await tasks.completed.get() == "lease-0"
+        assert await gateway.closed.get() == "rollout-0"
+    assert tasks.completed.empty()
     started, finished = gateway.started[0], gateway.finished[0]
     assert (started.rollout_id, started.lease_token) == ("rollout-0", "lease-0")
     assert started.purpose == tokens_pb2.PURPOSE_TRAIN
@@ -65,21 +70,32 @@ async def test_no_more_than_concurrency_rollouts_at_once() -> None:
     assert agent.cancelled.qsize() == 3
 
 
-async def test_few_workers_ask_while_many_wait() -> None:
-    """A thousand long polls would cost the manager more than the tasks; all get theirs at once."""
-    tasks, agent = Tasks(*["{}"] * 50), Waits()
-    async with running(agent, tasks, Gateway(), concurrency=100):
+async def test_a_lease_is_given_back_where_the_rollout_could_not_be_closed() -> None:
+    """The gateway refuses its turn for good: its sample is replaced at once."""
+    tasks = Tasks('{"reward": 1}')
+    gateway = Gateway([2], grpc.StatusCode.INVALID_ARGUMENT)
+    async with running(Answers(), tasks, gateway):
+        assert await tasks.completed.get() == "lease-0"
+    assert gateway.finished == []
+
+
+@pytest.mark.parametrize(("most", "calls"), [(256, 2), (1, 50)], ids=["many", "an older manager"])
+async def test_one_worker_asks_for_all_that_wait(most: int, calls: int) -> None:
+    """A thousand calls would cost the manager more than the tasks; all get theirs at once."""
+    tasks, agent = Tasks(*["{}"] * 50, most=most), Waits()
+    async with running(agent, tasks, Gateway(), concurrency=60):
         began = {await agent.began.get() for _ in range(50)}
         await asyncio.sleep(0.2)
     assert len(began) == 50
-    assert 0 < tasks.most_asking <= 8
+    assert len(tasks.asked) <= calls
+    assert tasks.most_asking == 1
 
 
 async def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
-    """It is closed without a reward and its lease is given back."""
+    """It is closed without a reward."""
     gateway, tasks = Gateway(), Tasks("{}")
     async with running(Waits(), tasks, gateway, rollout_timeout=0.05):
-        await tasks.completed.get()
+        await gateway.closed.get()
     assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
     assert not gateway.finished[0].rewards
 
@@ -88,7 +104,7 @@ async def test_an_exception_of_the_agent_is_an_environment_failure() -> None:
     """A broken environment is never a reward, and the runner goes on."""
     gateway, tasks = Gateway(), Tasks("{}", "{}")
     async with running(Breaks(), tasks, gateway, concurrency=1):
-        assert [await tasks.completed.get() for _ in range(2)] == ["lease-0", "lease-1"]
+        assert [await gateway.closed.get() for _ in range(2)] == ["rollout-0", "rollout-1"]
     assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
     assert "no browser" in gateway.finished[0].failure_message
 
@@ -98,7 +114,7 @@ async def test_a_reward_that_is_no_number_is_an_environment_failure(reward: str)
     """It is never trained on, and the message says what to return."""
     gateway, tasks = Gateway(), Tasks(f'{{"reward": {reward}}}')
     async with running(Echoes(), tasks, gateway):
-        await tasks.completed.get()
+        await gateway.closed.get()
     assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
     assert "return a finite float" in gateway.finished[0].failure_message
 

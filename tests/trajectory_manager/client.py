@@ -85,9 +85,11 @@ class Client:
         request = task_service_pb2.SubmitTasksRequest(run_id=self.run_id, tasks=tasks)
         await self.tasks.SubmitTasks(request)
 
-    async def lease(self, wait: int = 0) -> task_service_pb2.LeaseTaskResponse:
-        """Lease a task, waiting up to `wait` seconds."""
-        request = task_service_pb2.LeaseTaskRequest(run_id=self.run_id, wait=Duration(seconds=wait))
+    async def lease(self, wait: int = 0, most: int = 0) -> task_service_pb2.LeaseTaskResponse:
+        """Lease a task, or at `most` so many, waiting up to `wait` seconds."""
+        request = task_service_pb2.LeaseTaskRequest(
+            run_id=self.run_id, wait=Duration(seconds=wait), max_leases=most
+        )
         return await self.tasks.LeaseTask(request)
 
     async def start(self, rollout_id: str, lease_token: str = "") -> None:

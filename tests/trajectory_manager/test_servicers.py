@@ -112,6 +112,33 @@ async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client
     assert lease.lease_duration.seconds == 60
 
 
+async def test_several_rollouts_are_leased_at_once(replicas: tuple[Client, Client]) -> None:
+    """As many as there are, each by a lease of its own; without being asked to, one."""
+    first, second = replicas
+    await first.submit("a", "b")
+    answer = await first.lease(most=3)
+    assert len((await second.lease(most=0)).more) == 0
+    assert not (await second.lease(most=3)).HasField("task")
+    leases = [(answer.rollout_id, answer.lease_token)]
+    leases += [(lease.rollout_id, lease.lease_token) for lease in answer.more]
+    assert [name for name, _ in leases] == ["a/0/1", "a/1/1", "b/0/1"]
+    assert [lease.task.task_id for lease in answer.more] == ["a", "b"]
+    for name, token in leases:
+        await second.start(name, token)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await second.start(name, leases[0][1] if token != leases[0][1] else leases[1][1])
+
+
+@pytest.mark.parametrize("most", [-1, 257])
+async def test_a_number_of_leases_out_of_bounds_is_refused(
+    replicas: tuple[Client, Client], most: int
+) -> None:
+    """By its name, whether there is work or not."""
+    with pytest.raises(grpc.aio.AioRpcError, match="max_leases") as caught:
+        await replicas[0].lease(most=most)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
     """An unfinished rollout is replaced, and extending its lease says so."""
     first, second = replicas

@@ -144,12 +144,15 @@ class LeaseTaskRequest(google.protobuf.message.Message):
     AGENT_ID_FIELD_NUMBER: builtins.int
     PURPOSE_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    MAX_LEASES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     agent_id: builtins.str
     """Names the agent runner, for people."""
     purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
     """Only tasks of this purpose; UNSPECIFIED: any, EVAL first."""
+    max_leases: builtins.int
+    """Most rollouts to lease, at most 256; 0: one. The call waits for the first of them only."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer empty after this long. At most 60 s."""
@@ -161,11 +164,41 @@ class LeaseTaskRequest(google.protobuf.message.Message):
         agent_id: builtins.str = ...,
         purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        max_leases: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "purpose", b"purpose", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "max_leases", b"max_leases", "purpose", b"purpose", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
 
 global___LeaseTaskRequest = LeaseTaskRequest
+
+@typing.final
+class TaskLease(google.protobuf.message.Message):
+    """One rollout that an agent works on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: builtins.int
+    LEASE_TOKEN_FIELD_NUMBER: builtins.int
+    rollout_id: builtins.str
+    """Name for StartRollout."""
+    lease_token: builtins.str
+    """Proves the lease."""
+    @property
+    def task(self) -> global___Task:
+        """What it works on."""
+
+    def __init__(
+        self,
+        *,
+        task: global___Task | None = ...,
+        rollout_id: builtins.str = ...,
+        lease_token: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "rollout_id", b"rollout_id", "task", b"task"]) -> None: ...
+
+global___TaskLease = TaskLease
 
 @typing.final
 class LeaseTaskResponse(google.protobuf.message.Message):
@@ -177,6 +210,7 @@ class LeaseTaskResponse(google.protobuf.message.Message):
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     LEASE_DURATION_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """Name for StartRollout."""
     lease_token: builtins.str
@@ -187,7 +221,11 @@ class LeaseTaskResponse(google.protobuf.message.Message):
 
     @property
     def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Extend it before this has passed."""
+        """Extend it, and those below, before this has passed."""
+
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskLease]:
+        """Further leases, as many as there was work for at once."""
 
     def __init__(
         self,
@@ -196,9 +234,10 @@ class LeaseTaskResponse(google.protobuf.message.Message):
         rollout_id: builtins.str = ...,
         lease_token: builtins.str = ...,
         lease_duration: google.protobuf.duration_pb2.Duration | None = ...,
+        more: collections.abc.Iterable[global___TaskLease] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_task", b"_task", "lease_duration", b"lease_duration", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_task", b"_task", "lease_duration", b"lease_duration", "lease_token", b"lease_token", "rollout_id", b"rollout_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_task", b"_task", "lease_duration", b"lease_duration", "lease_token", b"lease_token", "more", b"more", "rollout_id", b"rollout_id", "task", b"task"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
 
 global___LeaseTaskResponse = LeaseTaskResponse

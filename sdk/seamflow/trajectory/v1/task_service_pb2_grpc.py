@@ -59,7 +59,7 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseTask(self, request, context):
-        """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
+        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
         admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
         RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
         """
@@ -89,7 +89,8 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompleteTask(self, request, context):
-        """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced. Idempotent.
+        """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
+        FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

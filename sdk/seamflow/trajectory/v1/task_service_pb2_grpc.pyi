@@ -31,7 +31,7 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
-    """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
+    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
     admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
     RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
     """
@@ -58,7 +58,9 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
     ]
-    """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced. Idempotent."""
+    """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
+    FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+    """
 
 class TaskServiceAsyncStub:
     """Tasks in from the dataloader, out to agents."""
@@ -73,7 +75,7 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
-    """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
+    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
     admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
     RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
     """
@@ -100,7 +102,9 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
     ]
-    """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced. Idempotent."""
+    """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
+    FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+    """
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
     """Tasks in from the dataloader, out to agents."""
@@ -119,7 +123,7 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse]]:
-        """Leases one rollout of one task. Long-poll: answers empty when time is up. A TRAIN group is
+        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
         admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
         RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
         """
@@ -154,6 +158,8 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse]]:
-        """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced. Idempotent."""
+        """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
+        FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+        """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
