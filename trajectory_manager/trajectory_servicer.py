@@ -14,18 +14,17 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
 from services.chassis.errors import ServiceError, already_exists, invalid_argument
-from trajectory_manager import conversion, lease_token, validation
+from trajectory_manager import conversion, validation
 from trajectory_manager.appends import TURN_ENDS, Appends
-from trajectory_manager.matching import Divergence, Prompt
-from trajectory_manager.packing import unpack_ids
+from trajectory_manager.openings import Openings
 from trajectory_manager.recorded import RecordedGroups
-from trajectory_manager.records import Purpose, Rollout, RolloutState, RunConfig, SlotName
+from trajectory_manager.records import RolloutState, RunConfig
 from trajectory_manager.refusals import refusal
 from trajectory_manager.retention import Retention
 from trajectory_manager.rollouts import Rollouts
 from trajectory_manager.room import Room
 from trajectory_manager.store import Store
-from trajectory_manager.token_records import Append, Finish, Opening
+from trajectory_manager.token_records import Append, Finish
 
 _DEFAULT_WATCH_SECONDS = 0.5
 _MIN_WATCH_SECONDS = 0.02
@@ -40,6 +39,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self._store = store
         self._rollouts = rollouts
         self._room = room
+        self._openings = Openings(rollouts)
         self._appends = Appends(rollouts, room, max_turn_tokens)
         self._retention = Retention(store.retention, store.runs)
         self._recorded = RecordedGroups(store, rollouts, room, max_turn_tokens)
@@ -61,48 +61,19 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self, request: pb.StartRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StartRolloutResponse:
         """See the contract."""
-        rollout = Rollout(
-            run_id=validation.run_name(request.run_id),
-            rollout_id=validation.name("rollout_id", request.rollout_id),
-            purpose=conversion.purpose_from("purpose", request.purpose),
-            credential_digest=validation.digest("credential_digest", request.credential_digest),
-            pinned_weight_version=_pinned(request),
-            traceparent=validation.text("traceparent", request.traceparent),
-        )
-        group_id = await self._rollouts.start(rollout, _nonce(request))
-        return pb.StartRolloutResponse(group_id=group_id)
+        return await self._openings.start(request)
 
     async def BeginTurn(
         self, request: pb.BeginTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.BeginTurnResponse:
         """See the contract."""
-        opened = await self._rollouts.begin_turn(
-            *_rollout_name(request),
-            validation.digest("credential_digest", request.credential_digest),
-            Opening(
-                turn_id=validation.name("turn_id", request.turn_id),
-                attempt_id=validation.name("attempt_id", request.attempt_id),
-                prompt_digest="",
-                parent_turn_id=validation.optional_name("parent_turn_id", request.parent_turn_id),
-                template_fingerprint=validation.text(
-                    "template_fingerprint", request.template_fingerprint
-                ),
-                temperature=validation.finite("temperature", request.temperature),
-            ),
-            _prompt(request),
-        )
-        opening = opened.turn.opening
-        return pb.BeginTurnResponse(
-            epoch=opened.turn.epoch,
-            parent_turn_id=opening.parent_turn_id,
-            prefix_token_ids=unpack_ids(opened.prefix_ids),
-            num_matched_messages=opening.num_matched_messages,
-            tokens=conversion.tokens_to(opened.tokens),
-            finish_reason=opened.turn.finish_reason,  # type: ignore[arg-type]
-            pinned_weight_version=opened.rollout.pinned_weight_version,
-            divergence=_divergence_to(opened.divergence),
-            min_weight_version=opened.rollout.min_weight_version,
-        )
+        return await self._openings.begin(request)
+
+    async def OpenTurns(
+        self, request: pb.OpenTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.OpenTurnsResponse:
+        """See the contract."""
+        return await self._openings.open(request)
 
     async def AppendTokens(
         self, request: pb.AppendTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -255,8 +226,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
 
 
 _OfRollout = (
-    pb.BeginTurnRequest
-    | pb.AppendTokensRequest
+    pb.AppendTokensRequest
     | pb.EndTurnRequest
     | pb.FinishRolloutRequest
     | pb.GetTrajectoryRequest
@@ -266,48 +236,6 @@ _OfRollout = (
 
 def _rollout_name(request: _OfRollout) -> tuple[str, str]:
     return validation.run_name(request.run_id), validation.name("rollout_id", request.rollout_id)
-
-
-def _pinned(request: pb.StartRolloutRequest) -> int | None:
-    if not request.HasField("pinned_weight_version"):
-        return None
-    if request.purpose != int(Purpose.EVAL):
-        version = request.pinned_weight_version
-        raise invalid_argument("pinned_weight_version", version, "only for purpose EVAL")
-    return validation.not_negative("pinned_weight_version", request.pinned_weight_version)
-
-
-def _nonce(request: pb.StartRolloutRequest) -> str | None:
-    """The proof in the request's lease token; None without a lease, which only EVAL may lack."""
-    if request.lease_token:
-        rollout_id, nonce = lease_token.parse(request.lease_token)
-        if rollout_id != request.rollout_id:
-            raise invalid_argument("rollout_id", request.rollout_id, f"{rollout_id}, as leased")
-        return nonce
-    if request.purpose != int(Purpose.EVAL):
-        raise invalid_argument("lease_token", "", "a lease from LeaseTask, or purpose EVAL")
-    if SlotName.parse(request.rollout_id) is not None:
-        cure = "a name that does not end like a leased one (/slot/attempt)"
-        raise invalid_argument("rollout_id", request.rollout_id, cure)
-    return None
-
-
-def _prompt(request: pb.BeginTurnRequest) -> Prompt:
-    if bool(request.token_ids) == bool(request.message_keys):
-        given = "both" if request.token_ids else "neither"
-        raise invalid_argument("token_ids, message_keys", given, "exactly one of them")
-    keys = tuple(validation.name("message_keys", key) for key in request.message_keys)
-    return Prompt(token_ids=request.token_ids, message_keys=keys)
-
-
-def _divergence_to(divergence: Divergence | None) -> pb.Divergence | None:
-    if divergence is None:
-        return None
-    return pb.Divergence(
-        turn_id=divergence.turn_id,
-        position=divergence.position,
-        token_ids=unpack_ids(divergence.ids),
-    )
 
 
 def _differences(existing: RunConfig, given: RunConfig) -> str:

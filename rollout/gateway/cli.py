@@ -11,6 +11,7 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServi
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.config import GatewayConfig
+from rollout.gateway.opener import Opener
 from rollout.gateway.recorder import Recorder
 from rollout.gateway.servers import Servers
 from rollout.gateway.servicer import GatewayServicer
@@ -32,13 +33,14 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
     secret = (config.credential_secret or secrets.token_hex(32)).encode()
     async with clients.channel(config, config.trajectory_manager) as channel:
         store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
-        recorder = Recorder(store)
+        opener, recorder = Opener(store), Recorder(store)
         servicer = GatewayServicer(
-            store, recorder, servers, template, secret, config.default_heartbeat_seconds
+            store, opener, recorder, servers, template, secret, config.default_heartbeat_seconds
         )
         yield Service(
             servicers=[(add_RolloutServiceServicer_to_server, servicer)],
             background=[
+                opener.keep_sending,
                 recorder.keep_sending,
                 servers.keep_known,
                 servers.keep_versions,

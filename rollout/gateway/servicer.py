@@ -17,6 +17,7 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
+from rollout.gateway.opener import Opener
 from rollout.gateway.outbox import Outbox
 from rollout.gateway.peers import answered
 from rollout.gateway.prompt import Prompt, digest, with_defaults
@@ -43,6 +44,7 @@ class GatewayServicer(RolloutServiceServicer):
     def __init__(
         self,
         store: TrajectoryServiceAsyncStub,
+        opener: Opener,
         recorder: Recorder,
         servers: Servers,
         template: ChatTemplate,
@@ -50,6 +52,7 @@ class GatewayServicer(RolloutServiceServicer):
         heartbeat_seconds: float,
     ) -> None:
         self._store = store
+        self._opener = opener
         self._recorder = recorder
         self._servers = servers
         self._template = template
@@ -72,7 +75,7 @@ class GatewayServicer(RolloutServiceServicer):
         )
         if request.HasField("pinned_weight_version"):
             start.pinned_weight_version = request.pinned_weight_version
-        await answered(lambda: self._store.StartRollout(start))
+        await self._opener.start(start)
         return pb.StartRolloutResponse(credential=credential)
 
     def Generate(  # noqa: N802
@@ -89,6 +92,7 @@ class GatewayServicer(RolloutServiceServicer):
             uuid.uuid4().hex,
             self._store,
             self._servers,
+            self._opener.begin,
             self.record,
             outbox.put,
             _deadline(context),

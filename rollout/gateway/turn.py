@@ -34,8 +34,10 @@ from services.chassis.log import get_logger
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["Record", "Send", "Turn"]
+__all__ = ["Begin", "Record", "Send", "Turn"]
 
+Begin = Callable[[store_pb.BeginTurnRequest], Awaitable[store_pb.BeginTurnResponse]]
+"""Opens the turn in the store."""
 Record = Callable[[store_pb.Append], Awaitable[object]]
 """Stores tokens, and with them perhaps the turn's end; returns when they are acknowledged."""
 Send = Callable[[pb.GenerateResponse], None]
@@ -65,6 +67,7 @@ class Turn:
         attempt_id: str,
         store: TrajectoryServiceAsyncStub,
         servers: Servers,
+        begin: Begin,
         record: Record,
         send: Send,
         deadline: float | None,
@@ -75,6 +78,7 @@ class Turn:
         self._attempt_id = attempt_id
         self._store = store
         self._servers = servers
+        self._begin_turn = begin
         self._record = record
         self._send = send
         self._deadline = deadline
@@ -109,7 +113,7 @@ class Turn:
         begin = self._prompt.begin_request(self._request, self._attempt_id)
         # Asked now, so that the answer comes while the store opens the turn.
         self._servers.lengths.foresee(self._beginning(self._prompt.known_ids()))
-        answer = await answered(lambda: self._store.BeginTurn(begin))
+        answer = await self._begin_turn(begin)
         self._epoch, self._finish = answer.epoch, answer.finish_reason
         self._is_closed = self._finish in _ENDED
         self._note_drift(self._prompt.drift(answer))

@@ -161,7 +161,8 @@ async def test_the_agents_deadline_is_the_engines(tmp_path: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await server.cancelled.wait()
         (left,) = server.seconds_left
-        assert left is not None and 0 < left <= 0.3
+        # gRPC rounds up what it passes on.
+        assert left is not None and 0 < left < 0.4
         server.may_answer.set()
         assert await ids_of(one.generate("next", timeout=30.0)) == [7]
 

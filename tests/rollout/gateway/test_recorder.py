@@ -12,7 +12,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway import recorder as module
+from rollout.gateway import batches as module
 from rollout.gateway.recorder import Recorder
 from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import FakeStore, failed, refusal, until_idle
@@ -158,7 +158,7 @@ async def test_callers_wait_while_too_much_waits() -> None:
         for name in "abcdef":
             group.create_task(recorder.record(append(name, 100)))
         await until_idle()
-        assert len(recorder._waiting) == 1  # and one is under way
+        assert len(recorder._batches._waiting) == 1  # and one is under way
         store.may_answer.set()
     assert sorted(name for message in sent(store) for name in message) == list("abcdef")
 
@@ -178,7 +178,7 @@ async def test_what_nobody_waits_for_is_not_sent() -> None:
         assert await tasks[2] == 1
         assert await recorder.record(append("d")) == 1
     assert sent(store) == [["a"], ["c"], ["d"]]
-    assert recorder._num_bytes == 0
+    assert recorder._batches._num_bytes == 0
 
 
 async def test_appends_of_one_turn_keep_their_order() -> None:

@@ -30,6 +30,11 @@ class TrajectoryServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnResponse.FromString,
                 )
+        self.OpenTurns = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/OpenTurns',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsResponse.FromString,
+                )
         self.AppendTokens = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/AppendTokens',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.SerializeToString,
@@ -98,6 +103,14 @@ class TrajectoryServiceServicer(object):
     def BeginTurn(self, request, context):
         """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
         the next. The answer holds the matched prefix and whatever the turn already has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenTurns(self, request, context):
+        """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
+        others. What depends on another part of the message comes in a later one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,6 +199,11 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.BeginTurn,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnResponse.SerializeToString,
+            ),
+            'OpenTurns': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenTurns,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsResponse.SerializeToString,
             ),
             'AppendTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendTokens,
@@ -291,6 +309,23 @@ class TrajectoryService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/BeginTurn',
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def OpenTurns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/OpenTurns',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

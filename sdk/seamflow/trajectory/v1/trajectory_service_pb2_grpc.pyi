@@ -41,6 +41,14 @@ class TrajectoryServiceStub:
     the next. The answer holds the matched prefix and whatever the turn already has.
     """
 
+    OpenTurns: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse,
+    ]
+    """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
+    others. What depends on another part of the message comes in a later one.
+    """
+
     AppendTokens: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensResponse,
@@ -122,6 +130,14 @@ class TrajectoryServiceAsyncStub:
     ]
     """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
     the next. The answer holds the matched prefix and whatever the turn already has.
+    """
+
+    OpenTurns: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse,
+    ]
+    """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
+    others. What depends on another part of the message comes in a later one.
     """
 
     AppendTokens: grpc.aio.UnaryUnaryMultiCallable[
@@ -211,6 +227,16 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnResponse]]:
         """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
         the next. The answer holds the matched prefix and whatever the turn already has.
+        """
+
+    @abc.abstractmethod
+    def OpenTurns(
+        self,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse]]:
+        """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
+        others. What depends on another part of the message comes in a later one.
         """
 
     @abc.abstractmethod
