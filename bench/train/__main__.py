@@ -24,8 +24,6 @@ __all__ = ["main"]
 
 MODES = ("colocated", "disaggregated", "multiplexed")
 CORES = 2
-STARTS = {"quickstart": "examples.quickstart.prepare", "large": "bench.train.large"}
-"""What makes the model of --learn, and its tasks."""
 
 
 def main() -> None:
@@ -52,7 +50,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of --learn")
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-4, 4e-4, 8e-4])
     parser.add_argument("--learn-steps", type=int, default=80)
-    parser.add_argument("--learn-model", choices=STARTS, default="quickstart")
     arguments = parser.parse_args()
     # Found out now, and not after an hour.
     if arguments.peers == "all" and arguments.rounds < MIN_ROUNDS:
@@ -106,19 +103,17 @@ def _learn(arguments: argparse.Namespace, with_trl: bool) -> None:
         steps=arguments.learn_steps,
         mode=arguments.mode,
         cores=CORES,
-        prepare=STARTS[arguments.learn_model],
     )
     with _progress(len(options.seeds) * len(options.rates) * (1 + with_trl)) as told:
         runs = learning.measure(options, told)
     figures = learning.figures(runs)
-    bench = "train_learning" + ("_large" if arguments.learn_model == "large" else "")
     if not with_trl:
-        Report(bench=bench, figures=figures).show()
+        Report(bench="train_learning", figures=figures).show()
         return
-    _report(bench, figures, learning.raw(runs), options.seeds)
+    _report("train_learning", figures, learning.raw(runs), options.seeds)
     best = {side: learning.best_rate(of_side) for side, of_side in runs.items()}
     drawn = {f"{side}, {rate:g}": runs[side][rate] for side, rate in best.items()}
-    pictures.draw_learning(RESULTS / f"{bench}.png", drawn)
+    pictures.draw_learning(RESULTS / "train_learning.png", drawn)
 
 
 def _report(

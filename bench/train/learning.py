@@ -1,8 +1,5 @@
 """Seconds until the quickstart's task is learned: the quickstart itself, and TRL on its files.
 
-The quickstart's model has 130 thousand parameters, so that what a rollout costs is all but its
-tokens; `--learn-model large` has the model of the throughput workloads learn the same task.
-
 TRL gets the model folder and the training tasks that a run of ours with the same seed was given,
 the same reward, both turns of a task in one rollout (`bench.train.conversation`), the same number
 of steps and the same learning rates to choose from. Each side is compared at its own best rate.
@@ -54,8 +51,6 @@ class Options:
     """Optimizer steps of a run."""
     mode: str
     """Of the quickstart."""
-    prepare: str
-    """Module that makes the start of each seed."""
     cores: int
     """Torch threads of TRL."""
 
@@ -130,7 +125,6 @@ def _ours(options: Options, rate: float, seed: int) -> tuple[Learning, Path]:
     settings = {
         "SEAMFLOW_TRAINER_LEARNING_RATE": str(rate),
         "SEAMFLOW_TRAINER_NUM_STEPS": str(options.steps),
-        "SEAMFLOW_LAUNCHER_PREPARE": options.prepare,
     }
     summary = quickstart.run(options.mode, seed, kind=f"bench-train-{rate:g}", environment=settings)
     return learning(summary), Path("runs", summary["run"], "prepared").resolve()

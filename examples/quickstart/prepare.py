@@ -12,7 +12,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -48,9 +48,6 @@ class WarmStart:
     """Demonstrations in a step; all of about the same length."""
     learning_rate: float = 4e-3
     """Highest rate; it rises for 20 steps and then falls linearly to a tenth."""
-
-
-_PLAN = WarmStart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,23 +195,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(
-    argv: Sequence[str] | None = None,
-    *,
-    build: Callable[[int, int], Qwen3ForCausalLM] = build_model,
-    plan: WarmStart = _PLAN,
-) -> int:
-    """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary.
-
-    Args:
-        argv: flags; by default those of the process.
-        build: makes the model, by the size of the vocabulary and the seed.
-        plan: of the warm start.
-    """
-    args, began = _arguments(argv), time.monotonic()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary."""
+    args, plan, began = _arguments(argv), WarmStart(), time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    model = build(len(tokenizer), args.seed)
+    model = build_model(len(tokenizer), args.seed)
     loss = warm_start(model, tokenizer, plan, args.seed)
     model.save_pretrained(args.out / "model")
     tokenizer.save_pretrained(args.out / "model")
