@@ -129,7 +129,11 @@ class Agents:
         rollout = await self._clients[self._count % _CLIENTS].start_rollout(rollout_id)
         self._seen.last[rollout_id] = time.monotonic()
         await rollout.generate(
-            token_ids=prompt, max_new_tokens=TURN_TOKENS, ignore_eos=True, turn_id="turn"
+            token_ids=prompt,
+            max_new_tokens=TURN_TOKENS,
+            ignore_eos=True,
+            turn_id="turn",
+            chunk_seconds=0.0,  # what is measured is when chunks come
         )
 
 

@@ -51,7 +51,8 @@ class _Linear(nn.Linear):
     def _gains(self, input: Tensor) -> bool:  # noqa: A002
         # Asked in each call: a sharded weight is there, and of its type, only now.
         return (
-            input.device.type == "cpu"
+            input.dim() > 1
+            and input.device.type == "cpu"
             and input.dtype == self.weight.dtype == torch.float32
             and input.numel() * self.out_features >= _SMALLEST
         )
@@ -60,7 +61,9 @@ class _Linear(nn.Linear):
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight_OI)
+        # What a frozen weight, or an input without a gradient, does not need is not kept.
+        for_x, for_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if for_weight else None, weight_OI if for_x else None)
         return _product(x, weight_OI, bias_O)
 
     @staticmethod
@@ -77,5 +80,6 @@ class _Products(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    # Not public in torch, whose release is pinned.
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
     return result

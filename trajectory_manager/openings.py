@@ -7,13 +7,13 @@ others, so that those that wait for the store share its round trips.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import grpc
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from services.chassis import status
+from services.chassis import metrics, status
 from services.chassis.errors import Reason, ServiceError, exhausted, invalid_argument
 from services.chassis.log import get_logger
 from trajectory_manager import conversion, lease_token, validation
@@ -25,7 +25,15 @@ from trajectory_manager.token_records import Opening
 
 __all__ = ["Openings"]
 
+Request = TypeVar("Request", pb.StartRolloutRequest, pb.BeginTurnRequest)
 Response = TypeVar("Response")
+
+_REFUSED = metrics.counter(
+    "trajectory_manager",
+    "refused_openings_total",
+    "Parts of OpenTurns that were refused, by method and reason.",
+    ("method", "reason"),
+)
 
 _MAX_PARTS = 1024
 _MAX_ANSWER_BYTES = 8 << 20
@@ -48,7 +56,7 @@ class Openings:
         validation.bounded("starts", len(request.starts), _MAX_PARTS)
         validation.bounded("begins", len(request.begins), _MAX_PARTS)
         starts, begins = await asyncio.gather(
-            _each(map(self.start, request.starts)), _each(map(self.begin, request.begins))
+            _each(self.start, request.starts), _each(self.begin, request.begins)
         )
         answer = pb.OpenTurnsResponse()
         for start in starts:
@@ -108,20 +116,27 @@ class Openings:
         )
 
 
-async def _each(openings: Iterable[Awaitable[Response]]) -> list[Response | ServiceError]:
-    return await asyncio.gather(*map(_guarded, openings))
+async def _each(
+    opened: Callable[[Request], Awaitable[Response]], requests: Iterable[Request]
+) -> list[Response | ServiceError]:
+    return await asyncio.gather(*(_guarded(opened, request) for request in requests))
 
 
-async def _guarded(opening: Awaitable[Response]) -> Response | ServiceError:
+async def _guarded(
+    opened: Callable[[Request], Awaitable[Response]], request: Request
+) -> Response | ServiceError:
     """What one part is answered; a bug that it meets is nobody else's failure."""
     try:
-        return await opening
+        return await opened(request)
     except ServiceError as error:
-        return error
+        answer = error
     except Exception as error:
-        get_logger().error("opening_failed", exc_info=error)
-        message = "internal error; the logs say more"
-        return ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message)
+        names = {"run_id": request.run_id, "rollout_id": request.rollout_id}
+        get_logger().error("opening_failed", exc_info=error, **names)
+        message = f"internal error; the logs of rollout {request.rollout_id} say more"
+        answer = ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message)
+    _REFUSED.labels(type(request).__name__.removesuffix("Request"), answer.reason.value).inc()
+    return answer
 
 
 def _that_fit(

@@ -22,7 +22,8 @@ from trajectory_manager.store import Store
 from trajectory_manager.waiting import Waiting
 
 _MAX_REQUEUED = 1000
-_MAX_LEASES = 256
+# Fewer than a group may lose (MAX_REPLACEMENTS): an answer that is lost loses all its leases.
+_MAX_LEASES = 8
 _EVAL_FIRST = (Purpose.EVAL, Purpose.TRAIN)
 
 
@@ -124,6 +125,9 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         )
         # Together, as one round trip: those that find nothing cost little.
         answers = await asyncio.gather(*tries, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, ServiceError):
+                get_logger().error("lease_failed", run_id=run_id, exc_info=answer)
         leases = [answer for answer in answers if isinstance(answer, TaskLease)]
         self._metrics.leases("leased", len(leases))
         return leases

@@ -50,11 +50,13 @@ class Batches:
         send: Send,
         *,
         max_under_way: int = MAX_UNDER_WAY,
+        max_parts: int = MAX_PARTS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._send_parts = send
         self._max_under_way = self._num_idle = max_under_way
+        self._max_parts = max_parts
         self._max_message_bytes = max_message_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[_Waiting] = deque()
@@ -110,7 +112,7 @@ class Batches:
         message: list[_Waiting] = []
         room = self._max_message_bytes
         # Callers that were answered together come back together: all idle senders share them.
-        share = min(MAX_PARTS, -(-len(self._waiting) // self._num_idle))
+        share = min(self._max_parts, -(-len(self._waiting) // self._num_idle))
         while self._waiting and len(message) < share:
             if message and self._waiting[0].num_bytes > room:
                 break
@@ -129,7 +131,6 @@ class Batches:
             return
         answers: Sequence[Any]
         try:
-            # Every part is idempotent, so a message that failed goes again as it is.
             answers = await self._send_parts([waiting.part for waiting in message])
         except ServiceError as error:
             answers = [error] * len(message)

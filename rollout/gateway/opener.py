@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from seamflow.errors import SeamflowError, from_status
-from seamflow.retry import retrying
+from seamflow.errors import decode, from_status
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from rollout.gateway.batches import Batches
-from rollout.gateway.peers import answered
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Opener"]
+
+_MAX_PARTS = 64
+_MAX_UNDER_WAY = 4
+"""A message is answered with its slowest part, such as a prompt that continues a long rollout: few
+parts wait for it, and other messages do not."""
 
 _Part = pb.StartRolloutRequest | pb.BeginTurnRequest
 
@@ -29,10 +32,11 @@ class Opener:
     Apart from `Recorder`: tokens must not wait until long prompts are found in what is stored.
     """
 
-    def __init__(self, store: TrajectoryServiceAsyncStub, **bounds: int) -> None:
-        """`bounds` are those of `Batches`."""
+    def __init__(
+        self, store: TrajectoryServiceAsyncStub, *, max_under_way: int = _MAX_UNDER_WAY
+    ) -> None:
         self._store = store
-        self._batches = Batches(self._send, **bounds)
+        self._batches = Batches(self._send, max_under_way=max_under_way, max_parts=_MAX_PARTS)
         self.keep_sending = self._batches.keep_sending
 
     async def start(self, start: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
@@ -48,9 +52,14 @@ class Opener:
             starts=[part for part in parts if isinstance(part, pb.StartRolloutRequest)],
             begins=[part for part in parts if isinstance(part, pb.BeginTurnRequest)],
         )
-        response = await answered(lambda: self._opened(request))
-        if response is None:
-            return await asyncio.gather(*map(self._alone, parts))
+        try:
+            response = await self._store.OpenTurns(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a manager of a release before
+                return await asyncio.gather(*map(self._alone, parts))
+            # Each part goes again by itself, if its agent is still there: one that is gone may have
+            # begun the turn anew elsewhere.
+            return [decode(error)] * len(parts)
         started, begun = iter(response.starts), iter(response.begins)
         results: list[pb.StartResult | pb.BeginResult] = [
             next(started) if isinstance(part, pb.StartRolloutRequest) else next(begun)
@@ -58,19 +67,10 @@ class Opener:
         ]
         return [from_status(r.error) if r.HasField("error") else r.response for r in results]
 
-    async def _opened(self, request: pb.OpenTurnsRequest) -> pb.OpenTurnsResponse | None:
-        """None: the store is of a release that opens one by one."""
-        try:
-            return await self._store.OpenTurns(request)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-            return None
-
     async def _alone(self, part: _Part) -> Any:
         is_start = isinstance(part, pb.StartRolloutRequest)
         call: Any = self._store.StartRollout if is_start else self._store.BeginTurn
         try:
-            return await retrying(lambda: call(part))
-        except SeamflowError as error:
-            return error
+            return await call(part)
+        except grpc.aio.AioRpcError as error:
+            return decode(error)

@@ -62,6 +62,7 @@ class Recorder:
             finishes=[part for part in parts if isinstance(part, pb.FinishRolloutRequest)],
         )
         _MESSAGES.inc()
+        # Every part is idempotent, so a message that failed goes again as it is.
         response = await answered(lambda: self._store.AppendSegments(request))
         _APPENDS.inc(sum(not result.HasField("error") for result in response.results))
         appended, finished = iter(response.results), iter(response.finish_results)

@@ -38,6 +38,7 @@ Message = Mapping[str, str]
 
 _UNWATCHED_SECONDS = 1.0
 """So often tokens come that nobody waits to see; a server that is killed costs at most as much."""
+_MAX_CHUNK_SECONDS = 86_400.0
 
 Observer = Callable[[str, str, pb.TokenChunk], None]
 """Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
@@ -196,9 +197,9 @@ class Rollout:
         """Ask for one turn, from `messages` or from `token_ids`, and wait for all of it.
 
         `on_tokens` sees each recorded chunk as it arrives. Tokens are recorded and sent at most
-        every `chunk_seconds`; by default every second, or as they are sampled if somebody looks on.
-        Cancelling the call stops the engine's work. Raises `TimeoutError` after `timeout` seconds
-        and `SeamflowError` for what cannot be cured by trying again.
+        every `chunk_seconds` (0 to 86,400); by default every second, with `on_tokens` as they are
+        sampled. Cancelling the call stops the engine's work. Raises `TimeoutError` after `timeout`
+        seconds and `SeamflowError` for what cannot be cured by trying again.
         """
         request = pb.GenerateRequest(
             run_id=self._run_id,
@@ -273,6 +274,8 @@ class Rollout:
 def _chunk_interval(seconds: float | None, *, watched: bool) -> Duration:
     if seconds is None:
         seconds = 0.0 if watched else _UNWATCHED_SECONDS
+    if not 0.0 <= seconds <= _MAX_CHUNK_SECONDS:
+        raise ValueError(f"chunk_seconds is {seconds}: must be 0 to {_MAX_CHUNK_SECONDS:g}")
     interval = Duration()
     interval.FromNanoseconds(round(seconds * 1e9))
     return interval

@@ -42,7 +42,7 @@ __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
 _log = logging.getLogger("seamflow.runner")
 _LEASE_WAIT = Duration(seconds=20)
-_MAX_LEASES = 64
+_MAX_LEASES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

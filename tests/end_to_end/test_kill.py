@@ -133,7 +133,11 @@ async def act(client: Client, number: int) -> None:
     messages = [{"role": "user", "content": f"w{number}"}]
     for turn_number in range(TURNS):
         turn = await rollout.generate(
-            messages, max_new_tokens=TOKENS_PER_TURN, ignore_eos=True, turn_id=f"turn-{turn_number}"
+            messages,
+            max_new_tokens=TOKENS_PER_TURN,
+            ignore_eos=True,
+            turn_id=f"turn-{turn_number}",
+            chunk_seconds=0.0,  # so that a kill finds turns of which part is recorded
         )
         assert len(turn.token_ids) == TOKENS_PER_TURN
         messages += [

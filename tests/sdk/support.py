@@ -119,7 +119,7 @@ class Gateway(RolloutServiceServicer):
 class Tasks(TaskServiceServicer):
     """Leases its tasks one after the other; then there is nothing to do."""
 
-    def __init__(self, *payloads: str, lease_seconds: float = 60.0, most: int = 256) -> None:
+    def __init__(self, *payloads: str, lease_seconds: float = 60.0, most: int = 8) -> None:
         self._payloads = list(payloads)
         self._most = most  # leases of a call
         self.asked: list[int] = []

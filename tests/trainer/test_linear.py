@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.trainer.gang_run import run_rank
+from tests.trainer.support import JOB_CONFIG, make_model
 from trainer import linear as module
 from trainer.linear import use_onednn
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+    reason="torch has no oneDNN here",
+)
 
 WIDE = (512, 96)
 """Tokens and inputs; with 64 outputs a product that oneDNN takes."""
@@ -93,3 +103,42 @@ def test_layers_keep_their_names_and_other_kinds_their_own_way() -> None:
     assert list(model.state_dict()) == names
     assert [isinstance(layer, nn.Linear) for layer in model] == [True, True, False]
     assert type(model[1]) is Scaled
+
+
+def trained(model: Path, out: Path, setting: dict[str, Any]) -> dict[str, Tensor]:
+    """Weights after three steps of a sharded model in float32."""
+    config = {**JOB_CONFIG, "dtype": "float32", **setting}
+    run_rank({"config": config, "model": str(model), "out": str(out), "steps": [1, 2, 3]})
+    return load_file(out / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"activation_checkpointing": True}, {"lora_rank": 4, "lora_targets": ["down_proj"]}],
+    ids=str,
+)
+def test_a_sharded_model_learns_the_same(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    products: list[tuple[int, ...]],
+    setting: dict[str, Any],
+) -> None:
+    """Its weights come and go around each block; a run is repeated to the last bit."""
+    model = make_model(tmp_path / "model")
+    plain = trained(model, tmp_path / "plain", setting)
+    assert products == [], "the model is too small to gain"
+    monkeypatch.setattr(module, "_SMALLEST", 0)
+    ours, again = (trained(model, tmp_path / name, setting) for name in ("ours", "again"))
+    assert len(products) > 100
+    for name, tensor in plain.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=2e-4)
+        assert torch.equal(ours[name], again[name])
+
+
+def test_one_dimension_is_torchs(products: list[tuple[int, ...]], monkeypatch: Any) -> None:
+    """There is no row to multiply by."""
+    monkeypatch.setattr(module, "_SMALLEST", 0)
+    layer = nn.Linear(8, 4)
+    use_onednn(layer)
+    layer(torch.randn(8)).sum().backward()
+    assert products == []

@@ -16,6 +16,7 @@ from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import failed, refusal, until_idle
 
 REFUSED = refusal(grpc.StatusCode.NOT_FOUND, "NOT_FOUND").error
+FULL = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS").error
 
 
 class Store:
@@ -23,6 +24,10 @@ class Store:
 
     def __init__(self) -> None:
         self.messages: list[list[str]] = []
+        self.failures: list[grpc.aio.AioRpcError] = []
+        """Raised for whole messages, one each."""
+        self.full: list[str] = []
+        """Pushed back once, by name."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -30,23 +35,28 @@ class Store:
         """See `TrajectoryService`."""
         self.messages.append([part.rollout_id for part in (*request.starts, *request.begins)])
         await self.may_answer.wait()
+        if self.failures:
+            raise self.failures.pop(0)
         answer = pb.OpenTurnsResponse()
         for start in request.starts:
-            _answered(answer.starts.add(), start, lambda r, name: setattr(r, "group_id", name))
+            if not self._refused(answer.starts.add(), start.rollout_id):
+                answer.starts[-1].response.group_id = start.rollout_id
         for begin in request.begins:
-            _answered(answer.begins.add(), begin, lambda r, name: setattr(r, "epoch", len(name)))
+            if not self._refused(answer.begins.add(), begin.rollout_id):
+                answer.begins[-1].response.epoch = len(begin.rollout_id)
         return answer
 
-
-def _answered(result: Any, part: Any, fill: Callable[[Any, str], None]) -> None:
-    if part.rollout_id == "bad":
-        result.error.CopyFrom(REFUSED)
-    else:
-        fill(result.response, part.rollout_id)
+    def _refused(self, result: Any, name: str) -> bool:
+        if name == "bad":
+            result.error.CopyFrom(REFUSED)
+        if name in self.full:
+            self.full.remove(name)
+            result.error.CopyFrom(FULL)
+        return bool(result.HasField("error"))
 
 
 class OldStore:
-    """Of a release before OpenTurns; away for the first call of each kind."""
+    """Of a release before OpenTurns; away for the first call of each rollout."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -125,3 +135,39 @@ async def test_each_caller_gets_its_own_refusal(make: Callable[[], Any]) -> None
     assert answers[1].code is grpc.StatusCode.NOT_FOUND
     assert answers[1].reason in (Reason.NOT_FOUND, Reason.INTERNAL)
     assert answers[2].epoch == 3
+
+
+async def test_what_is_pushed_back_goes_again_by_itself() -> None:
+    """Its neighbours are not kept waiting."""
+    store = Store()
+    store.full = ["bb"]
+    async with opening(store) as opener:
+        answers = await asyncio.gather(opener.start(start("a")), opener.begin(begin("bb")))
+    assert store.messages == [["a", "bb"], ["bb"]]
+    assert (answers[0].group_id, answers[1].epoch) == ("a", 2)
+
+
+async def test_after_an_outage_only_those_who_still_wait_are_opened() -> None:
+    """An agent that is gone may have begun its turn elsewhere: an older attempt must not follow."""
+    store = Store()
+    store.failures = [failed(grpc.StatusCode.UNAVAILABLE)]
+    store.may_answer.clear()
+    async with opening(store) as opener:
+        gone = asyncio.create_task(opener.begin(begin("gone")))
+        stays = asyncio.create_task(opener.begin(begin("stays")))
+        await until_idle()
+        gone.cancel()
+        store.may_answer.set()
+        assert (await stays).epoch == 5
+    assert store.messages == [["gone", "stays"], ["stays"]]
+
+
+async def test_a_message_that_is_refused_is_everybodys_refusal() -> None:
+    """And the next one goes out all the same."""
+    store = Store()
+    store.failures = [failed(grpc.StatusCode.PERMISSION_DENIED)]
+    async with opening(store) as opener:
+        calls = (opener.start(start(name)) for name in "ab")
+        answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answer.code for answer in answers] == [grpc.StatusCode.PERMISSION_DENIED] * 2
+        assert (await opener.start(start("c"))).group_id == "c"

@@ -138,7 +138,8 @@ class GenerateRequest(google.protobuf.message.Message):
     @property
     def chunk_interval(self) -> google.protobuf.duration_pb2.Duration:
         """Tokens come at most this often, and with the turn's end: for callers that wait for whole turns.
-        What is sampled and not yet sent is not yet recorded either; a server that is killed costs it.
+        What is sampled and not yet sent is not yet recorded either: a cancelled call, and a gateway or
+        a server that is killed, costs it.
         Default: as often as the rollout server gives them.
         """
 

@@ -152,7 +152,7 @@ class LeaseTaskRequest(google.protobuf.message.Message):
     purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
     """Only tasks of this purpose; UNSPECIFIED: any, EVAL first."""
     max_leases: builtins.int
-    """Most rollouts to lease, at most 256; 0: one. The call waits for the first of them only."""
+    """Most rollouts to lease, at most 8; 0: one. The call waits for the first of them only."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Answer empty after this long. At most 60 s."""

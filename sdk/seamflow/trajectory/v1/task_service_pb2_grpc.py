@@ -59,9 +59,10 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseTask(self, request, context):
-        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
-        admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
-        RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
+        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+        A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
+        RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+        queued task out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

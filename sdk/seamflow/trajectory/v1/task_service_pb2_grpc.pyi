@@ -31,9 +31,10 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
-    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
-    admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
-    RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
+    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+    A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
+    RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+    queued task out.
     """
 
     ExtendTasks: grpc.UnaryUnaryMultiCallable[
@@ -75,9 +76,10 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
-    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
-    admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
-    RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
+    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+    A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
+    RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+    queued task out.
     """
 
     ExtendTasks: grpc.aio.UnaryUnaryMultiCallable[
@@ -123,9 +125,10 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse]]:
-        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up. A TRAIN group is
-        admitted whole, and only while that keeps the staleness bound. Answers RESOURCE_EXHAUSTED with
-        RetryInfo when time is up and only the run's max_stored_tokens keeps a queued task out.
+        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+        A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
+        RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+        queued task out.
         """
 
     @abc.abstractmethod
