@@ -37,8 +37,8 @@ class ScoringConfig(ServerConfig):
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     cpu_offload: bool = False
-    """Keep the weights in the host's memory, and swap each block in before it computes: the device
-    holds one at a time, embeddings and head aside. With device cuda, or cpu to try it."""
+    """Keep the weights in the host's memory, and swap each block in while the one before it
+    computes: the device holds two at a time, embeddings and head aside."""
     threads: int = 1
     """CPU threads."""
 
@@ -49,10 +49,5 @@ class ScoringConfig(ServerConfig):
         for name in ("micro_batch_tokens", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
-        if self.cpu_offload and self.device not in ("cpu", "cuda"):
-            raise ValueError(
-                f"device is {self.device!r} and cpu_offload is set: give cuda, and choose which "
-                "one with CUDA_VISIBLE_DEVICES"
-            )
         if self.column in self.needs:
             raise ValueError(f"needs holds {self.column!r}, which is the column to write: leave it")

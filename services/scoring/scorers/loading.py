@@ -1,19 +1,14 @@
-"""A frozen Hugging Face model from a folder, on the device or waiting in the host's memory.
-
-What waits is swapped in block by block, as RLHFuse (arXiv 2409.13221) keeps the frozen weights of
-reward and reference models: FSDP2 does that on a mesh of one, where it does not swap in ahead.
-"""
+"""A frozen Hugging Face model from a folder, on the device or waiting in the host's memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch import nn
 
 from services.scoring.config import ScoringConfig
+from services.scoring.scorers.swapping import Swapping
 
 __all__ = ["frozen"]
 
@@ -49,23 +44,12 @@ def frozen(config: ScoringConfig, kind: Any, **settings: Any) -> nn.Module:
 
 def _swapped_in(model: nn.Module, device: str) -> nn.Module:
     """`model`, whose weights stay on the host but for the blocks that compute."""
-    if not _blocks(model):
+    if not (blocks := _blocks(model)):
         raise ValueError(
             f"{type(model).__name__} names no blocks to swap in one by one: leave cpu_offload off"
         )
-    mesh, place = _mesh_of_one(device), CPUOffloadPolicy(pin_memory=device != "cpu")
-    for block in _blocks(model):
-        fully_shard(block, mesh=mesh, offload_policy=place, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, offload_policy=place, reshard_after_forward=True)
-    return model
-
-
-def _mesh_of_one(device: str) -> DeviceMesh:
-    if not distributed.is_initialized():
-        # Nobody else is in the group, so nothing has to be listened on.
-        store = distributed.HashStore()  # type: ignore[attr-defined]
-        distributed.init_process_group(store=store, rank=0, world_size=1)
-    return init_device_mesh(device, (1,))
+    Swapping(blocks, device)
+    return model.to(device)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
