@@ -57,7 +57,9 @@ async def test_a_pause_hands_out_what_was_kept_back(keeps_back: Engine) -> None:
     request = replace(wanted(keeps_back, max_new_tokens=300), chunk_seconds=UNWATCHED)
     kept: list[Chunk] = []
     reader = asyncio.create_task(read(keeps_back, request, kept))
-    # Sampled beside it: when this one has come, the other has tokens too.
+    while not keeps_back.load().running + keeps_back.load().queued:
+        await settle()
+    # It comes after that one and is sampled beside it: when it has ended, both have tokens.
     async for _ in keeps_back.generate(wanted(keeps_back, max_new_tokens=8)):
         pass
     assert kept == []
