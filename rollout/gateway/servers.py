@@ -7,10 +7,8 @@ itself is allowed.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -24,8 +22,9 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.gateway import streams
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch import Ask, Candidate, load_dispatch
+from rollout.gateway.dispatch import Ask, load_dispatch
 from rollout.gateway.lengths import load_lengths
+from rollout.gateway.server import Server
 from rollout.gateway.waiting import WaitingTurns
 from services.chassis import clients, metrics
 from services.chassis.log import get_logger
@@ -35,53 +34,11 @@ if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["Server", "Servers"]
+__all__ = ["Servers"]
 
 _log = get_logger()
 _POLL_TIMEOUT = 2.0
 _SERVERS = metrics.gauge("rollout_gateway", "servers", "Rollout servers that may get turns.")
-
-
-@dataclass(slots=True)
-class Server:
-    """One rollout server as this gateway sees it."""
-
-    address: str
-    """host:port."""
-    channel: grpc.aio.Channel
-    """Open as long as the server is known."""
-    stub: RolloutServerServiceAsyncStub
-    """Its calls."""
-    info: pb.GetServerInfoResponse | None = None
-    """Its last report; None: it does not answer, or gave a turn up since."""
-    num_turns: int = 0
-    """Turns this gateway has there."""
-    num_foreign: int = 0
-    """Turns of others there, by its last report."""
-    polling: asyncio.Task[None] | None = field(default=None)
-    """Keeps `info` fresh."""
-
-    def candidate(self) -> Candidate:
-        """What the dispatch policy sees; only for servers with a report."""
-        assert self.info is not None
-        return Candidate(
-            server_id=self.info.server_id,
-            num_turns=self.num_turns + self.num_foreign,
-            max_running=self.info.max_running,
-            tokens_per_second=self.info.tokens_per_second,
-        )
-
-    def has_room(self, overcommit: float) -> bool:
-        """Whether one more turn keeps within `overcommit` times its slots; unknown slots: yes."""
-        assert self.info is not None
-        slots = self.info.max_running
-        return not slots or self.num_turns + self.num_foreign < math.ceil(slots * overcommit)
-
-    def report(self, info: pb.GetServerInfoResponse, num_turns_before: int) -> None:
-        """Take its answer; what it has beyond ours, before and after the question, is foreign."""
-        ours = max(num_turns_before, self.num_turns)
-        self.num_foreign = max(info.num_running + info.num_queued - ours, 0)
-        self.info = info
 
 
 class Servers:

@@ -14,7 +14,7 @@ from services.chassis import metrics
 
 if TYPE_CHECKING:
     from rollout.gateway.dispatch import Ask
-    from rollout.gateway.servers import Server
+    from rollout.gateway.server import Server
     from rollout.gateway.waiting import WaitingTurns
 
 __all__ = ["Stream", "opened"]

@@ -26,7 +26,8 @@ from rollout.gateway.dispatch import Ask
 from rollout.gateway.lengths import Beginning, remaining
 from rollout.gateway.peers import answered, forwarded
 from rollout.gateway.prompt import Prompt
-from rollout.gateway.servers import Server, Servers
+from rollout.gateway.server import Server
+from rollout.gateway.servers import Servers
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger

@@ -21,7 +21,7 @@ from services.chassis.errors import Reason, exhausted
 from services.chassis.log import get_logger
 
 if TYPE_CHECKING:
-    from rollout.gateway.servers import Server
+    from rollout.gateway.server import Server
     from services.chassis.decode_latency import DecodeLatency
 
 __all__ = ["WaitingTurns"]

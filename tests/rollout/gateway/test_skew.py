@@ -12,7 +12,7 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 from bench.dispatch import generation_seconds
 from rollout.gateway.dispatch import Ask, Candidate, DispatchPolicy, Fleet, load_dispatch
-from rollout.gateway.servers import Server
+from rollout.gateway.server import Server
 from rollout.gateway.skew import MeasuredLatency, SkewAware
 from rollout.gateway.waiting import WaitingTurns
 from services.chassis.decode_latency import DecodeLatency

@@ -22,7 +22,8 @@ from rollout.gateway.dispatch import (
     LongestFirst,
     PrefixAffinity,
 )
-from rollout.gateway.servers import Server, Servers
+from rollout.gateway.server import Server
+from rollout.gateway.servers import Servers
 from rollout.gateway.streams import Stream
 from rollout.gateway.waiting import WaitingTurns
 from services.chassis.errors import Reason, ServiceError
