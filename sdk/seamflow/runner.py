@@ -3,8 +3,7 @@
     python -m seamflow.runner --agent my_package.my_module:MyAgent --run-id demo
 
 It is nothing but a user of the public client: lease a task, open a rollout, let the agent act,
-close the rollout. Leases are extended while agents work; one that is lost
-cancels its rollout.
+close the rollout. Leases are extended while agents work; one that is lost cancels its rollout.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def _swapped_in(model: nn.Module, device: str) -> nn.Module:
         raise ValueError(
             f"{type(model).__name__} names no blocks to swap in one by one: leave cpu_offload off"
         )
-    Swapping(blocks, device)
+    Swapping(blocks, device)  # lives in the hooks of the blocks
     return model.to(device)
 
 

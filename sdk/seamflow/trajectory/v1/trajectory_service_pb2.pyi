@@ -271,6 +271,112 @@ class Divergence(google.protobuf.message.Message):
 global___Divergence = Divergence
 
 @typing.final
+class OpenTurnsRequest(google.protobuf.message.Message):
+    """Request of OpenTurns: at most 1,024 of each."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STARTS_FIELD_NUMBER: builtins.int
+    BEGINS_FIELD_NUMBER: builtins.int
+    @property
+    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StartRolloutRequest]:
+        """Rollouts, each as StartRollout would."""
+
+    @property
+    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeginTurnRequest]:
+        """Turns, each as BeginTurn would."""
+
+    def __init__(
+        self,
+        *,
+        starts: collections.abc.Iterable[global___StartRolloutRequest] | None = ...,
+        begins: collections.abc.Iterable[global___BeginTurnRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begins", b"begins", "starts", b"starts"]) -> None: ...
+
+global___OpenTurnsRequest = OpenTurnsRequest
+
+@typing.final
+class StartResult(google.protobuf.message.Message):
+    """What became of one StartRolloutRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def response(self) -> global___StartRolloutResponse:
+        """Set when it was opened."""
+
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """Set when it was refused."""
+
+    def __init__(
+        self,
+        *,
+        response: global___StartRolloutResponse | None = ...,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> None: ...
+
+global___StartResult = StartResult
+
+@typing.final
+class BeginResult(google.protobuf.message.Message):
+    """What became of one BeginTurnRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def response(self) -> global___BeginTurnResponse:
+        """Set when it was opened."""
+
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """Set when it was refused: RESOURCE_EXHAUSTED too where the answer would be too large a message."""
+
+    def __init__(
+        self,
+        *,
+        response: global___BeginTurnResponse | None = ...,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> None: ...
+
+global___BeginResult = BeginResult
+
+@typing.final
+class OpenTurnsResponse(google.protobuf.message.Message):
+    """Response of OpenTurns."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STARTS_FIELD_NUMBER: builtins.int
+    BEGINS_FIELD_NUMBER: builtins.int
+    @property
+    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StartResult]:
+        """One for each of `starts`, in order."""
+
+    @property
+    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeginResult]:
+        """One for each of `begins`, in order."""
+
+    def __init__(
+        self,
+        *,
+        starts: collections.abc.Iterable[global___StartResult] | None = ...,
+        begins: collections.abc.Iterable[global___BeginResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begins", b"begins", "starts", b"starts"]) -> None: ...
+
+global___OpenTurnsResponse = OpenTurnsResponse
+
+@typing.final
 class AppendTokensRequest(google.protobuf.message.Message):
     """Request of AppendTokens."""
 
@@ -403,112 +509,6 @@ class AppendSegmentsRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["appends", b"appends", "finishes", b"finishes"]) -> None: ...
 
 global___AppendSegmentsRequest = AppendSegmentsRequest
-
-@typing.final
-class OpenTurnsRequest(google.protobuf.message.Message):
-    """Request of OpenTurns: at most 1,024 of each."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    STARTS_FIELD_NUMBER: builtins.int
-    BEGINS_FIELD_NUMBER: builtins.int
-    @property
-    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StartRolloutRequest]:
-        """Rollouts, each as StartRollout would."""
-
-    @property
-    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeginTurnRequest]:
-        """Turns, each as BeginTurn would."""
-
-    def __init__(
-        self,
-        *,
-        starts: collections.abc.Iterable[global___StartRolloutRequest] | None = ...,
-        begins: collections.abc.Iterable[global___BeginTurnRequest] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begins", b"begins", "starts", b"starts"]) -> None: ...
-
-global___OpenTurnsRequest = OpenTurnsRequest
-
-@typing.final
-class StartResult(google.protobuf.message.Message):
-    """What became of one StartRolloutRequest."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RESPONSE_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
-    @property
-    def response(self) -> global___StartRolloutResponse:
-        """Set when it was opened."""
-
-    @property
-    def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it was refused."""
-
-    def __init__(
-        self,
-        *,
-        response: global___StartRolloutResponse | None = ...,
-        error: seamflow.common.v1.error_pb2.Status | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> None: ...
-
-global___StartResult = StartResult
-
-@typing.final
-class BeginResult(google.protobuf.message.Message):
-    """What became of one BeginTurnRequest."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RESPONSE_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
-    @property
-    def response(self) -> global___BeginTurnResponse:
-        """Set when it was opened."""
-
-    @property
-    def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it was refused: RESOURCE_EXHAUSTED too where the answer would be too large a message."""
-
-    def __init__(
-        self,
-        *,
-        response: global___BeginTurnResponse | None = ...,
-        error: seamflow.common.v1.error_pb2.Status | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> None: ...
-
-global___BeginResult = BeginResult
-
-@typing.final
-class OpenTurnsResponse(google.protobuf.message.Message):
-    """Response of OpenTurns."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    STARTS_FIELD_NUMBER: builtins.int
-    BEGINS_FIELD_NUMBER: builtins.int
-    @property
-    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StartResult]:
-        """One for each of `starts`, in order."""
-
-    @property
-    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeginResult]:
-        """One for each of `begins`, in order."""
-
-    def __init__(
-        self,
-        *,
-        starts: collections.abc.Iterable[global___StartResult] | None = ...,
-        begins: collections.abc.Iterable[global___BeginResult] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begins", b"begins", "starts", b"starts"]) -> None: ...
-
-global___OpenTurnsResponse = OpenTurnsResponse
 
 @typing.final
 class AppendResult(google.protobuf.message.Message):
