@@ -27,65 +27,65 @@ quickstart-control: $(VENV)/.quickstart ## The same with shuffled rewards: nothi
 		--config examples/quickstart/multiplexed.toml --name $(NAME)-shuffled --seed $(SEED)
 
 bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; bench/results/quickstart.json.
-	$(RUN) bench.quickstart
+	$(RUN) bench.quickstart.seeds
 
 bench-modes: $(VENV)/.quickstart ## The quickstart multiplexed and disaggregated, three seeds: which learns sooner.
-	$(RUN) bench.quickstart_modes
+	$(RUN) bench.quickstart.modes
 
 bench-lag: $(VENV)/.quickstart ## The quickstart on samples that are older and older, with and without correction.
-	$(RUN) bench.lag
+	$(RUN) bench.quickstart.lag
 
 bench-streaming: $(VENV)/.dev ## Steps that begin with their first group beside steps that wait for all.
-	$(RUN) bench.streaming
+	$(RUN) bench.train.streaming
 
 bench-algorithms: $(VENV)/.quickstart ## The quickstart with each algorithm: what each learns, and how soon.
-	$(RUN) bench.quickstart_algorithms
+	$(RUN) bench.quickstart.algorithms
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
-	$(PYTHON) -m bench.install
+	$(PYTHON) -m bench.quickstart.install
 
 bench-store: $(VENV)/.dev ## Appends beside other stores, in turn; PEERS=all adds Ray, Reverb and TransferQueue.
-	$(RUN) bench.store --peers $(PEERS)
+	$(RUN) bench.trajectory_manager.store --peers $(PEERS)
 
 bench-growth: $(VENV)/.dev ## Latency, memory and leases from 1,000 to 100,000 live trajectories.
-	$(RUN) bench.growth
+	$(RUN) bench.trajectory_manager.growth
 
 bench-generation: $(VENV)/.dev ## The embedded engine beside transformers' generate; PEERS=all adds vLLM on the CPU.
-	$(RUN) bench.generation --peers $(PEERS)
+	$(RUN) bench.rollout.generation --peers $(PEERS)
 
 bench-train: $(VENV)/.dev ## Whole training runs; PEERS=all: beside TRL; LEARN=1: seconds until a task is learned instead.
 	$(RUN) bench.train --peers $(PEERS) $(if $(LEARN),--learn)
 
 bench-backpressure: $(VENV)/.dev ## A stopped trainer, a slow store, a full store.
-	$(RUN) bench.backpressure
+	$(RUN) tests.chaos.store.backpressure
 
 bench-weights: $(VENV)/.dev ## Shards beside a plain socket copy, deltas, relays, the stall of an update.
-	$(RUN) bench.weights
+	$(RUN) bench.rollout.weights
 
 bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through everything beside SGLang by itself; then bench-generation.
-	$(RUN) bench.sglang
-	$(RUN) bench.generation --peers $(PEERS)
+	$(RUN) bench.rollout.sglang
+	$(RUN) bench.rollout.generation --peers $(PEERS)
 
 bench-turns: $(VENV)/.dev ## 1,000 turns at a time through one gateway on emulated engines, 100 cancelled at once.
-	$(RUN) bench.turns
+	$(RUN) bench.rollout.turns
 
 bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulated fleet with skew-aware dispatch.
-	$(RUN) bench.ranker
+	$(RUN) bench.rollout.ranker
 
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
-	$(RUN) bench.pipeline
+	$(RUN) sim
 
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
-	$(RUN) bench.chaos.store
+	$(RUN) tests.chaos.store
 
 chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: nobody holds one twice.
-	$(RUN) bench.chaos.scheduler
+	$(RUN) tests.chaos.scheduler
 
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
-	$(RUN) bench.chaos.training
+	$(RUN) tests.chaos.trainer
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
-	$(RUN) bench.model
+	$(RUN) tests.trajectory_manager.state_machine
 
 test: $(VENV)/.dev ## All tests, shared out by files to WORKERS processes (2; 0: in this one).
 	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -95,12 +95,12 @@ test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a re
 
 test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs the last two.
 	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
-	$(RUN) pytest tests/trainer/test_trackers.py
+	$(RUN) pytest tests/trainer/tracking/test_trackers.py
 
 test-algorithms: $(VENV)/.dev ## Each algorithm beside its formula and beside TRL's loss, with figures; installs TRL.
 	$(VENV)/bin/python -m pip install --quiet 'trl==1.16.0'
-	$(RUN) pytest tests/trainer/test_algorithms.py tests/trainer/test_trl.py
-	$(RUN) bench.algorithms
+	$(RUN) pytest tests/trainer/algorithms/test_algorithms.py tests/trainer/algorithms/test_trl.py
+	$(RUN) tests.trainer.algorithms
 
 # Without tests/conftest.py, whose fixtures need a Redis client.
 test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf it promises.
@@ -109,7 +109,7 @@ test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf 
 check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
-	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer bench examples
+	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 

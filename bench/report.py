@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Report", "ratio", "ratios"]
+__all__ = ["Report", "percentile", "ratio", "ratios"]
 
 RESULTS = Path(__file__).parent / "results"
 MIN_SAMPLES = 5
@@ -104,3 +105,8 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue  # not every measurement needs every package
     return found
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that at least `share` of all do not exceed."""
+    return sorted(samples)[math.ceil(share * len(samples)) - 1]

@@ -17,10 +17,10 @@ from seamflow.retry import retrying
 from seamflow.trajectory.v1.trajectory_service_pb2 import CreateRunRequest
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.chassis.clients import channel
-from services.chassis.config import load_or_exit
+from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
-from services.chassis.run_rules import RunRules, rules
+from services.chassis.rpc.clients import channel
+from services.lib.run_rules import RunRules, rules
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub

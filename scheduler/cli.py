@@ -9,19 +9,18 @@ from contextlib import asynccontextmanager
 
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
 
+from scheduler.api.servicer import SchedulerServicer
 from scheduler.config import SchedulerConfig
-from scheduler.leases import Leases
-from scheduler.memory_store import MemoryStore
-from scheduler.policy import AllocationPolicy, load_policy
-from scheduler.pool import Pool
-from scheduler.redis_store import RedisStore
-from scheduler.servicer import SchedulerServicer
-from scheduler.store import Store
+from scheduler.policy.allocation_policy import AllocationPolicy, load_policy
+from scheduler.pool.heartbeats import Leases
+from scheduler.pool.pool import Pool
+from scheduler.store.interface import Store
+from scheduler.store.redis_store import RedisStore
 from services.chassis.errors import DependencyUnavailable
-from services.chassis.redis import connect
-from services.chassis.server import Service, run
+from services.chassis.redis.connect import connect
+from services.chassis.rpc.server import Service, run
 
-__all__ = ["build", "main"]
+__all__ = ["build", "main", "service"]
 
 _SWEEPS_PER_LEASE = 8
 
@@ -34,36 +33,38 @@ def main() -> None:
 @asynccontextmanager
 async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
     """Open the store and assemble the service."""
-    policy = _policy(config)
     store = await _open_store(config)
     try:
-        leases = Leases(config.lease_seconds, config.lease_margin_seconds, time.monotonic)
-        pool = Pool(
-            store=store,
-            policy=policy,
-            leases=leases,
-            clock=time.time,
-            leave_seconds=config.leave_seconds,
-        )
-        await pool.open()
-
-        # Also often enough to be confirmed as the newest within the margin.
-        pause = min(config.lease_seconds / _SWEEPS_PER_LEASE, config.lease_margin_seconds / 2)
-
-        async def sweep_forever() -> None:
-            while True:
-                await asyncio.sleep(pause)
-                await pool.sweep()
-
-        servicer = SchedulerServicer(pool, config.lease_seconds)
-        yield Service(
-            servicers=[(add_SchedulerServiceServicer_to_server, servicer)],
-            background=[sweep_forever],
-            ready=store.reachable,
-            drain=pool.close,
-        )
+        yield await service(config, store)
     finally:
         await store.close()
+
+
+async def service(config: SchedulerConfig, store: Store) -> Service:
+    """The scheduler's service on an open store."""
+    pool = Pool(
+        store=store,
+        policy=_policy(config),
+        leases=Leases(config.lease_seconds, config.lease_margin_seconds, time.monotonic),
+        clock=time.time,
+        leave_seconds=config.leave_seconds,
+    )
+    await pool.open()
+    # Also often enough to be confirmed as the newest within the margin.
+    pause = min(config.lease_seconds / _SWEEPS_PER_LEASE, config.lease_margin_seconds / 2)
+
+    async def sweep_forever() -> None:
+        while True:
+            await asyncio.sleep(pause)
+            await pool.sweep()
+
+    servicer = SchedulerServicer(pool, config.lease_seconds)
+    return Service(
+        servicers=[(add_SchedulerServiceServicer_to_server, servicer)],
+        background=[sweep_forever],
+        ready=store.reachable,
+        drain=pool.close,
+    )
 
 
 def _policy(config: SchedulerConfig) -> AllocationPolicy:
@@ -73,8 +74,6 @@ def _policy(config: SchedulerConfig) -> AllocationPolicy:
 
 
 async def _open_store(config: SchedulerConfig) -> Store:
-    if config.redis_url is None:
-        return MemoryStore(config.max_events)
     store = RedisStore(connect(config.redis_url), config.max_events)
     if not await store.reachable():
         await store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 
 __all__ = ["SchedulerConfig"]
 
@@ -16,8 +16,8 @@ class SchedulerConfig(ServerConfig):
 
     port: int = 50053
     """gRPC port; 0 takes a free one."""
-    redis_url: str | None = field(default=None, metadata={"secret": True})
-    """Store of nodes, gangs and epochs; not set: this process's memory, which a restart forgets."""
+    redis_url: str = field(metadata={"secret": True})
+    """Store of nodes, gangs and epochs, such as redis://:password@host:6379/0."""
     lease_seconds: float = 10.0
     """A node agent that cannot heartbeat for this long stops its work."""
     lease_margin_seconds: float = 2.0

@@ -43,7 +43,7 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """Address for `services.chassis.redis.connect`."""
+        """Address for `services.chassis.redis.connect.connect`."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
         return f"redis+cluster://{hosts}/"
 

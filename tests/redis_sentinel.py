@@ -12,7 +12,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from services.chassis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 from tests.redis_server import RedisServer, free_port
 
 __all__ = ["RedisSentinel"]
@@ -41,7 +41,7 @@ class RedisSentinel:
 
     @property
     def url(self) -> str:
-        """Address for `services.chassis.redis.connect`."""
+        """Address for `services.chassis.redis.connect.connect`."""
         hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
         return f"redis+sentinel://{hosts}/{SERVICE}/0"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from services.chassis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 
 __all__ = ["RedisServer", "free_port"]
 
@@ -38,7 +38,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Address for `services.chassis.redis.connect`, the same after a restart."""
+        """Address for `services.chassis.redis.connect.connect`, the same after a restart."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property

@@ -44,7 +44,7 @@ def named(text: str) -> Iterator[tuple[str, Path]]:
 
 def proves(name: str, file: Path) -> bool:
     """Whether a function is a test, or a scenario of `make chaos-store`."""
-    if file.is_relative_to(ROOT / "bench" / "chaos"):
+    if file.is_relative_to(ROOT / "tests" / "chaos"):
         return True
     return file.is_relative_to(ROOT / "tests") and name.startswith("test_")
 
@@ -83,6 +83,6 @@ def test_each_promise_names_its_proof() -> None:
 
 def test_a_promise_without_proof_is_noticed() -> None:
     """Negative control: a helper is no proof, and neither is a link without a name."""
-    assert not proves("lose_the_master", ROOT / "tests/trajectory_manager/test_topologies.py")
-    assert not proves("redis_store", ROOT / "trajectory_manager/redis_store.py")
+    assert not proves("lose_the_master", ROOT / "tests/trajectory_manager/store/test_topologies.py")
+    assert not proves("redis_store", ROOT / "trajectory_manager/store/redis/connect.py")
     assert list(named("Nothing is lost: see [the test](../tests/test_docs.py).")) == []

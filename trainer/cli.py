@@ -13,18 +13,18 @@ from seamflow.errors import StaleEpochError
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis import log
-from services.chassis.clients import channel
-from services.chassis.config import load_or_exit
+from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.chassis.server import Service, run
-from trainer.adapter import adapter_settings
+from services.chassis.rpc.clients import channel
+from services.chassis.rpc.server import Service, run
+from trainer.clients import Nodes, Samples
 from trainer.config import TrainerConfig
-from trainer.device import Device, GangThread
+from trainer.device_lease import Device, GangThread
 from trainer.loop import Trainer, find_checkpoint
-from trainer.peers import Nodes, Samples
-from trainer.publish import Publisher
+from trainer.model.lora import adapter_settings
+from trainer.publish.publisher import Publisher
 from trainer.servicer import TrainerServicer
-from trainer.tracker import Trackers
+from trainer.tracking.tracker import Trackers
 
 __all__ = ["build", "main", "peers"]
 
@@ -101,8 +101,8 @@ async def _train(trainer: Trainer, config: TrainerConfig) -> None:
 
 
 def _follow() -> None:
-    from trainer.gang import follow, join
-    from trainer.worker import Worker
+    from trainer.ranks.command_channel import follow, join
+    from trainer.ranks.worker import Worker
 
     config = load_or_exit(TrainerConfig, _TABLE)
     log.configure(config, _TABLE)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from services.chassis.config import ServerConfig
-from services.chassis.weight_folders import fingerprint
+from services.chassis.config.load import ServerConfig
+from services.lib.weight_files.folder_names import fingerprint
 
 __all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "Setting", "TrainerConfig"]
 
@@ -185,7 +185,8 @@ class TrainerConfig(ServerConfig):
     """JSON lines, one for each step."""
     dump_every: int = 0
     """A step of so many is written down whole, in checkpoint_folder/dumps, for `python -m
-    trainer.replay` to compute again; 0: none. Each is as large as a checkpoint; none is deleted."""
+    trainer.replay_step` to compute again; 0: none. Each is as large as a checkpoint; none
+    is deleted."""
     trackers: tuple[str, ...] = ()
     """Besides: tensorboard, wandb, mlflow, or "package.module:Name" of your own."""
     tracker_folder: Path | None = None

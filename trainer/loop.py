@@ -15,23 +15,23 @@ import numpy as np
 import torch
 
 from services.chassis.log import get_logger
-from trainer import checkpoint
-from trainer.algorithm import make_algorithm
-from trainer.batch import trainable_tokens
-from trainer.beside import beside
-from trainer.checkpointing import Checkpointing
-from trainer.commands import Accumulate, Gather, Load, Optimize
+from trainer.algorithms.base import make_algorithm
+from trainer.background import beside
+from trainer.batch_source import Batches
+from trainer.checkpoint import checkpoint_files
+from trainer.checkpoint.async_checkpointer import Checkpointing
+from trainer.checkpoint.step_dump import DumpWriter
+from trainer.clients import Nodes, Samples
 from trainer.config import TrainerConfig
-from trainer.credit import assign_credit
-from trainer.device import Device, GangThread
-from trainer.dump import DumpWriter
-from trainer.micro_batch import plan
-from trainer.parts import Part
-from trainer.peers import Nodes, Samples
-from trainer.publish import Publisher, Publishing, PublishPutOff
-from trainer.record import MetricsFile, StepRecord
-from trainer.tracker import Trackers
-from trainer.wait import Batches
+from trainer.data.advantages import assign_credit
+from trainer.data.gradient_chunks import Part
+from trainer.data.micro_batch import plan
+from trainer.data.token_sequence import trainable_tokens
+from trainer.device_lease import Device, GangThread
+from trainer.policy.commands import Accumulate, Gather, Load, Optimize
+from trainer.publish.publisher import Publisher, Publishing, PublishPutOff
+from trainer.tracking.step_record import MetricsFile, StepRecord
+from trainer.tracking.tracker import Trackers
 
 __all__ = ["Progress", "Trainer", "find_checkpoint"]
 
@@ -159,7 +159,7 @@ class Trainer:
             # The node belongs to whom the scheduler gives it; it will resume us.
             await self._device.begin_suspended()
 
-    async def _take_over(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+    async def _take_over(self) -> tuple[Path, checkpoint_files.Checkpoint] | None:
         """Fence older trainers, at the newest checkpoint: one may have gone on until then."""
         while True:
             step = _step_of(find_checkpoint(self._config))
@@ -291,13 +291,13 @@ class Trainer:
         return step % every == 0 or step == self._config.num_steps
 
 
-def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint.Checkpoint] | None:
+def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint_files.Checkpoint] | None:
     """The checkpoint to resume from.
 
     Raises:
         ValueError: there is one and `resume` is not set, or it is of another run.
     """
-    found = checkpoint.newest(config.checkpoint_folder)
+    found = checkpoint_files.newest(config.checkpoint_folder)
     if found is None:
         return None
     folder, state = found
@@ -324,11 +324,11 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, checkpoint.Checkpoint]
     return found
 
 
-def _step_of(found: tuple[Path, checkpoint.Checkpoint] | None) -> int:
+def _step_of(found: tuple[Path, checkpoint_files.Checkpoint] | None) -> int:
     return 0 if found is None else found[1].step
 
 
-def _changed(state: checkpoint.Checkpoint, config: TrainerConfig) -> list[str]:
+def _changed(state: checkpoint_files.Checkpoint, config: TrainerConfig) -> list[str]:
     """Settings that differ from the checkpoint's: the run goes on, but not as it would have."""
     now, then = config.mathematics(), state.mathematics
     return sorted(name for name in now.keys() & then.keys() if now[name] != then[name])

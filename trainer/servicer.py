@@ -11,7 +11,7 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis.errors import Reason, failed_precondition, invalid_argument
 from trainer.config import TrainerConfig
-from trainer.device import Device, GangThread
+from trainer.device_lease import Device, GangThread
 from trainer.loop import Trainer
 
 __all__ = ["TrainerServicer"]

@@ -17,24 +17,21 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
 
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
-from services.chassis.server import Service, run
-from trajectory_manager.column_servicer import ColumnServicer
+from services.chassis.rpc.server import Service, run
+from trajectory_manager.api.column_servicer import ColumnServicer
+from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.sample_servicer import SampleServicer
+from trajectory_manager.api.task_servicer import TaskServicer
+from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.memory_store import memory_store
-from trajectory_manager.metrics import Metrics
-from trajectory_manager.readiness import Readiness
-from trajectory_manager.records import (
-    Durability,
-)
-from trajectory_manager.redis_store import redis_store
-from trajectory_manager.retention import Retention
-from trajectory_manager.rollouts import Rollouts
-from trajectory_manager.room import Room
-from trajectory_manager.sample_servicer import SampleServicer
-from trajectory_manager.store import Store
-from trajectory_manager.task_servicer import TaskServicer
-from trajectory_manager.trajectory_servicer import TrajectoryServicer
-from trajectory_manager.waiting import Waiting
+from trajectory_manager.model.records import Durability
+from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.metrics import Metrics
+from trajectory_manager.service.retention import Retention
+from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import redis_store
 
 
 def main() -> NoReturn:
@@ -45,9 +42,6 @@ def main() -> NoReturn:
 @asynccontextmanager
 async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     """The service on the store that `config` names."""
-    if config.redis_url is None:
-        yield service(config, memory_store())
-        return
     wanted = Durability[config.durability.upper()]
     opened = redis_store(config.redis_url, wanted, config.start_seconds, replicas=config.replicas)
     async with opened as store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,9 +14,9 @@ class TrajectoryManagerConfig(ServerConfig):
 
     port: int = 50051
     """gRPC port; 0 takes a free one."""
-    redis_url: str | None = field(default=None, metadata={"secret": True})
-    """Store, such as redis://:password@host:6379/0, redis+sentinel://host1,host2,host3/service/0 or
-    redis+cluster://host1,host2/; not set: memory, which nothing survives."""
+    redis_url: str = field(metadata={"secret": True})
+    """Store: redis://:password@host:6379/0, redis+sentinel://host1,host2,host3/service/0 or
+    redis+cluster://host1,host2/."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """Class that the store must give; checked against its settings at start."""
     replicas: int = 1
@@ -44,5 +44,3 @@ class TrajectoryManagerConfig(ServerConfig):
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be more than 0")
-        if self.redis_url is None and self.durability != "fast":
-            raise ValueError(f"durability is {self.durability}: set redis_url, memory is only fast")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.peers.environments import installed, interpreter
+from bench.baselines.environments import installed, interpreter
 from bench.report import MIN_SAMPLES, RESULTS, Report
 from bench.train import learning, pictures, throughput
 from bench.train.throughput import MIN_ROUNDS, OURS, TRL, WORKLOADS

@@ -4,7 +4,7 @@ TRL gets the model folder and the training tasks that a run of ours with the sam
 the same reward, both turns of a task in one rollout (`bench.train.conversation`), the same number
 of steps and the same learning rates to choose from. Each side is compared at its own best rate.
 
-What counts is success on training tasks, as in `bench.quickstart_modes`. Either clock starts when
+What counts is success on training tasks, as in `bench.quickstart.modes`. Either clock starts when
 everything is loaded: ours with the first task that is handed out, to half a second, TRL's with
 `train`.
 """
@@ -19,8 +19,8 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from bench import quickstart
-from bench.quickstart_modes import Learning, learning
+from bench.quickstart import seeds
+from bench.quickstart.modes import Learning, learning
 from bench.report import ratios
 from bench.train.sides import ROOT, read_config
 from bench.train.throughput import OURS, TRL
@@ -126,7 +126,7 @@ def _ours(options: Options, rate: float, seed: int) -> tuple[Learning, Path]:
         "SEAMFLOW_TRAINER_LEARNING_RATE": str(rate),
         "SEAMFLOW_TRAINER_NUM_STEPS": str(options.steps),
     }
-    summary = quickstart.run(options.mode, seed, kind=f"bench-train-{rate:g}", environment=settings)
+    summary = seeds.run(options.mode, seed, kind=f"bench-train-{rate:g}", environment=settings)
     return learning(summary), Path("runs", summary["run"], "prepared").resolve()
 
 

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from bench.generation import SIZES, model_config
-from bench.peers.generation import VOCABULARY
+from bench.baselines.generation.workload import VOCABULARY
+from bench.rollout.generation import SIZES, model_config
 from bench.train.task import WORDS
 from examples.quickstart.prepare import CHAT_TEMPLATE
 
@@ -20,7 +20,7 @@ _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
 
 
 def save_model(folder: Path, seed: int) -> Path:
-    """Save a Qwen3 of `bench.generation`'s size 5m and a tokenizer of the task's words."""
+    """Save a Qwen3 of `bench.rollout.generation`'s size 5m and a tokenizer of the task's words."""
     torch.manual_seed(seed)
     Qwen3ForCausalLM(model_config(SIZES["5m"])).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from bench.quickstart_modes import TARGET, WINDOW, Learning
+from bench.quickstart.modes import TARGET, WINDOW, Learning
 
 __all__ = ["draw_learning", "draw_speeds"]
 

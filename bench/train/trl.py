@@ -1,4 +1,4 @@
-"""How TRL is started: `bench.peers.trl_grpo`, in its environment."""
+"""How TRL is started: `bench.baselines.training.trl_grpo`, in its environment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bench.peers.environments import interpreter
+from bench.baselines.environments import interpreter, module_of
 
 __all__ = ["PEER", "as_arguments", "trl_command", "trl_environment"]
 
@@ -18,12 +18,12 @@ def trl_command(rules: Mapping[str, Any], **flags: object) -> list[str]:
 
     Args:
         rules: our configuration of the same run; rollouts in a step are as many.
-        flags: all others of `bench.peers.trl_grpo`.
+        flags: all others of `bench.baselines.training.trl_grpo`.
     """
     launcher = rules["launcher"]
     batch = {name: launcher[name] for name in ("group_size", "groups_per_step")}
     python = str(interpreter(PEER))
-    return [python, "-m", f"bench.peers.{PEER}", *as_arguments(**batch, **flags)]
+    return [python, "-m", module_of(PEER), *as_arguments(**batch, **flags)]
 
 
 def trl_environment(threads: int) -> dict[str, str]:

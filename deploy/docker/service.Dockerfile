@@ -38,7 +38,7 @@ COPY deploy deploy
 COPY examples examples
 USER 10001:10001
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=6 \
-    CMD ["python", "-m", "services.chassis.healthcheck", "127.0.0.1:9100"]
+    CMD ["python", "-m", "services.chassis.rpc.healthcheck", "127.0.0.1:9100"]
 STOPSIGNAL SIGTERM
 # Followed by the module and its flags, such as: services.weights --config weights.toml
 ENTRYPOINT ["python", "-m"]

@@ -11,13 +11,13 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServi
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.opener import Opener
-from rollout.gateway.recorder import Recorder
-from rollout.gateway.servers import Servers
+from rollout.gateway.dispatch.server_pool import Servers
+from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.record.recorder import Recorder
+from rollout.gateway.record.turn_opener import Opener
 from rollout.gateway.servicer import GatewayServicer
-from rollout.gateway.template import ChatTemplate
-from services.chassis import clients
-from services.chassis.server import Service, run
+from services.chassis.rpc import clients
+from services.chassis.rpc.server import Service, run
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub

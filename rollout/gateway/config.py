@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.chassis.config import ServerConfig
-from services.chassis.decode_latency import DecodeLatency
+from services.chassis.config.load import ServerConfig
+from services.lib.decode_latency import DecodeLatency
 
 __all__ = ["GatewayConfig"]
 

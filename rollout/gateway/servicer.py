@@ -17,16 +17,16 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.opener import Opener
-from rollout.gateway.outbox import Outbox
-from rollout.gateway.peers import answered
-from rollout.gateway.prompt import Prompt, digest, with_defaults
-from rollout.gateway.recorder import Recorder
-from rollout.gateway.servers import Servers
-from rollout.gateway.template import ChatTemplate
+from rollout.gateway.calls import answered
+from rollout.gateway.dispatch.server_pool import Servers
+from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.prompt import Prompt, digest, with_defaults
+from rollout.gateway.record.recorder import Recorder
+from rollout.gateway.record.turn_opener import Opener
+from rollout.gateway.send_buffer import Outbox
 from rollout.gateway.turn import Turn
 from services.chassis.errors import invalid_argument
-from services.chassis.tracing import traceparent
+from services.chassis.rpc.tracing import traceparent
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub

@@ -21,13 +21,13 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway import tokens
-from rollout.gateway.dispatch import Ask
-from rollout.gateway.lengths import Beginning, remaining
-from rollout.gateway.peers import answered, forwarded
-from rollout.gateway.prompt import Prompt
-from rollout.gateway.server import Server
-from rollout.gateway.servers import Servers
+from rollout.gateway.calls import answered, forwarded
+from rollout.gateway.dispatch.length_estimators import Beginning, remaining
+from rollout.gateway.dispatch.policies import Ask
+from rollout.gateway.dispatch.server_pool import Servers
+from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.record import token_messages
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
@@ -99,7 +99,7 @@ class Turn:
     async def run(self) -> None:
         """Send what the agent gets: recorded tokens, then new ones, then the end."""
         offset = self._request.resume_from_offset
-        unseen = tokens.after(await self._begin(), offset)
+        unseen = token_messages.after(await self._begin(), offset)
         if unseen.token_ids:
             self._send(_chunk(unseen, offset))
         self._finish = self._finish or self._finish_by_tokens()
@@ -124,13 +124,15 @@ class Turn:
         stored = answer.tokens
         self._num_stored = len(stored.token_ids)
         if not stored.token_ids:
-            stored = self._unrecorded = tokens.environment(self._prompt.remaining_ids(answer))
-        num_environment = tokens.num_environment(stored)
+            stored = self._unrecorded = token_messages.environment(
+                self._prompt.remaining_ids(answer)
+            )
+        num_environment = token_messages.num_environment(stored)
         self._prompt_ids = [*answer.prefix_token_ids, *stored.token_ids[:num_environment]]
         self._sampled = list(stored.token_ids[num_environment:])
         self._servers.lengths.foresee(self._beginning(self._prompt_ids))
         await self._check_nothing_lost()
-        return tokens.after(stored, num_environment)
+        return token_messages.after(stored, num_environment)
 
     async def _check_nothing_lost(self) -> None:
         given, kept = self._request.resume_from_offset, len(self._sampled)
@@ -184,14 +186,14 @@ class Turn:
     async def _append(self, new: tokens_pb2.Tokens) -> None:
         """Record tokens; the last ones close the turn, unless its end has more to tell."""
         if self._unrecorded.token_ids:
-            new = tokens.joined(self._unrecorded, new)
+            new = token_messages.joined(self._unrecorded, new)
         append = store_pb.Append(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,
             turn_id=self._request.turn_id,
             epoch=self._epoch,
             offset=self._num_stored,
-            tokens=tokens.packed(new),
+            tokens=token_messages.packed(new),
         )
         closes = self._finish in _ENDED and self._drift is None
         if closes:

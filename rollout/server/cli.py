@@ -12,17 +12,17 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     add_RolloutServerServiceServicer_to_server,
 )
 
-from rollout.server.boundary import Turns
 from rollout.server.config import RolloutServerConfig
-from rollout.server.engine import PauseMode
+from rollout.server.engine_supervisor import EngineKeeper
 from rollout.server.engines import build_engine
-from rollout.server.follower import WeightFollower
-from rollout.server.keeper import EngineKeeper
+from rollout.server.engines.engine import PauseMode
 from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
-from rollout.server.supply import open_supply
+from rollout.server.weights.swap_schedule import Turns
+from rollout.server.weights.weight_source import open_supply
+from rollout.server.weights.weight_watcher import WeightFollower
 from services.chassis.errors import ConfigError
-from services.chassis.server import Service, run
+from services.chassis.rpc.server import Service, run
 
 __all__ = ["build", "main"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 
 __all__ = ["RolloutServerConfig"]
 

@@ -19,9 +19,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
-from rollout.server.boundary import Boundary, Turns
-from rollout.server.engine import Engine, EngineFailed, PauseMode
-from rollout.server.weights import FetchedWeights, WeightCache
+from rollout.server.engines.engine import Engine, EngineFailed, PauseMode
+from rollout.server.weights.swap_schedule import Boundary, Turns
+from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.log import get_logger

@@ -13,7 +13,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
 
-from rollout.server.engine import (
+from rollout.server.engines.engine import (
     Chunk,
     EngineFailed,
     EngineRequest,
@@ -25,7 +25,7 @@ from rollout.server.engine import (
     WeightsError,
 )
 from rollout.server.server import RolloutServer, State
-from rollout.server.transport import NotVisible, PhaseTimeout, SourceLost
+from rollout.server.weights.transport import NotVisible, PhaseTimeout, SourceLost
 from services.chassis import metrics
 from services.chassis.errors import (
     Reason,

@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.chassis.clients import channel
-from services.chassis.server import Service, run
+from services.chassis.rpc.clients import channel
+from services.chassis.rpc.server import Service, run
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
-from services.dataloader.queue import TaskQueue
-from services.dataloader.sizes import GroupSizes
 from services.dataloader.sources import open_source
+from services.dataloader.task_queue import TaskQueue
 
 __all__ = ["build", "main"]
 

@@ -12,10 +12,10 @@ from seamflow.trajectory.v1.task_service_pb2 import Task
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.position import Position, PositionFile
-from services.dataloader.queue import TaskQueue
-from services.dataloader.sizes import GroupSizes
 from services.dataloader.sources import Row, Source
+from services.dataloader.task_queue import TaskQueue
 from services.dataloader.tasks import make_task
 
 __all__ = ["Loader"]

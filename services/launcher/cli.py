@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from services.chassis.config import load_or_exit
+from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, ExitCode, StartupError
-from services.launcher import store
+from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
-from services.launcher.plan import Layout, ProcessPlan, free_ports, plan
+from services.launcher.process_plan import Layout, ProcessPlan, free_ports, plan
 from services.launcher.run import Run
 from services.launcher.view import LiveView, PlainView
 
@@ -46,7 +46,7 @@ def _main(config: LauncherConfig) -> int:
     layout = _layout(config, _config_file(sys.argv))
     plans = plan(config, layout)
     if "redis" in layout.ports:
-        redis = store.server_plan(config, layout.folder, layout.ports["redis"])
+        redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
     _check(config, layout)
     if config.dry_run:
@@ -77,7 +77,7 @@ def _layout(config: LauncherConfig, config_file: Path) -> Layout:
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
     if not config.dry_run:
         folder.mkdir(parents=True, exist_ok=True)
-    ports, url = free_ports(config), store.given_url(config)
+    ports, url = free_ports(config), redis_server.given_url(config)
     if url is not None:
         del ports["redis"]
     return Layout(

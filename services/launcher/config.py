@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from services.chassis.run_rules import RunRules
+from services.lib.run_rules import RunRules
 
 __all__ = ["REFERENCE_COLUMN", "LauncherConfig", "NodePlan"]
 

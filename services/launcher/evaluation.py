@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.launcher.services import Services
+from services.launcher.service_clients import Services
 
 __all__ = ["Evaluation", "evaluate", "read_tasks", "trajectories"]
 

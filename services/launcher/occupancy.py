@@ -10,7 +10,7 @@ import psutil  # type: ignore[import-untyped]
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.launcher.services import Facts
+from services.launcher.service_clients import Facts
 
 __all__ = ["CoresBusy", "Occupancy", "doing"]
 

@@ -21,17 +21,17 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service_pb
 
 from services.chassis.errors import DependencyUnavailable
-from services.chassis.run_rules import rules
-from services.launcher import pictures, store
-from services.launcher.audit import audit, read_token_log
+from services.launcher import plots, redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation import Evaluation, evaluate, read_tasks, trajectories
 from services.launcher.occupancy import CoresBusy, Occupancy
-from services.launcher.plan import Layout, ProcessPlan
-from services.launcher.services import Services, connected
+from services.launcher.process_plan import Layout, ProcessPlan
+from services.launcher.service_clients import Services, connected
 from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
 from services.launcher.supervisor import Supervisor, child_environment
+from services.launcher.token_audit import audit, read_token_log
 from services.launcher.view import View
+from services.lib.run_rules import rules
 
 __all__ = ["Run"]
 
@@ -86,7 +86,7 @@ class Run:
         if "redis" in self.plans:
             (self.layout.folder / "redis").mkdir(exist_ok=True)
             await processes.start(self.plans["redis"])
-        await store.wait_for_store(self.layout.redis_url)
+        await redis_server.wait_for_store(self.layout.redis_url)
         for name in _BASIS:
             await processes.start(self.plans[name])
 
@@ -242,10 +242,10 @@ class Run:
         self, steps: Sequence[dict[str, Any]], before: Evaluation | None, after: Evaluation | None
     ) -> None:
         folder = self.layout.folder
-        pictures.draw_reward_curve(
+        plots.draw_reward_curve(
             folder / "reward_curve.png", steps, _success_rate(before), _success_rate(after)
         )
-        pictures.draw_timeline(folder / "timeline.png", self.events, steps)
+        plots.draw_timeline(folder / "timeline.png", self.events, steps)
 
     def _logs(self) -> Path:
         folder = self.layout.folder / "logs"

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from services.chassis.child import Child
 from services.chassis.errors import DependencyUnavailable, ExitCode
-from services.launcher.plan import ProcessPlan
+from services.launcher.process_plan import ProcessPlan
+from services.lib.child_process import Child
 
 __all__ = ["ChildFailed", "Supervisor", "child_environment"]
 

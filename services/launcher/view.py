@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-from services.launcher.services import Facts
+from services.launcher.service_clients import Facts
 from services.launcher.summary import read_steps
 
 __all__ = ["LiveView", "PlainView", "View"]

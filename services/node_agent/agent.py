@@ -18,7 +18,7 @@ from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
 from services.node_agent.activities import Role
 from services.node_agent.lease import Lease
-from services.node_agent.reporter import Reporter
+from services.node_agent.measurements import Reporter
 from services.node_agent.switcher import Order, Standing, Switcher
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 
 __all__ = ["NodeAgentConfig", "ProcessConfig", "WorkerConfig"]
 

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Self
 
 from services.chassis import metrics
-from services.chassis.child import Child
 from services.chassis.errors import ExitCode
 from services.chassis.log import get_logger
+from services.lib.child_process import Child
 from services.node_agent.config import ProcessConfig
-from services.node_agent.roster import Roster
+from services.node_agent.process_journal import Roster
 
 __all__ = ["WorkerProcess", "WorkerProcesses"]
 

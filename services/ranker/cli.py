@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, cast
 from seamflow.ranker.v1.ranker_service_pb2_grpc import add_RankerServiceServicer_to_server
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.chassis.clients import channel
 from services.chassis.errors import ConfigError
-from services.chassis.server import Service, run
+from services.chassis.rpc.clients import channel
+from services.chassis.rpc.server import Service, run
 from services.ranker.config import RankerConfig
-from services.ranker.feed import TurnFeed
 from services.ranker.ranker import Ranker
 from services.ranker.servicer import RankerServicer
+from services.ranker.turn_feed import TurnFeed
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 
 __all__ = ["RankerConfig"]
 

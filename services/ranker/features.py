@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.chassis.closed_rollouts import task_name
+from services.lib.closed_rollouts import task_name
 
 __all__ = ["NUM_COLUMNS", "Beginning", "Columns", "columns"]
 

@@ -10,8 +10,8 @@ from seamflow.errors import NotFoundError
 from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.ranker.config import RankerConfig
-from services.ranker.feed import TurnFeed
 from services.ranker.learner import Learned, Memory, learn
+from services.ranker.turn_feed import TurnFeed
 
 __all__ = ["Ranker"]
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 
-from services.chassis.clients import channel
 from services.chassis.errors import ConfigError
-from services.chassis.server import Service, run
+from services.chassis.rpc.clients import channel
+from services.chassis.rpc.server import Service, run
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import SCORERS, make_scorer
 from services.scoring.scoring import Scoring

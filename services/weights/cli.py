@@ -9,17 +9,16 @@ from contextlib import asynccontextmanager
 from seamflow.weights.v1.weight_service_pb2_grpc import add_WeightServiceServicer_to_server
 
 from services.chassis.errors import DependencyUnavailable
-from services.chassis.redis import connect
-from services.chassis.server import Service, run
+from services.chassis.redis.connect import connect
+from services.chassis.rpc.server import Service, run
 from services.weights.config import WeightsConfig
-from services.weights.feed import VersionFeed
-from services.weights.folders import WeightFolders
-from services.weights.memory_store import MemoryStore
 from services.weights.redis_store import RedisStore
 from services.weights.servicer import Relay, Rolling, WeightServicer
-from services.weights.store import Store
+from services.weights.store_interface import Store
+from services.weights.version_feed import VersionFeed
+from services.weights.version_folders import WeightFolders
 
-__all__ = ["build", "main"]
+__all__ = ["build", "main", "service"]
 
 
 def main() -> None:
@@ -32,33 +31,34 @@ async def build(config: WeightsConfig) -> AsyncIterator[Service]:
     """Open the store and assemble the service."""
     store = await _open_store(config)
     try:
-        feed = VersionFeed(store, config.poll_seconds)
-        servicer = WeightServicer(
-            store=store,
-            folders=WeightFolders(config.folder),
-            feed=feed,
-            keep_versions=config.keep_versions,
-            relay=Relay(
-                trees=config.relay_trees,
-                fanout=config.relay_fanout,
-                seconds=config.relay_seconds,
-            ),
-            rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
-            clock=time.time,
-        )
-        yield Service(
-            servicers=[(add_WeightServiceServicer_to_server, servicer)],
-            background=[feed.poll],
-            ready=store.reachable,
-            drain=feed.close,
-        )
+        yield service(config, store)
     finally:
         await store.close()
 
 
+def service(config: WeightsConfig, store: Store) -> Service:
+    """The weights service on an open store."""
+    feed = VersionFeed(store, config.poll_seconds)
+    servicer = WeightServicer(
+        store=store,
+        folders=WeightFolders(config.folder),
+        feed=feed,
+        keep_versions=config.keep_versions,
+        relay=Relay(
+            trees=config.relay_trees, fanout=config.relay_fanout, seconds=config.relay_seconds
+        ),
+        rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
+        clock=time.time,
+    )
+    return Service(
+        servicers=[(add_WeightServiceServicer_to_server, servicer)],
+        background=[feed.poll],
+        ready=store.reachable,
+        drain=feed.close,
+    )
+
+
 async def _open_store(config: WeightsConfig) -> Store:
-    if config.redis_url is None:
-        return MemoryStore()
     store = RedisStore(connect(config.redis_url))
     if not await store.reachable():
         await store.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 
 __all__ = ["WeightsConfig"]
 
@@ -18,8 +18,8 @@ class WeightsConfig(ServerConfig):
     """gRPC port; 0 takes a free one."""
     folder: Path
     """Where versions are written, as `<run>/<model>/weight_v000001/`; shared with the trainers."""
-    redis_url: str | None = field(default=None, metadata={"secret": True})
-    """Store of versions and manifests; not set: this process's memory, which a restart forgets."""
+    redis_url: str = field(metadata={"secret": True})
+    """Store of versions and manifests, such as redis://:password@host:6379/0."""
     keep_versions: int = 4
     """Newest committed versions whose files stay; older ones are deleted after each commit."""
     poll_seconds: float = 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.weights.store import Scope
+from services.weights.store_interface import Scope
 
 __all__ = ["allocations", "counters", "manifests", "members", "publishes"]
 

@@ -9,11 +9,11 @@ from redis.exceptions import RedisError
 from seamflow.weights.v1.weight_service_pb2 import Manifest
 
 from services.chassis.errors import already_exists, not_found, stale_epoch
-from services.chassis.redis import store_errors
-from services.chassis.redis_pipeline import Pipelines
-from services.chassis.redis_scripts import Scripts
+from services.chassis.redis.connect import store_errors
+from services.chassis.redis.pipeline import Pipelines
+from services.chassis.redis.scripts import Scripts
 from services.weights import keys
-from services.weights.store import Allocation, Publish, Scope
+from services.weights.store_interface import Allocation, Publish, Scope
 
 __all__ = ["RedisStore"]
 

@@ -18,13 +18,13 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
-from services.chassis.shard_sender import ShardSender
-from services.weights import requests
-from services.weights.feed import VersionFeed
-from services.weights.folders import WeightFolders
+from services.lib.weight_files.shard_sender import ShardSender
+from services.weights import validation
+from services.weights.relay_tree import parent
 from services.weights.shard_source import StoredShards
-from services.weights.store import Publish, Scope, Store
-from services.weights.trees import parent
+from services.weights.store_interface import Publish, Scope, Store
+from services.weights.version_feed import VersionFeed
+from services.weights.version_folders import WeightFolders
 
 __all__ = ["Relay", "Rolling", "WeightServicer"]
 
@@ -97,12 +97,12 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.BeginPublishRequest, context: Context
     ) -> pb.BeginPublishResponse:
         """Allocate a version and make its folder."""
-        scope = requests.scope_of(request.run_id, request.model)
+        scope = validation.scope_of(request.run_id, request.model)
         publish = Publish(
-            key=requests.required("idempotency_key", request.idempotency_key),
-            step=requests.not_negative("step", request.step),
-            parent=requests.not_negative("parent_weight_version", request.parent_weight_version),
-            epoch=requests.positive("epoch", request.epoch),
+            key=validation.required("idempotency_key", request.idempotency_key),
+            step=validation.not_negative("step", request.step),
+            parent=validation.not_negative("parent_weight_version", request.parent_weight_version),
+            epoch=validation.positive("epoch", request.epoch),
         )
         # Folders on disk count too: a store that forgot must not give their versions out again.
         floor = await self._folders.highest(scope)
@@ -114,10 +114,10 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.CommitPublishRequest, context: Context
     ) -> pb.CommitPublishResponse:
         """Check the files, then make the version visible in one write."""
-        scope = requests.scope_of(request.run_id, request.model)
-        version = requests.positive("weight_version", request.weight_version)
-        epoch = requests.positive("epoch", request.epoch)
-        requests.check_files(request.files)
+        scope = validation.scope_of(request.run_id, request.model)
+        version = validation.positive("weight_version", request.weight_version)
+        epoch = validation.positive("epoch", request.epoch)
+        validation.check_files(request.files)
         manifest = await self._store.manifest(scope, version)
         repeated = manifest is not None
         if manifest is None:
@@ -133,7 +133,7 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.GetManifestRequest, context: Context
     ) -> pb.GetManifestResponse:
         """Read the newest manifest, which may not exist yet, or a given one, which must."""
-        scope = requests.scope_of(request.run_id, request.model)
+        scope = validation.scope_of(request.run_id, request.model)
         if request.HasField("weight_version"):
             return pb.GetManifestResponse(manifest=await self._get(scope, request.weight_version))
         return pb.GetManifestResponse(manifest=await self._newest(scope))
@@ -151,10 +151,10 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.GetSourcesRequest, context: Context
     ) -> pb.GetSourcesResponse:
         """Deal the files out to the trees of the servers that relay now."""
-        scope = requests.scope_of(request.run_id, request.model)
+        scope = validation.scope_of(request.run_id, request.model)
         relay, address = self._relay, request.address
         if address:
-            requests.required("address", address)
+            validation.required("address", address)
             await self._store.enrol(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
         response = pb.GetSourcesResponse(ttl=_duration(relay.seconds))
         if not request.weight_version:
@@ -170,8 +170,8 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.AcquireSwapRequest, context: Context
     ) -> pb.AcquireSwapResponse:
         """Grant a place while there is one; a server that dies loses it after a while."""
-        scope = requests.scope_of(request.run_id, request.model)
-        server, rolling = requests.required("server_id", request.server_id), self._rolling
+        scope = validation.scope_of(request.run_id, request.model)
+        server, rolling = validation.required("server_id", request.server_id), self._rolling
         granted = await self._store.enrol(
             scope, _SWAPS, server, ttl=rolling.seconds, limit=rolling.servers
         )
@@ -181,8 +181,8 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.ReleaseSwapRequest, context: Context
     ) -> pb.ReleaseSwapResponse:
         """Make place for the next server."""
-        scope = requests.scope_of(request.run_id, request.model)
-        server = requests.required("server_id", request.server_id)
+        scope = validation.scope_of(request.run_id, request.model)
+        server = validation.required("server_id", request.server_id)
         await self._store.leave(scope, _SWAPS, server)
         return pb.ReleaseSwapResponse()
 
@@ -190,8 +190,8 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.WatchVersionsRequest, context: Context
     ) -> AsyncIterator[pb.WatchVersionsResponse]:
         """Tell the newest version whenever it is above the last one told."""
-        scope = requests.scope_of(request.run_id, request.model)
-        after = requests.not_negative("after_weight_version", request.after_weight_version)
+        scope = validation.scope_of(request.run_id, request.model)
+        after = validation.not_negative("after_weight_version", request.after_weight_version)
         while True:
             after = await self._feed.newer(scope, after)
             manifest = await self._store.manifest(scope, after)

@@ -10,10 +10,10 @@ from pathlib import Path
 from seamflow.weights.v1.weight_service_pb2 import WeightFile
 
 from services.chassis.errors import not_found
-from services.chassis.shard_sender import OpenShard
-from services.weights import requests
-from services.weights.folders import WeightFolders
-from services.weights.store import Store
+from services.lib.weight_files.shard_sender import OpenShard
+from services.weights import validation
+from services.weights.store_interface import Store
+from services.weights.version_folders import WeightFolders
 
 __all__ = ["StoredShards"]
 
@@ -46,7 +46,7 @@ class StoredShards:
         self, run_id: str, model: str, weight_version: int
     ) -> AsyncIterator[_StoredVersion]:
         """See `ShardSource.version`."""
-        scope = requests.scope_of(run_id, model)
+        scope = validation.scope_of(run_id, model)
         manifest = await self._store.manifest(scope, weight_version)
         if manifest is None:
             raise not_found("weight_version", str(weight_version))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.backpressure import RUN_ID, tokens_lost
-from bench.growth import LEASED_SAMPLES, bytes_per_token, filled, recut
-from bench.peers.workload import Options, make_trajectories
-from bench.producers import Seen
+from bench.baselines.store.workload import Options, make_trajectories
+from bench.trajectory_manager.growth import LEASED_SAMPLES, bytes_per_token, filled, recut
+from bench.trajectory_manager.producers import Seen
+from tests.chaos.store.backpressure import RUN_ID, tokens_lost
 
 
 async def test_a_filled_store_is_one_that_goes_on() -> None:

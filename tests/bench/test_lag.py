@@ -10,11 +10,11 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from bench import lag, quickstart
-from bench.lag import Condition, HeldBack, Outcome
-from services.chassis.config import load
+from bench.quickstart import lag, seeds
+from bench.quickstart.lag import Condition, HeldBack, Outcome
+from services.chassis.config.load import load
 from services.launcher.config import LauncherConfig
-from trainer.algorithm import PolicyTokens, make_algorithm
+from trainer.algorithms.base import PolicyTokens, make_algorithm
 from trainer.config import TrainerConfig
 
 CONFIG = str(Path(__file__).parents[2] / "examples/quickstart/disaggregated.toml")
@@ -97,7 +97,7 @@ def test_what_a_run_prepared_is_not_prepared_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The next run takes its files, wherever it runs."""
-    for name, value in quickstart.start_of(tmp_path).items():
+    for name, value in seeds.start_of(tmp_path).items():
         monkeypatch.setenv(name, value)
     config = load(LauncherConfig, "launcher", ["--config", CONFIG])
     assert config.prepare is None
@@ -114,7 +114,9 @@ def test_a_trainer_that_is_held_back_computes_the_same(monkeypatch: pytest.Monke
     for importance in ("truncate", "none"):
         usual = make_algorithm(trainer_config("--importance", importance))
         ours = make_algorithm(
-            trainer_config("--importance", importance, "--algorithm", "bench.lag:HeldBack")
+            trainer_config(
+                "--importance", importance, "--algorithm", "bench.quickstart.lag:HeldBack"
+            )
         )
         losses.append(ours.loss(tokens).loss.item())
         assert losses[-1] == usual.loss(tokens).loss.item()

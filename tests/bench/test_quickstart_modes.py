@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.quickstart_modes import WINDOW, seconds_to
+from bench.quickstart.modes import WINDOW, seconds_to
 
 
 def test_the_target_is_reached_when_the_mean_of_a_window_is() -> None:

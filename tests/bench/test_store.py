@@ -9,9 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.peers.environments import interpreter
-from bench.peers.workload import Options, Reads, Result, Writes, make_trajectories, write_segments
-from bench.store import APPEND, Driver, Pair, compare, measure_peers, run_driver
+from bench.baselines.environments import interpreter
+from bench.baselines.store.workload import (
+    Options,
+    Reads,
+    Result,
+    Writes,
+    make_trajectories,
+    write_segments,
+)
+from bench.trajectory_manager.store import APPEND, Driver, Pair, compare, measure_peers, run_driver
 
 OPTIONS = Options(seed=3, trajectories=4, writers=2, batch=2)
 XADD = APPEND[0].peer
@@ -75,8 +82,8 @@ def test_a_peer_runs_for_real() -> None:
 
 def test_a_driver_that_fails_is_named_with_its_reason() -> None:
     """A missing side never becomes a figure."""
-    missing = Driver(name="nowhere", module="nowhere")
-    with pytest.raises(RuntimeError, match=r"(?s)nowhere ended with code 1.*No module named"):
+    missing = Driver(name="redis_xadd", module="redis_xadd", arguments=("--no-such-flag",))
+    with pytest.raises(RuntimeError, match=r"(?s)redis_xadd ended with code 2.*--no-such-flag"):
         run_driver(missing, OPTIONS)
 
 

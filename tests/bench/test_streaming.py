@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from seamflow.agent import Task
 
-from bench import streaming
-from bench.streaming import ANSWER_TOKENS, STREAMED, WHOLE, Run, told, tool_seconds
+from bench.train import streaming
 from bench.train.model import save_model
 from bench.train.sides import ROOT, Window, read_config
+from bench.train.streaming import ANSWER_TOKENS, STREAMED, WHOLE, Run, told, tool_seconds
 from bench.train.task import user_message
-from services.chassis.config import load
+from services.chassis.config.load import load
 from services.dataloader.config import DataloaderConfig
 from services.launcher.config import LauncherConfig
 from trainer.config import TrainerConfig

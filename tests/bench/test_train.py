@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from bench.quickstart_modes import WINDOW, Learning
+from bench.quickstart.modes import WINDOW, Learning
 from bench.train import learning, task, throughput
 from bench.train.conversation import play
 from bench.train.model import save_model
 from bench.train.sides import ROOT, Window, read_config, speed, waits, watch
 from bench.train.trl import as_arguments
 from examples.quickstart import prepare
-from services.chassis.config import load
+from services.chassis.config.load import load
 from services.dataloader.config import DataloaderConfig
 from services.launcher.config import LauncherConfig
 from trainer.config import TrainerConfig

@@ -17,14 +17,14 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import (
     add_TaskServiceServicer_to_server,
 )
 
-from services.chassis.config import ServerConfig
+from services.chassis.config.load import ServerConfig
 from services.chassis.errors import Reason, already_exists, exhausted, not_found, unavailable
-from services.chassis.server import Service, started
+from services.chassis.rpc.server import Service, started
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
-from services.dataloader.queue import TaskQueue
-from services.dataloader.sizes import GroupSizes
 from services.dataloader.sources import open_source
+from services.dataloader.task_queue import TaskQueue
 
 
 class Queue(TaskServiceServicer):

@@ -8,8 +8,8 @@ from google.protobuf.json_format import MessageToDict
 from seamflow.trajectory.v1.trajectory_pb2 import RunConfig
 
 from deploy.create_run import CreateRunConfig
-from services.chassis.config import load
-from services.chassis.run_rules import rules
+from services.chassis.config.load import load
+from services.lib.run_rules import rules
 
 EVERYTHING = """
 [run]

@@ -15,8 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError
 
 from deploy.generate_secrets import ACCOUNTS, SERVICES, generate
-from services.chassis.redis import connect
-from services.chassis.redis_binary import find_redis_server
+from services.chassis.redis.connect import connect
+from services.lib.redis_binary import find_redis_server
 from tests.deploy.support import ROOT, content, secrets
 
 SCRIPT = ROOT / "deploy" / "generate_secrets.py"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from services.chassis import admin
-from services.chassis.config import ServerConfig
-from services.chassis.healthcheck import main, ready
+from services.chassis.config.load import ServerConfig
+from services.chassis.rpc import admin
+from services.chassis.rpc.healthcheck import main, ready
 
 
 async def _seen(is_ready: bool) -> bool:

@@ -32,6 +32,7 @@ SERVICES = {
         "trajectory.v1.trajectory_service.TrajectoryService",
         "trajectory.v1.sample_service.SampleService",
         "trajectory.v1.task_service.TaskService",
+        "trajectory.v1.column_service.ColumnService",
     ],
     "rollout_gateway": ["rollout.v1.rollout_service.RolloutService"],
     "rollout_server": ["rollout.v1.rollout_server_service.RolloutServerService"],
@@ -53,14 +54,20 @@ RPCS = [(process, method.name) for process in SERVICES for method in methods(pro
 
 
 @pytest.fixture(scope="module")
-def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """One real process of each kind, on memory stores and a fake engine."""
+def addresses(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[dict[str, str]]:
+    """One real process of each kind, on a real Redis and a fake engine."""
     folder = tmp_path_factory.mktemp("mutated")
     with ExitStack() as stack:
         processes = {
-            "trajectory_manager": Process("trajectory_manager", "trajectory_manager", folder),
-            "weights": Process("services.weights", "weights", folder, folder=folder / "weights"),
-            "scheduler": Process("scheduler", "scheduler", folder),
+            "trajectory_manager": Process(
+                "trajectory_manager", "trajectory_manager", folder, redis_url=redis_url
+            ),
+            "weights": Process(
+                *("services.weights", "weights", folder),
+                folder=folder / "weights",
+                redis_url=redis_url,
+            ),
+            "scheduler": Process("scheduler", "scheduler", folder, redis_url=redis_url),
             "rollout_server": Process("rollout.server", "rollout_server", folder, engine="fake"),
         }
         processes["rollout_gateway"] = Process(

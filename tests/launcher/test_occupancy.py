@@ -12,7 +12,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.launcher.occupancy import CoresBusy, Occupancy, doing
-from services.launcher.services import Facts
+from services.launcher.service_clients import Facts
 
 
 def node(

@@ -15,8 +15,8 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import (
     add_SchedulerServiceServicer_to_server,
 )
 
-from services.chassis.config import ServerConfig
-from services.chassis.server import Service, started
+from services.chassis.config.load import ServerConfig
+from services.chassis.rpc.server import Service, started
 
 
 class ScriptedScheduler(SchedulerServiceServicer):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.config import load
+from services.chassis.config.load import load
 from services.node_agent.config import NodeAgentConfig, WorkerConfig
 from tests.scheduler.support import RUN
 

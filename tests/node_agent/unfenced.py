@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from services.chassis.server import run
+from services.chassis.rpc.server import run
 from services.node_agent.agent import NodeAgent
 from services.node_agent.cli import build
 from services.node_agent.config import NodeAgentConfig

@@ -13,7 +13,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.chassis.server import started
+from services.chassis.rpc.server import started
 from trajectory_manager.cli import build
 from trajectory_manager.config import TrajectoryManagerConfig
 

@@ -17,7 +17,7 @@ from seamflow.client import Rollout
 from seamflow.common.v1 import tokens_pb2
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
-from seamflow.runner import AgentRunner, RunnerConfig
+from seamflow.runner.agent_runner import AgentRunner, RunnerConfig
 from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
@@ -26,7 +26,7 @@ import rollout.gateway.cli
 import rollout.server.cli
 from rollout.gateway.config import GatewayConfig
 from rollout.server.config import RolloutServerConfig
-from services.chassis.server import started
+from services.chassis.rpc.server import started
 from tests.end_to_end.support import NUM_WORDS, Process, make_tokenizer_folder
 from tests.ranker.support import manager
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.prompts import PromptWorld, load_workload
+from bench.rollout.prompts import PromptWorld, load_workload
 from services.ranker.features import Beginning
 from services.ranker.learner import Memory, learn, recall_of_longest
 from tests.ranker.support import length, prompts

@@ -18,8 +18,8 @@ from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.lengths import Beginning, load_lengths
-from services.chassis.server import started
+from rollout.gateway.dispatch.length_estimators import Beginning, load_lengths
+from services.chassis.rpc.server import started
 from services.ranker.cli import build
 from services.ranker.config import RankerConfig
 from services.ranker.learner import recall_of_longest

@@ -15,14 +15,15 @@ from seamflow.channel import connect
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
-from scheduler.cli import build
+from scheduler.api.conversion import duration_message
+from scheduler.cli import build, service
 from scheduler.config import SchedulerConfig
-from scheduler.draft import Draft
-from scheduler.policy import AllocationPolicy, PreemptivePolicy
-from scheduler.records import Gang, Node, State
-from scheduler.wire import duration_message
-from services.chassis.server import started
+from scheduler.model.records import Gang, Node, State
+from scheduler.policy.allocation_policy import AllocationPolicy, PreemptivePolicy
+from scheduler.pool.state_transaction import Draft
+from services.chassis.rpc.server import Service, started
 from tests.redis_server import free_port
+from tests.scheduler.memory_store import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 RUN = "run"
@@ -54,12 +55,19 @@ def after(
 
 
 @asynccontextmanager
+async def in_memory(config: SchedulerConfig) -> AsyncIterator[Service]:
+    """The scheduler's service on the in-memory oracle."""
+    yield await service(config, MemoryStore(config.max_events))
+
+
+@asynccontextmanager
 async def running_scheduler(**settings: Any) -> AsyncIterator[tuple[int, SchedulerServiceStub]]:
     """A scheduler in this process; gives its port and a stub."""
-    config = SchedulerConfig(port=0, drain_seconds=0.5, **settings)
+    given = {"redis_url": "redis://oracle", **settings}
+    config = SchedulerConfig(port=0, drain_seconds=0.5, **given)
     async with (
-        build(config) as service,
-        started(service, config, "scheduler") as port,
+        build(config) if "redis_url" in settings else in_memory(config) as served,
+        started(served, config, "scheduler") as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield port, SchedulerServiceStub(channel)

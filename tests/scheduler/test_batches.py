@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.draft import Draft
-from scheduler.lending import Outlook
-from scheduler.policy import LendingMode, PreemptivePolicy
-from scheduler.records import Gang, State
+from scheduler.model.lending import Outlook
+from scheduler.model.records import Gang, State
+from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
+from scheduler.pool.state_transaction import Draft
 from tests.scheduler.support import BOTH, RUN, gang, node
 
 GANG = (RUN, "g")

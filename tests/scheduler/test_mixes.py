@@ -10,10 +10,10 @@ from typing import get_args
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scheduler.draft import Draft
-from scheduler.lending import Lending, Outlook, Stake, Verdict
-from scheduler.policy import AllocationPolicy, LendingMode, Plan, PreemptivePolicy
-from scheduler.records import Assignment, Gang, Node, RunPolicy, State, Worker
+from scheduler.model.lending import Lending, Outlook, Stake, Verdict
+from scheduler.model.records import Assignment, Gang, Node, RunPolicy, State, Worker
+from scheduler.policy.allocation_policy import AllocationPolicy, LendingMode, Plan, PreemptivePolicy
+from scheduler.pool.state_transaction import Draft
 from tests.scheduler.support import BOTH, RUN, after, gang, node
 
 OTHER = "other"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.leases import Leases
-from scheduler.memory_store import MemoryStore
-from scheduler.policy import PreemptivePolicy
-from scheduler.pool import Pool
-from scheduler.records import AllocationEvent, NodeState, State
+from scheduler.model.records import AllocationEvent, NodeState, State
+from scheduler.policy.allocation_policy import PreemptivePolicy
+from scheduler.pool.heartbeats import Leases
+from scheduler.pool.pool import Pool
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
+from tests.scheduler.memory_store import MemoryStore
 from tests.scheduler.support import BOTH, gang, node
 
 MARGIN = 2.0

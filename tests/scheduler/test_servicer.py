@@ -14,9 +14,9 @@ from seamflow.channel import connect
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
-from scheduler.leases import Leases
-from scheduler.planning.roofline import train_priority
-from scheduler.wire import duration_message
+from scheduler.api.conversion import duration_message
+from scheduler.policy.roofline import train_priority
+from scheduler.pool.heartbeats import Leases
 from tests.redis_server import RedisServer
 from tests.scheduler.support import (
     BOTH,

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from scheduler import keys
-from scheduler.draft import Draft
-from scheduler.lending import Outlook
-from scheduler.memory_store import MemoryStore
-from scheduler.policy import PreemptivePolicy
-from scheduler.records import AllocationEvent, Assignment, Hardware, RunPolicy, State, Worker
-from scheduler.redis_store import RedisStore
-from scheduler.store import Store, SupersededError
-from services.chassis.redis import connect
+from scheduler.model.lending import Outlook
+from scheduler.model.records import AllocationEvent, Assignment, Hardware, RunPolicy, State, Worker
+from scheduler.policy.allocation_policy import PreemptivePolicy
+from scheduler.pool.state_transaction import Draft
+from scheduler.store import keys
+from scheduler.store.interface import Store, SupersededError
+from scheduler.store.redis_store import RedisStore
+from services.chassis.redis.connect import connect
+from tests.scheduler.memory_store import MemoryStore
 from tests.scheduler.support import BOTH, RUN, gang, node
 
 MAX_EVENTS = 5

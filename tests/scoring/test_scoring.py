@@ -15,15 +15,15 @@ from seamflow.channel import connect
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.chassis.server import started
+from services.chassis.rpc.server import started
 from services.scoring.cli import build
 from services.scoring.config import ScoringConfig
 from tests.scoring.support import COLUMN, Lengths, Slow, Together, Twice, Wrong
 from tests.trajectory_manager.client import RULES, Client
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.records import Durability
-from trajectory_manager.redis_store import redis_store
+from trajectory_manager.model.records import Durability
+from trajectory_manager.store.redis.connect import redis_store
 
 
 class Run:
@@ -101,7 +101,9 @@ async def waited_for(look: Callable[[], Any], enough: Callable[[Any], bool]) -> 
 @pytest.fixture
 async def run(redis_url: str) -> AsyncIterator[Run]:
     """A run that begins with `begin`."""
-    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05)
+    config = TrajectoryManagerConfig(
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+    )
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,
         started(service(config, store), config) as port,

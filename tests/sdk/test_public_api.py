@@ -24,7 +24,7 @@ def test_version_is_that_of_the_distribution() -> None:
 def test_importing_the_sdk_loads_nothing_heavy() -> None:
     """An agent pays for grpcio and protobuf, not for torch."""
     heavy = "{'torch', 'numpy', 'redis', 'transformers'}"
-    code = f"import sys, seamflow.runner, seamflow.cli; print({heavy} & set(sys.modules))"
+    code = f"import sys, seamflow.runner, seamflow.cli.main; print({heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 

@@ -15,8 +15,8 @@ import grpc
 import pytest
 from seamflow import Agent
 from seamflow.common.v1 import tokens_pb2
-from seamflow.runner import AgentRunner, RunnerConfig, load_agent
-from seamflow.runner_cli import main
+from seamflow.runner.agent_runner import AgentRunner, RunnerConfig, load_agent
+from seamflow.runner.command_line import main
 
 from tests.sdk.agents import Answers, Breaks, Echoes, Waits
 from tests.sdk.support import TOKENS, Gateway, Tasks, serving

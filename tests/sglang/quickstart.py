@@ -17,10 +17,10 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.chassis.config import load
-from services.launcher import store
+from services.chassis.config.load import load
+from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
-from services.launcher.plan import Layout, ProcessPlan, free_ports, plan
+from services.launcher.process_plan import Layout, ProcessPlan, free_ports, plan
 from services.launcher.run import Run
 from services.launcher.view import PlainView
 from tests.end_to_end.support import Process
@@ -81,7 +81,7 @@ class Quickstart:
             await self.train()
 
     def _plans(self) -> dict[str, ProcessPlan]:
-        redis = store.server_plan(self.config, self.folder, self.layout.ports["redis"])
+        redis = redis_server.server_plan(self.config, self.folder, self.layout.ports["redis"])
         plans = {"redis": redis, **plan(self.config, self.layout)}
         trainer = plans["trainer"]
         command = (trainer.command[0], "-m", "tests.sglang.recording_trainer", *trainer.command[3:])

@@ -9,7 +9,7 @@ from random import Random
 from rich.progress import track
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 
-from services.launcher.services import Services, connected
+from services.launcher.service_clients import Services, connected
 from tests.sglang.engines import EngineProcess, engine_of
 from tests.sglang.quickstart import Quickstart
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from seamflow.channel import connect
 
-from services.chassis.server import started
-from tests.trainer.gang_run import run_rank
+from services.chassis.rpc.server import started
+from tests.trainer.ranks.gang_run import run_rank
 from tests.trainer.support import JOB_CONFIG, make_model
 from tests.trainer.training import Training
 from tests.trajectory_manager.client import Client
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.records import Durability
-from trajectory_manager.redis_store import redis_store
+from trajectory_manager.model.records import Durability
+from trajectory_manager.store.redis.connect import redis_store
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,9 @@ def straight_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def training(redis_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Training]:
     """A run that begins with `begin`."""
-    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05)
+    config = TrajectoryManagerConfig(
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+    )
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,
         started(service(config, store), config) as port,

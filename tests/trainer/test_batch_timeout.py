@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.trainer.training import Training, groups, other_run
-from trainer.readiness import Readiness
+from trainer.batch_forecast import Readiness
 
 OVER = {"batch_timeout_seconds": 1e-9}
 """The wait is too long from its beginning on."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import ConfigError
-from trainer import checkpoint
+from trainer.checkpoint import checkpoint_files
 from trainer.cli import build
 from trainer.config import TrainerConfig
 
@@ -29,12 +29,12 @@ async def refused(config: TrainerConfig, **changes: object) -> str:
 
 async def test_an_existing_checkpoint_is_never_resumed_by_accident(config: TrainerConfig) -> None:
     """Without `resume` it is an error that names the folder, the step and the setting."""
-    folder = checkpoint.begin(config.checkpoint_folder, 7)
-    state = checkpoint.Checkpoint(
+    folder = checkpoint_files.begin(config.checkpoint_folder, 7)
+    state = checkpoint_files.Checkpoint(
         run_id="other", step=7, weight_version=7, world_size=1, mathematics={}, record={}
     )
-    (folder / checkpoint.shard_name(0, 1)).touch()
-    checkpoint.complete(folder, state, keep=1)
+    (folder / checkpoint_files.shard_name(0, 1)).touch()
+    checkpoint_files.complete(folder, state, keep=1)
     message = await refused(config)
     assert "step 7" in message
     assert "set resume" in message

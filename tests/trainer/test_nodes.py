@@ -16,7 +16,7 @@ from tests.scheduler.support import (
     register,
     running_scheduler,
 )
-from trainer.peers import Nodes
+from trainer.clients import Nodes
 
 GANG = "trainer"
 HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)

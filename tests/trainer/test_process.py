@@ -24,11 +24,11 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from tests.trainer.services import Neighbours
 from tests.trainer.support import JOB_CONFIG, ROOT, environment, make_samples, read_lines
-from trainer.batch import sequence
 from trainer.cli import build
-from trainer.commands import Command, Optimize
 from trainer.config import TrainerConfig
-from trainer.worker import Worker
+from trainer.data.token_sequence import sequence
+from trainer.policy.commands import Command, Optimize
+from trainer.ranks.worker import Worker
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

@@ -15,14 +15,14 @@ import pytest
 from services.chassis.errors import ConfigError
 from tests.trainer.support import ROUNDING, make_samples
 from tests.trainer.training import Training, groups, other_run
-from trainer import peers, wait
-from trainer.algorithm import make_algorithm
-from trainer.batch import sequence
-from trainer.commands import Accumulate
+from trainer import batch_source, clients
+from trainer.algorithms.base import make_algorithm
+from trainer.batch_forecast import Readiness
 from trainer.config import TrainerConfig
-from trainer.device import GangThread
-from trainer.parts import Part, Rounds
-from trainer.readiness import Readiness
+from trainer.data.gradient_chunks import Part, Rounds
+from trainer.data.token_sequence import sequence
+from trainer.device_lease import GangThread
+from trainer.policy.commands import Accumulate
 
 STREAMED: dict[str, Any] = {"stream_groups": 1, "micro_batch_tokens": 8}
 """A group of two rollouts has 12 tokens to compute: each is a part."""
@@ -136,8 +136,8 @@ async def test_a_timeout_closes_an_open_step(
 ) -> None:
     """With the groups it has, once these are enough."""
     now = [0.0]
-    monkeypatch.setattr(wait, "time", SimpleNamespace(time=lambda: now[0]))
-    monkeypatch.setattr(peers, "_LEASE_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(batch_source, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(clients, "_LEASE_POLL_SECONDS", 0.05)
     values = {"batch_timeout_seconds": 100.0, "batch_min_groups": 2, **STREAMED}
     await training.begin("a", "b", "c")
     async with going_on(training, 1, **values) as records:
@@ -154,7 +154,7 @@ async def test_pages_cut_no_group(
     training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample comes in a page of its own, and the wait is over from its beginning on."""
-    monkeypatch.setattr(peers, "_PAGE_BYTES", 1)
+    monkeypatch.setattr(clients, "_PAGE_BYTES", 1)
     values = {"batch_timeout_seconds": 1e-9, "batch_min_groups": 3, **STREAMED}
     await training.begin("a", "b", "c", "d")
     await training.play(6)

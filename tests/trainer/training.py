@@ -14,13 +14,13 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 from torch import Tensor
 
-from services.chassis.server import Service
+from services.chassis.rpc.server import Service
 from tests.trainer.services import Neighbours
 from tests.trainer.support import read_lines
 from tests.trajectory_manager.client import RULES, Client
 from trainer.cli import build
+from trainer.clients import Samples
 from trainer.config import TrainerConfig
-from trainer.peers import Samples
 
 
 class Training:

@@ -9,15 +9,15 @@ from contextlib import AsyncExitStack
 import grpc.aio
 import pytest
 
-from services.chassis.server import started
+from services.chassis.rpc.server import started
 from tests.trajectory_manager.client import Client
+from tests.trajectory_manager.memory.store import memory_store
 from tests.trajectory_manager.support import RULES, Run
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.memory_store import memory_store
-from trajectory_manager.records import Durability
-from trajectory_manager.redis_store import redis_store
-from trajectory_manager.store import Store
+from trajectory_manager.model.records import Durability
+from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import redis_store
 
 
 @pytest.fixture(params=["memory", "redis", "cluster"])
@@ -46,7 +46,12 @@ async def run(store: Store) -> Run:
 async def replicas(store: Store) -> AsyncIterator[tuple[Client, Client]]:
     """A client of each of two replicas on one store, for one fresh run."""
     config = TrajectoryManagerConfig(
-        port=0, admin_port=-1, max_queued_tasks=8, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle",
+        port=0,
+        admin_port=-1,
+        max_queued_tasks=8,
+        drain_seconds=0.2,
+        sweep_seconds=0.05,
     )
     run_id = uuid.uuid4().hex
     async with AsyncExitStack() as stack:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.records import Purpose, RunConfig, Settlement, Task
-from trajectory_manager.step_records import LeaseAttempt, PublishWait, StepLease
-from trajectory_manager.store import Store
+from trajectory_manager.model.records import Purpose, RunConfig, Settlement, Task
+from trajectory_manager.model.steps import LeaseAttempt, PublishWait, StepLease
+from trajectory_manager.store.interface import Store
 
 WIDE = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9)
 """Groups of one sample, as many ahead as a test needs."""

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.chassis.errors import Reason, ServiceError
-from trajectory_manager.matching import Prompt
-from trajectory_manager.metrics import Metrics
-from trajectory_manager.packing import pack_ids, pack_logprobs
-from trajectory_manager.records import (
+from trajectory_manager.model.records import (
     Durability,
     FailureClass,
     Outcome,
@@ -26,9 +23,8 @@ from trajectory_manager.records import (
     Task,
     TaskLease,
 )
-from trajectory_manager.rollouts import OpenedTurn, Rollouts
-from trajectory_manager.store import Store
-from trajectory_manager.token_records import (
+from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
+from trajectory_manager.model.tokens import (
     Append,
     Appended,
     Closing,
@@ -39,6 +35,10 @@ from trajectory_manager.token_records import (
     Tokens,
     VersionSource,
 )
+from trajectory_manager.service.metrics import Metrics
+from trajectory_manager.service.prefix_match import Prompt
+from trajectory_manager.service.rollouts import OpenedTurn, Rollouts
+from trajectory_manager.store.interface import Store
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = RunConfig(

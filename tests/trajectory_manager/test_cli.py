@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.trajectory_manager.memory.store import memory_store
 from tests.trajectory_manager.support import RULES, Run
 from trajectory_manager.cli import sweep
-from trajectory_manager.memory_store import memory_store
-from trajectory_manager.metrics import Metrics
-from trajectory_manager.records import RolloutState
+from trajectory_manager.model.records import RolloutState
+from trajectory_manager.service.metrics import Metrics
 
 
 class Listing:

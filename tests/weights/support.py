@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,10 @@ import grpc.aio
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
-from services.chassis.server import started
-from services.weights.cli import build
+from services.chassis.rpc.server import Service, started
+from services.weights.cli import build, service
 from services.weights.config import WeightsConfig
+from tests.weights.memory_store import MemoryStore
 
 FILES = {
     "config.json": b'{"model_type": "tiny"}',
@@ -93,17 +94,27 @@ class Trainer:
         return files
 
 
+def in_memory(config: WeightsConfig) -> Service:
+    """The weights service on the in-memory oracle."""
+    return service(config, MemoryStore())
+
+
 @asynccontextmanager
 async def weights_service(
     folder: Path, redis_url: str | None = None, keep_versions: int = 4
 ) -> AsyncIterator[WeightServiceStub]:
     """A weights service in this process, and a client of it."""
     config = WeightsConfig(
-        folder=folder, redis_url=redis_url, keep_versions=keep_versions, poll_seconds=0.02
+        folder=folder,
+        redis_url=redis_url or "redis://oracle",
+        keep_versions=keep_versions,
+        poll_seconds=0.02,
+        port=0,
+        drain_seconds=1,
     )
     async with (
-        build(config) as service,
-        started(service, WeightsConfig(folder=folder, port=0, drain_seconds=1)) as port,
+        build(config) if redis_url else nullcontext(in_memory(config)) as served,
+        started(served, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield WeightServiceStub(channel)

@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
-from services.chassis import config as chassis_config
+from services.chassis.config import load as chassis_config
 from services.chassis.errors import ConfigError
 from services.weights.config import WeightsConfig
 from tests.weights.support import FILES, Trainer, write

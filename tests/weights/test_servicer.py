@@ -13,10 +13,10 @@ import xxhash
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.chassis.errors import ServiceError
-from services.weights.feed import VersionFeed
-from services.weights.folders import WeightFolders
-from services.weights.memory_store import MemoryStore
-from services.weights.store import Scope
+from services.weights.store_interface import Scope
+from services.weights.version_feed import VersionFeed
+from services.weights.version_folders import WeightFolders
+from tests.weights.memory_store import MemoryStore
 from tests.weights.support import FILES, Trainer, describe, names_in, weights_service, write
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION

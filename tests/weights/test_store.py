@@ -10,11 +10,11 @@ import pytest
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from services.chassis.errors import Reason, ServiceError
-from services.chassis.redis import connect
+from services.chassis.redis.connect import connect
 from services.weights import keys
-from services.weights.memory_store import MemoryStore
 from services.weights.redis_store import RedisStore
-from services.weights.store import Allocation, Publish, Scope, Store
+from services.weights.store_interface import Allocation, Publish, Scope, Store
+from tests.weights.memory_store import MemoryStore
 
 HUGE_EPOCH = 2**62
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from trainer.algorithms.baselines import standardised
-from trainer.algorithms.importance import Correction
-from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.terms.baselines import standardised
+from trainer.algorithms.terms.importance import Correction
+from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]

@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithm import LossTerms, PolicyTokens, Rollouts, Weights
-from trainer.algorithms.importance import Correction
-from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.terms.importance import Correction
+from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 __all__ = ["Distillation"]

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch.nn.functional import logsigmoid
 
-from trainer.algorithms.compared import Compared, WholeRollouts
+from trainer.algorithms.terms.groupwise import Compared, WholeRollouts
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]

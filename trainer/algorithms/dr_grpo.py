@@ -9,9 +9,9 @@ No standard deviation, which favours tasks that are nearly solved or hopeless, a
 
 from __future__ import annotations
 
-from trainer.algorithms.baselines import centred
-from trainer.algorithms.importance import TrustRegion
-from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.terms.baselines import centred
+from trainer.algorithms.terms.importance import TrustRegion
+from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]

@@ -6,7 +6,7 @@ over n times fewer steps. See `actor_critic.py`.
 
 from __future__ import annotations
 
-from trainer.algorithms.actor_critic import ActorCritic
+from trainer.algorithms.terms.actor_critic import ActorCritic
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]

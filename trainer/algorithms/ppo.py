@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.algorithms.actor_critic import ActorCritic
+from trainer.algorithms.terms.actor_critic import ActorCritic
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]

@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithm import Rollouts
-from trainer.algorithms.baselines import whitened, whitened_centred
-from trainer.algorithms.importance import TrustRegion
-from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.base import Rollouts
+from trainer.algorithms.terms.baselines import whitened, whitened_centred
+from trainer.algorithms.terms.importance import TrustRegion
+from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 __all__ = ["build", "build_with_baseline"]

@@ -9,9 +9,9 @@ term that it has in the reward is `kl_reward`, 0 unless set.
 
 from __future__ import annotations
 
-from trainer.algorithms.baselines import leave_one_out
-from trainer.algorithms.importance import Correction
-from trainer.algorithms.policy_gradient import PolicyGradient
+from trainer.algorithms.terms.baselines import leave_one_out
+from trainer.algorithms.terms.importance import Correction
+from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]

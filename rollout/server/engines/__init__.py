@@ -1,16 +1,16 @@
-"""Implementations of `rollout.server.engine.Engine`, one file each, and how one is chosen."""
+"""Implementations of the `Engine` protocol, and how one is chosen."""
 
 from __future__ import annotations
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.engine import Engine
+from rollout.server.engines.engine import Engine
 from services.chassis import plugins
 
 __all__ = ["ENGINES", "build_engine"]
 
 ENGINES = {
-    "torch": "rollout.server.engines.torch:build",
-    "sglang": "rollout.server.engines.sglang:build",
+    "torch": "rollout.server.engines.torch.torch_engine:build",
+    "sglang": "rollout.server.engines.sglang.sglang_engine:build",
     "fake": "rollout.server.engines.fake:build",
 }
 

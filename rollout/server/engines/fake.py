@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.engine import (
+from rollout.server.engines.engine import (
     Chunk,
     EngineFailed,
     EngineInfo,
@@ -27,7 +27,7 @@ from rollout.server.engine import (
     WeightsError,
     check_request,
 )
-from rollout.server.rate import TokenRate
+from rollout.server.token_rate import TokenRate
 
 __all__ = ["FakeEngine", "build", "fake_logprob", "fake_token", "fold", "prefix_state"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,47 +20,23 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rollout.gateway.cli import build
 from rollout.gateway.config import GatewayConfig
-from services.chassis.config import ServerConfig
-from services.chassis.server import Service, started
+from services.chassis.config.load import ServerConfig
+from services.chassis.rpc.server import Service, started
+from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.memory_store import memory_store
-from trajectory_manager.store import Store
+from trajectory_manager.store.interface import Store
 
-END = "<|end|>"
 PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
-APPENDING = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 FORGETFUL = (
     "{% for m in messages %}<{{ m.role }}>"
     "{{ m.content if loop.last else m.content.split('/')[-1] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """Drops what earlier messages say before a slash."""
-_MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
-
-
-def make_byte_model(folder: Path, chat_template: str = APPENDING) -> Path:
-    """A model folder whose tokenizer works on bytes and merges "he", "ll", "hell" and "hello"."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*letters, *(first + second for first, second in _MERGES)]
-    bpe = models.BPE({word: i for i, word in enumerate(words)}, _MERGES)
-    tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END, special=True)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)  # type: ignore[no-untyped-call]
-    fast.chat_template = chat_template
-    fast.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return folder
 
 
 class ScriptedServer(RolloutServerServiceServicer):
@@ -136,7 +111,9 @@ async def gateway(
     model: Path, kept: Store | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
     """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; both stubs."""
-    config = TrajectoryManagerConfig(port=0, admin_port=-1, drain_seconds=0.2)
+    config = TrajectoryManagerConfig(
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
+    )
     async with started(manager_service(config, kept or memory_store()), config) as manager:
         given = {"port": 0, "poll_seconds": 0.02, **settings}
         ours = GatewayConfig(

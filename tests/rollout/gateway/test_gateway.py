@@ -22,19 +22,14 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import (
 )
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
+from bench.harness.byte_model import make_byte_model
 from rollout.gateway import servicer as servicer_module
-from rollout.gateway import tokens
-from rollout.gateway.outbox import Outbox
-from rollout.gateway.streams import Stream
+from rollout.gateway.dispatch.token_stream import Stream
+from rollout.gateway.record import token_messages
+from rollout.gateway.send_buffer import Outbox
 from rollout.server.cli import build
-from services.chassis.server import Service, started
-from tests.rollout.gateway.support import (
-    PLAIN,
-    ScriptedServer,
-    gateway,
-    make_byte_model,
-    scripted,
-)
+from services.chassis.rpc.server import Service, started
+from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, scripted
 from tests.rollout.server.client import Client, fake_config
 from tests.trajectory_manager.client import RULES
 
@@ -72,7 +67,7 @@ class Agent:
         request = store_pb.GetTrajectoryRequest(run_id="run", rollout_id="r")
         turns = (await self.store.GetTrajectory(request)).trajectory.turns
         (turn,) = [turn for turn in turns if turn.turn_id == turn_id]
-        return list(turn.tokens.token_ids)[tokens.num_environment(turn.tokens) :]
+        return list(turn.tokens.token_ids)[token_messages.num_environment(turn.tokens) :]
 
 
 @asynccontextmanager

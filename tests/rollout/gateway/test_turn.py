@@ -15,19 +15,12 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway import tokens
+from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway import turn as turn_module
-from rollout.gateway.prompt import digest
-from rollout.gateway.template import ChatTemplate
-from tests.rollout.gateway.support import (
-    END,
-    FORGETFUL,
-    ScriptedServer,
-    gateway,
-    make_byte_model,
-    sampled,
-    scripted,
-)
+from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.prompt import digest
+from rollout.gateway.record import token_messages
+from tests.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, sampled, scripted
 from tests.trajectory_manager.client import RULES
 
 RUN = "run"
@@ -223,13 +216,13 @@ async def test_a_turn_whose_writer_died_is_closed(
     begun = await world.store.BeginTurn(begin)
     answer = [*world.ids("hello"), *world.template.stop_token_ids]
     new = prompt[len(begun.prefix_token_ids) :]
-    own = tokens.joined(tokens.environment(new), sampled(answer))
+    own = token_messages.joined(token_messages.environment(new), sampled(answer))
     append = store_pb.Append(
         run_id=RUN,
         rollout_id="r",
         turn_id="t2",
         epoch=begun.epoch,
-        tokens=tokens.packed(own),
+        tokens=token_messages.packed(own),
     )
     result = await world.store.AppendSegments(store_pb.AppendSegmentsRequest(appends=[append]))
     assert result.results[0].num_tokens == len(own.token_ids)

@@ -17,7 +17,7 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerSer
 from rollout.server.cli import build
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.fake import fake_token, prefix_state
-from services.chassis.server import started
+from services.chassis.rpc.server import started
 
 
 @dataclass

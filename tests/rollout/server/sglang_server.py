@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.engines import sglang_guard
-from rollout.server.engines.sglang_flags import command_line
+from rollout.server.engines.sglang import process_guard
+from rollout.server.engines.sglang.command_line import command_line
 from tests.redis_server import free_port
 
 PYTHON = Path(__file__).parents[3] / ".venv-sglang/bin/python"
@@ -47,7 +47,7 @@ def sglang_server(config: RolloutServerConfig) -> Iterator[str]:
     """Start SGLang as the engine would, but for several event loops; gives its URL."""
     port = free_port()
     address = ("--host", "127.0.0.1", "--port", str(port))
-    command = [sys.executable, "-I", sglang_guard.__file__, *command_line(config), *address]
+    command = [sys.executable, "-I", process_guard.__file__, *command_line(config), *address]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, env=os.environ | ENVIRONMENT, start_new_session=True
     ) as started:

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rollout.server.engine import (
+from rollout.server.engines.engine import (
     Chunk,
     Engine,
     EngineRequest,

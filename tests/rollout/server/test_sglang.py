@@ -21,7 +21,7 @@ from tests.rollout.server.client import serving
 from tests.rollout.server.sglang_server import ENVIRONMENT, FLAGS, PYTHON, sglang_config
 from tests.rollout.server.support import recompute, save_model
 from tests.rollout.server.test_process import port_of, process
-from tests.rollout.server.weight_service import TinyWeightService
+from tests.rollout.server.weights.weight_service import TinyWeightService
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 

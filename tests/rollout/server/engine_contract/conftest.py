@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.server.engine import Engine
+from rollout.server.engines.engine import Engine
 from tests.rollout.server import sglang_server
 from tests.rollout.server.engine_contract.engines import (
     INTERVAL,

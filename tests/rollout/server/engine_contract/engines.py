@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rollout.server.engine import Engine, EngineRequest
+from rollout.server.engines.engine import Engine, EngineRequest
 from rollout.server.engines.fake import FakeEngine
-from rollout.server.engines.sglang import SGLangEngine
+from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from tests.rollout.server.support import VOCAB, request
 
 SLOTS, CONTEXT, INTERVAL = 4, 400, 4
@@ -30,7 +30,7 @@ def _fake(folder: Path, fixtures: pytest.FixtureRequest) -> Engine:
 
 
 def _torch(folder: Path, fixtures: pytest.FixtureRequest) -> Engine:
-    from rollout.server.engines.torch import TorchEngine
+    from rollout.server.engines.torch.torch_engine import TorchEngine
 
     return TorchEngine(folder, max_running=SLOTS, max_context=CONTEXT, stream_interval=INTERVAL)
 

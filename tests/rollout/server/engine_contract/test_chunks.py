@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.server.engine import Chunk, Engine, EngineRequest, PauseMode
+from rollout.server.engines.engine import Chunk, Engine, EngineRequest, PauseMode
 from tests.rollout.server.engine_contract.engines import wanted
 from tests.rollout.server.support import settle
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rollout.server.engine import Engine, EngineFailed, FinishReason, PauseMode
 from rollout.server.engines import build_engine
+from rollout.server.engines.engine import Engine, EngineFailed, FinishReason, PauseMode
 from rollout.server.engines.fake import FakeEngine
-from rollout.server.engines.sglang import SGLangEngine
+from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from tests.rollout.server import sglang_server
 from tests.rollout.server.engine_contract.engines import (
     INTERVAL,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout.server.engine import Engine, FinishReason, PauseMode
+from rollout.server.engines.engine import Engine, FinishReason, PauseMode
 from tests.rollout.server.engine_contract.engines import wanted
 from tests.rollout.server.support import Output, collect, interrupted, settle
 

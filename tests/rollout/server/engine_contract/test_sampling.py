@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout.server.engine import Engine, FinishReason, PauseMode
+from rollout.server.engines.engine import Engine, FinishReason, PauseMode
 from tests.rollout.server.engine_contract.engines import CONTEXT, SLOTS, wanted
 from tests.rollout.server.support import VOCAB, collect, recompute, request
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.server.engine import (
+from rollout.server.engines.engine import (
     Engine,
     EngineStateError,
     FinishReason,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout.server.engines.model import load_model
-from rollout.server.engines.torch import TorchEngine
+from rollout.server.engines.torch.torch_engine import TorchEngine
+from rollout.server.engines.torch.transformers_model import load_model
 from tests.rollout.server.support import save_model
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from rollout.server.engine import (
+from rollout.server.engines.engine import (
     EngineError,
     EngineFailed,
     EngineStateError,
@@ -18,7 +18,7 @@ from rollout.server.engine import (
     VersionSource,
     WeightsError,
 )
-from rollout.server.engines.sglang import SGLangEngine
+from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from tests.rollout.server.engines.sglang_stub import StubSGLang
 from tests.rollout.server.support import Output, collect, request, save_model, settle
 

@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.engines import build_engine, sglang_guard
-from rollout.server.engines.sglang_flags import command_line
-from rollout.server.engines.sglang_process import SGLangProcess
+from rollout.server.engines import build_engine
+from rollout.server.engines.sglang import process_guard
+from rollout.server.engines.sglang.command_line import command_line
+from rollout.server.engines.sglang.server_process import SGLangProcess
 from services.chassis.errors import ConfigError
 from tests.rollout.server.support import save_model
 
@@ -59,7 +60,7 @@ def _runs(pid: int) -> bool:
 @pytest.mark.parametrize("guarded", [True, False])
 async def test_engine_dies_with_whoever_started_it(guarded: bool) -> None:
     """SIGKILL of the rollout server ends engine and workers; without the guard they live on."""
-    guard = (sys.executable, "-I", sglang_guard.__file__) if guarded else ()
+    guard = (sys.executable, "-I", process_guard.__file__) if guarded else ()
     command = (sys.executable, "-c", PARENT, *guard, sys.executable, "-c", SERVER)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

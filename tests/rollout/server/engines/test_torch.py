@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rollout.server.engine import EngineFailed, EngineRequest, PauseMode, WeightsError
-from rollout.server.engines.batch import Batch
-from rollout.server.engines.prefixes import _prefixes
-from rollout.server.engines.step import Step
-from rollout.server.engines.torch import TorchEngine
+from rollout.server.engines.engine import EngineFailed, EngineRequest, PauseMode, WeightsError
+from rollout.server.engines.torch.batch import Batch
+from rollout.server.engines.torch.prefix_cache import _prefixes
+from rollout.server.engines.torch.row_model import Step
+from rollout.server.engines.torch.torch_engine import TorchEngine
 from tests.rollout.server.support import (
     ARCHITECTURES,
     Output,

@@ -1,0 +1,1 @@
+"""Drivers of the systems that benchmarks compare seamflow with, one file each."""

@@ -1,0 +1,1 @@
+"""Sides of the generation benchmarks: our engine, transformers, vLLM, SGLang."""

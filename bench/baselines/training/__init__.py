@@ -1,0 +1,1 @@
+"""Sides of the training benchmarks: TRL."""

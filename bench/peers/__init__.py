@@ -1,1 +1,0 @@
-"""The stores that `bench.store` measures beside ours, each driven by one file of this folder."""

@@ -1,0 +1,1 @@
+"""Measurements of the rollout gateway and the rollout server."""

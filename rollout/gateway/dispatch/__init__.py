@@ -1,0 +1,1 @@
+"""Dispatch: which rollout server gets which waiting turn."""

@@ -1,0 +1,179 @@
+"""The rollout servers of a run: who they are, what they report, who may get traffic.
+
+No traffic before current weights: a server takes turns only while the version that it reports
+itself is allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from seamflow.retry import Backoff
+from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.scheduler.v1 import scheduler_service_pb2
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.weights.v1 import weight_service_pb2
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+from rollout.gateway.config import GatewayConfig
+from rollout.gateway.dispatch import token_stream
+from rollout.gateway.dispatch.length_estimators import load_lengths
+from rollout.gateway.dispatch.policies import Ask, load_dispatch
+from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.dispatch.waiting_turns import WaitingTurns
+from services.chassis import metrics
+from services.chassis.log import get_logger
+from services.chassis.rpc import clients
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["Servers"]
+
+_log = get_logger()
+_POLL_TIMEOUT = 2.0
+_SERVERS = metrics.gauge("rollout_gateway", "servers", "Rollout servers that may get turns.")
+
+
+class Servers:
+    """All servers of the run, kept current in the background."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._servers: dict[str, Server] = {}
+        self._min_version = 0
+        self._waiting = WaitingTurns(
+            load_dispatch(config.dispatch),
+            self._with_room,
+            config.max_waiting_turns,
+            weights_seconds=config.weights_wait_seconds,
+            serving=self._serving,
+            latency=config.server_latency(),
+        )
+        self.keep_planned = self._waiting.keep_planned
+        """Lets the dispatch policy prepare; runs until cancelled."""
+        self.hedges = config.hedge_after_seconds is not None
+        """Whether a turn without a token is started on a second server."""
+        self.lengths = load_lengths(config)
+        """How long turns will be."""
+
+    def stream(
+        self, ask: Ask, pinned_version: int | None, request: token_stream.Request
+    ) -> AbstractAsyncContextManager[token_stream.Stream]:
+        """Wait for a server that may serve the version, and open a stream there."""
+        after = self._config.hedge_after_seconds
+        return token_stream.opened(self._waiting, ask, pinned_version, request, after)
+
+    def suspect(self, server: Server) -> None:
+        """A turn was given up there: no further turns until the server reports again."""
+        server.info = None
+
+    async def keep_known(self) -> None:
+        """Follow the scheduler's list of servers; runs until cancelled."""
+        if self._config.scheduler is None:
+            await self._set_known(self._config.servers)
+            await asyncio.Event().wait()
+            return
+        async with clients.channel(self._config, self._config.scheduler) as channel:
+            stub: SchedulerServiceAsyncStub = SchedulerServiceStub(channel)  # type: ignore[assignment]
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    await self._set_known({*self._config.servers, *await self._listed(stub)})
+                await asyncio.sleep(2 * self._config.poll_seconds)
+
+    async def keep_versions(self) -> None:
+        """Follow the committed versions; runs until cancelled."""
+        if self._config.weights is None:
+            return
+        async with clients.channel(self._config, self._config.weights) as channel:
+            stub: WeightServiceAsyncStub = WeightServiceStub(channel)  # type: ignore[assignment]
+            await self._follow_versions(stub)
+
+    async def close(self) -> None:
+        """Forget all servers."""
+        await self._set_known(())
+        await self.lengths.close()
+
+    async def _listed(self, stub: SchedulerServiceAsyncStub) -> set[str]:
+        request = scheduler_service_pb2.ListNodesRequest(run_id=self._config.run_id)
+        response = await stub.ListNodes(request, timeout=_POLL_TIMEOUT)
+        return {
+            worker.address
+            for node in response.nodes
+            for worker in node.workers
+            if worker.tag == "rollout"
+        }
+
+    async def _follow_versions(self, stub: WeightServiceAsyncStub) -> None:
+        backoff, newest = Backoff(), 0
+        while True:
+            request = weight_service_pb2.WatchVersionsRequest(
+                run_id=self._config.run_id, after_weight_version=newest
+            )
+            try:
+                async for response in stub.WatchVersions(request):
+                    newest = response.manifest.weight_version
+                    self._min_version = newest - self._config.max_version_lag
+                    backoff.reset()
+            except grpc.aio.AioRpcError as error:
+                _log.warning("weights service does not answer", code=error.code().name)
+            await backoff.wait()
+
+    async def _set_known(self, addresses: Iterable[str]) -> None:
+        wanted = set(addresses)
+        for address in wanted - self._servers.keys():
+            self._servers[address] = self._connect(address)
+        for address in self._servers.keys() - wanted:
+            await _disconnect(self._servers.pop(address))
+
+    def _connect(self, address: str) -> Server:
+        channel = clients.channel(self._config, address)
+        stub: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+        server = Server(address, channel, stub)
+        server.polling = asyncio.create_task(self._poll(server))
+        return server
+
+    async def _poll(self, server: Server) -> None:
+        while True:
+            before = server.num_turns
+            try:
+                info = await server.stub.GetServerInfo(
+                    pb.GetServerInfoRequest(), timeout=_POLL_TIMEOUT
+                )
+                server.report(info, before)
+            except grpc.aio.AioRpcError:
+                server.info = None
+            self._waiting.assign()
+            _SERVERS.set(len(self._serving()))
+            await asyncio.sleep(self._config.poll_seconds)
+
+    def _serving(self) -> list[Server]:
+        return [server for server in self._servers.values() if self._may_serve(server, None, 0)]
+
+    def _with_room(self, pinned_version: int | None, oldest: int) -> list[Server]:
+        return [
+            server
+            for server in self._servers.values()
+            if self._may_serve(server, pinned_version, oldest)
+            and server.has_room(self._config.overcommit)
+        ]
+
+    def _may_serve(self, server: Server, pinned_version: int | None, oldest: int) -> bool:
+        if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:
+            return False
+        if pinned_version is not None:
+            return server.info.weight_version == pinned_version
+        return server.info.weight_version >= max(self._min_version, oldest)
+
+
+async def _disconnect(server: Server) -> None:
+    if server.polling is not None:
+        server.polling.cancel()
+    await server.channel.close()

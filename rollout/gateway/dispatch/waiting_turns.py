@@ -1,0 +1,212 @@
+"""The turns that wait for a rollout server, in the order of the dispatch policy.
+
+A server gets a turn only while it has room; the others wait here, where their order still can be
+chosen and where an agent that goes away costs nothing. Nobody is woken for nothing: when
+something changes, `assign` gives servers with room to turns, one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from rollout.gateway.dispatch.policies import Ask, DispatchPolicy, Fleet, Planning
+from services.chassis import metrics
+from services.chassis.errors import Reason, exhausted
+from services.chassis.log import get_logger
+
+if TYPE_CHECKING:
+    from rollout.gateway.dispatch.server_state import Server
+    from services.lib.decode_latency import DecodeLatency
+
+__all__ = ["WaitingTurns"]
+
+_log = get_logger()
+_RETRY_SECONDS = 1.0
+_PLAN_SECONDS = 1.0
+_WAITING = metrics.gauge("rollout_gateway", "waiting_turns", "Turns without a rollout server.")
+_SECONDS = metrics.histogram(
+    "rollout_gateway", "wait_seconds", "Time that a turn waited for a rollout server."
+)
+
+WithRoom = Callable[[int | None, int], "Sequence[Server]"]
+"""The servers that may take one more turn, of the pinned version, or of any allowed one that is not
+older than the second."""
+
+_Weights = tuple[int | None, int]  # as WithRoom has them
+
+_Key = tuple[float, int]  # the policy's order, arrival
+_Entry = tuple[_Key, Ask, "asyncio.Future[Server]"]
+
+
+class WaitingTurns:
+    """Gives turns to servers. Counts them there, until `left` takes them off again."""
+
+    def __init__(
+        self,
+        policy: DispatchPolicy,
+        with_room: WithRoom,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        weights_seconds: float | None = None,
+        serving: Callable[[], Sequence[Server]] = tuple,
+        latency: DecodeLatency | None = None,
+    ) -> None:
+        """`serving` and `latency` are for policies that plan: all servers, and their pace.
+
+        A turn waits `weights_seconds` for the weights that it needs, then for any; None: for ever.
+        """
+        self._policy = policy
+        self._planner = policy if isinstance(policy, Planning) else None
+        self._with_room = with_room
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._weights_seconds = weights_seconds
+        self._serving = serving
+        self._latency = latency
+        self._num_taken = 0
+        self._num_planned = 0
+        self._num_arrived = 0
+        # By weights, each sorted: thousands are moved in microseconds.
+        self._queues: dict[_Weights, list[_Entry]] = {}
+
+    def __len__(self) -> int:
+        """Turns that wait."""
+        return sum(map(len, self._queues.values()))
+
+    async def server(self, ask: Ask, pinned: int | None) -> Server:
+        """Wait for a server that may serve the version; the turn is counted there.
+
+        Raises:
+            ServiceError: RESOURCE_EXHAUSTED, as many turns wait already as may.
+        """
+        self._check_room(ask)
+        try:
+            async with asyncio.timeout(self._weights_seconds if ask.min_weight_version else None):
+                return await self._server(ask, pinned)
+        except TimeoutError:
+            _log.warning("weights_did_not_come", weight_version=ask.min_weight_version)
+            return await self._server(replace(ask, min_weight_version=0), pinned)
+
+    async def _server(self, ask: Ask, pinned: int | None) -> Server:
+        ask = replace(ask, arrived=self._clock())
+        self._num_arrived += 1
+        key = (self._policy.order(ask), self._num_arrived)
+        server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
+        weights = (pinned, ask.min_weight_version)
+        queue = self._queues.setdefault(weights, [])
+        insort(queue, (key, ask, server), key=itemgetter(0))
+        _WAITING.inc()
+        # Behind others that wait it changes nothing, but for a policy that plans.
+        if queue[0][0] is key or self._planner is not None:
+            self.assign()
+        try:
+            return await server
+        except asyncio.CancelledError:
+            self._cancelled(weights, key, server)
+            raise
+        finally:
+            _SECONDS.observe(self._clock() - ask.arrived)
+
+    def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
+        """A second server for a turn that `server` has, if one has room."""
+        # One that still has room is of no use to any turn that waits.
+        found = self._with_room(pinned, ask.min_weight_version)
+        servers = [s for s in found if s is not server]
+        return self._taken(ask, servers) if servers else None
+
+    def left(self, server: Server) -> None:
+        """A turn is no longer on `server`."""
+        server.num_turns -= 1
+        self._num_taken -= 1
+        self.assign()
+
+    async def keep_planned(self) -> None:
+        """Let a policy that plans do so every second; runs until cancelled."""
+        while self._planner is not None:
+            self._plan(self._planner)
+            self.assign()
+            await asyncio.sleep(_PLAN_SECONDS)
+
+    def assign(self) -> None:
+        """Give turns to servers, as long as there are both."""
+        if self._planner is not None:
+            num_turns = len(self) + self._num_taken
+            if 8 * abs(num_turns - self._num_planned) > self._num_planned:
+                self._plan(self._planner)
+        held: set[_Weights] = set()
+        while self._assign_one(held):
+            pass
+
+    def _assign_one(self, held: set[_Weights]) -> bool:
+        """The first turn in order that some server has room for; `held`: queues that wait on."""
+        for weights in sorted(self._queues.keys() - held, key=lambda one: self._queues[one][0][0]):
+            if servers := self._with_room(*weights):
+                if not self._serve_first(weights, servers):
+                    held.add(weights)
+                return True
+        return False
+
+    def _serve_first(self, weights: _Weights, servers: Sequence[Server]) -> bool:
+        """Whether the first turn of a queue need not wait there any more."""
+        _, ask, waiting = self._queues[weights][0]
+        if not waiting.cancelled():
+            try:
+                taken = self._taken(ask, servers)
+            except Exception as error:  # a policy of somebody's own: this turn's failure alone
+                waiting.set_exception(error)
+            else:
+                if taken is None:
+                    return False
+                waiting.set_result(taken)
+        self._delete(weights, 0)
+        return True
+
+    def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server | None:
+        candidates = [server.candidate() for server in servers]
+        choice = self._policy.choose(ask, candidates)
+        if choice is None:
+            return None
+        chosen = servers[candidates.index(choice)]
+        chosen.num_turns += 1
+        self._num_taken += 1
+        return chosen
+
+    def _plan(self, planner: Planning) -> None:
+        servers = [server.candidate() for server in self._serving()]
+        self._num_planned = len(self) + self._num_taken
+        planner.plan(Fleet(num_waiting=len(self), servers=servers, latency=self._latency))
+
+    def _check_room(self, ask: Ask) -> None:
+        if len(self) >= self._max_waiting and not ask.continues:
+            raise exhausted(
+                Reason.TOO_MANY_REQUESTS,
+                f"{len(self)} turns wait for a rollout server, as many as max_waiting_turns of "
+                "[rollout_gateway] allows: come back, add rollout servers, or raise it",
+                _RETRY_SECONDS,
+            )
+
+    def _cancelled(self, weights: _Weights, key: _Key, server: asyncio.Future[Server]) -> None:
+        if server.cancelled():
+            self._remove(weights, key)
+            self.assign()  # it may have been the one that others waited behind
+        elif server.exception() is None:  # assigned in the moment it was cancelled
+            self.left(server.result())
+
+    def _remove(self, weights: _Weights, key: _Key) -> None:
+        queue = self._queues.get(weights, [])
+        index = bisect_left(queue, key, key=itemgetter(0))
+        if index < len(queue) and queue[index][0] == key:
+            self._delete(weights, index)
+
+    def _delete(self, weights: _Weights, index: int) -> None:
+        del self._queues[weights][index]
+        _WAITING.dec()
+        if not self._queues[weights]:
+            del self._queues[weights]

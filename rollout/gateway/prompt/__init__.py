@@ -1,0 +1,1 @@
+"""From a Generate request to token ids: checks, chat template, retokenization."""

@@ -1,0 +1,1 @@
+"""Recording: what the gateway sends to the trajectory manager, in batches."""

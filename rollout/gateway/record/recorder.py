@@ -1,0 +1,72 @@
+"""Recording for many turns at once: tokens, ends of turns, and ends of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from seamflow.errors import SeamflowError, from_status
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from rollout.gateway.calls import answered
+from rollout.gateway.record.request_batcher import Batches
+from services.chassis import metrics
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["Recorder"]
+
+_MESSAGES = metrics.counter(
+    "rollout_gateway", "record_messages_total", "Messages of appends sent to the store."
+)
+_APPENDS = metrics.counter(
+    "rollout_gateway", "recorded_appends_total", "Appends that the store acknowledged."
+)
+
+_Part = pb.Append | pb.FinishRolloutRequest
+_Answer = pb.AppendResult | pb.FinishResult | SeamflowError
+
+
+class Recorder:
+    """Stores tokens and closes rollouts; `keep_sending` runs as long as it is used."""
+
+    def __init__(self, store: TrajectoryServiceAsyncStub, **bounds: int) -> None:
+        """`bounds` are those of `Batches`."""
+        self._store = store
+        self._batches = Batches(self._send, **bounds)
+        self.keep_sending = self._batches.keep_sending
+
+    async def record(self, append: pb.Append) -> int:
+        """Return the tokens the turn has once these are acknowledged, however long that takes.
+
+        Appends of one turn are stored in the order of the calls. A caller awaits each before the
+        next: one that is pushed back goes again later, and must not find its successor stored.
+
+        Raises:
+            ServiceError: the store's refusal of this append.
+        """
+        return (await self._batches.answered(append)).num_tokens  # type: ignore[no-any-return]
+
+    async def finish(self, finish: pb.FinishRolloutRequest) -> None:
+        """Close a rollout, all of whose turns are recorded.
+
+        Raises:
+            ServiceError: the store's refusal.
+        """
+        await self._batches.answered(finish)
+
+    async def _send(self, parts: Sequence[_Part]) -> list[_Answer]:
+        request = pb.AppendSegmentsRequest(
+            appends=[part for part in parts if isinstance(part, pb.Append)],
+            finishes=[part for part in parts if isinstance(part, pb.FinishRolloutRequest)],
+        )
+        _MESSAGES.inc()
+        # Every part is idempotent, so a message that failed goes again as it is.
+        response = await answered(lambda: self._store.AppendSegments(request))
+        _APPENDS.inc(sum(not result.HasField("error") for result in response.results))
+        appended, finished = iter(response.results), iter(response.finish_results)
+        results: list[pb.AppendResult | pb.FinishResult] = [
+            next(appended) if isinstance(part, pb.Append) else next(finished) for part in parts
+        ]
+        return [from_status(r.error) if r.HasField("error") else r for r in results]

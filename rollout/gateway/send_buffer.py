@@ -1,0 +1,73 @@
+"""Between a turn and its agent: the turn goes on however slowly its agent reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+from rollout.gateway.record import token_messages
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """What an agent has not read yet.
+
+    An agent that stops reading keeps no place on a server: its turn is sampled and recorded to the
+    end. Chunks that wait become one, so that what waits is never more than the tokens of one turn.
+    """
+
+    def __init__(self, heartbeat_seconds: float) -> None:
+        """Break a silence of so many seconds by a heartbeat."""
+        self._heartbeat_seconds = heartbeat_seconds
+        self._unread: deque[pb.GenerateResponse] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: pb.GenerateResponse) -> None:
+        """Hand one event over; it must not be used again."""
+        last = self._unread[-1] if self._unread else None
+        if last is not None and last.HasField("chunk") and event.HasField("chunk"):
+            token_messages.extend(last.chunk.tokens, event.chunk.tokens)
+        else:
+            self._unread.append(event)
+        self._wake()
+
+    async def events(
+        self, turn: Coroutine[None, None, None]
+    ) -> AsyncGenerator[pb.GenerateResponse]:
+        """Run the turn that puts events here: they, and heartbeats; raises what it fails with.
+
+        Closing the iteration cancels the turn.
+        """
+        running = asyncio.ensure_future(turn)
+        running.add_done_callback(lambda _: self._wake())
+        try:
+            while self._unread or not running.done():
+                if self._unread:
+                    yield self._unread.popleft()
+                elif not await self._came(running):
+                    yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
+            running.result()
+        finally:
+            # The caller is gone or the turn is over: either way no server must work on.
+            running.cancel()
+            await asyncio.wait({running})
+
+    async def _came(self, running: asyncio.Future[None]) -> bool:
+        """Wait for an event or the end of the turn; False: there was silence for too long."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(self._heartbeat_seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        return bool(self._unread) or running.done()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

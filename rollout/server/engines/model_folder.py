@@ -1,0 +1,90 @@
+"""What a Hugging Face model folder says about itself: configuration, context, end-of-sequence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from rollout.server.engines.engine import WeightsError
+from rollout.server.engines.torch.safetensors_reader import weight_files
+
+__all__ = ["check_model_folder", "context", "eos_token_ids", "read_config"]
+
+_ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise `ValueError` naming the first thing a model folder lacks."""
+    if not folder.is_dir():
+        raise ValueError(f"model is {folder}: no such folder")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model is {folder}: it has no config.json")
+    tokenizer_files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    if not any((folder / name).is_file() for name in tokenizer_files):
+        raise ValueError(
+            f"model is {folder}: it has no tokenizer ({', '.join(tokenizer_files)});"
+            " save it there with tokenizer.save_pretrained()"
+        )
+    try:
+        weight_files(folder)
+    except WeightsError as error:
+        raise ValueError(f"model is {error}; save it with model.save_pretrained()") from error
+
+
+def read_config(folder: Path) -> Any:
+    """Return the text model's configuration. Raises `ValueError` if no row of it can be cached."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"model is {folder}: config.json cannot be used: {error}") from error
+    text = config.get_text_config(decoder=True)
+    unsupported = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_TYPES
+    if unsupported:
+        raise ValueError(
+            f"model is {folder}: the torch engine cannot slot the state of its layers of type"
+            f" {', '.join(sorted(unsupported))}; use another engine"
+        )
+    return text
+
+
+def context(config: Any, max_context: int | None) -> int:
+    """Return the context to serve, checked against the model."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 4096)
+    # Under the window, sliding attention equals full attention; beyond it the slots would be wrong.
+    window = getattr(config, "sliding_window", None)
+    uses_window = "sliding_attention" in (
+        getattr(config, "layer_types", None) or ("sliding_attention",)
+    )
+    if window and uses_window and getattr(config, "use_sliding_window", True):
+        limit = min(limit, int(window))
+    if max_context is not None and max_context > limit:
+        raise ValueError(f"max_context is {max_context}: this model reads at most {limit} tokens")
+    return max_context or limit
+
+
+def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of the generation config, the model or the tokenizer."""
+    found = None
+    if (folder / "generation_config.json").is_file():
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    if found is None:
+        found = config.eos_token_id
+    if found is None:
+        found = _tokenizer_eos(folder)
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
+
+
+def _tokenizer_eos(folder: Path) -> int | None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, OSError) as error:
+        raise ValueError(f"model is {folder}: its tokenizer cannot be used: {error}") from error
+    found: int | None = tokenizer.eos_token_id
+    return found

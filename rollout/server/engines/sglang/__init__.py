@@ -1,0 +1,1 @@
+"""The SGLang engine: a server process of its own, driven over HTTP."""

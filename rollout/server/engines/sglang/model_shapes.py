@@ -1,0 +1,128 @@
+"""What a model folder and a server on it say about themselves; the model is not loaded here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rollout.server.engines.engine import EngineInfo, WeightsError
+
+__all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks"]
+
+_GIGABYTE = 1 << 30
+
+Shapes = dict[str, list[int]]
+
+
+class ModelFolder:
+    """The Hugging Face folder a run starts from: its vocabulary, and the shapes of its weights."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ValueError` naming the first thing the folder lacks."""
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"model is {folder}: it has no config.json")
+        self.folder = folder.resolve()
+        config = _read_json(folder / "config.json")
+        text = config.get("text_config", config)
+        self.vocab_size = int(text["vocab_size"])
+        generation = _read_json(folder / "generation_config.json")
+        ids = (_ids(text.get("eos_token_id")), _ids(generation.get("eos_token_id")))
+        self.eos_token_ids = tuple(sorted(ids[0] | ids[1]))
+        tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+        self._optional = {"lm_head.weight"} if tied else set()
+        try:
+            self._shapes = _shapes(folder)
+        except WeightsError as error:
+            raise ValueError(f"model is {error}; save it with model.save_pretrained()") from error
+
+    def check(self, folder: Path) -> None:
+        """Raise `WeightsError` unless `folder` holds whole files of just this model's tensors.
+
+        A load that fails half-way leaves SGLang with weights of two versions, so it is not begun.
+        The files are also brought into the page cache.
+        """
+        given = _shapes(folder)
+        for name, shape in given.items():
+            if name not in self._shapes and name not in self._optional:
+                raise WeightsError(f"{folder}: the model has no {name}")
+            expected = self._shapes.get(name, shape)
+            if shape != expected:
+                raise WeightsError(f"{folder}: {name} has shape {shape}, the model's is {expected}")
+        missing = sorted(self._shapes.keys() - given.keys() - self._optional)
+        if missing:
+            raise WeightsError(f"{folder}: has no {missing[0]}, nor {len(missing) - 1} more")
+
+
+def describe(model: ModelFolder, server: dict[str, Any]) -> EngineInfo:
+    """Return the constants of `server`, the answer of /server_info."""
+    features = {"release_memory", "pause_in_place", "restart"}
+    if server["enable_deterministic_inference"]:
+        features.add("seed")
+    return EngineInfo(
+        name="sglang",
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        # SGLang refuses longer prompts, a few tokens before its context ends.
+        max_context=server["max_req_input_len"],
+        max_running=server["max_running_requests"],
+        features=frozenset(features),
+    )
+
+
+def num_ranks(server: dict[str, Any]) -> int:
+    """Return how many processes hold the weights between them: tensor times pipeline parallel."""
+    return int(server.get("tp_size", 1)) * int(server.get("pp_size", 1))
+
+
+def memory_bytes(server: dict[str, Any]) -> int:
+    """Return the bytes that a release gives back; without its memory saver SGLang keeps them."""
+    if not server.get("enable_memory_saver"):
+        return 0
+    states = server["internal_states"]
+    return int(
+        sum(s["memory_usage"]["weight"] + s["memory_usage"]["kvcache"] for s in states) * _GIGABYTE
+    )
+
+
+def _shapes(folder: Path) -> Shapes:
+    if not folder.is_dir():
+        raise WeightsError(f"{folder}: no such folder")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"{folder}: no *.safetensors file")
+    shapes: Shapes = {}
+    for file in files:
+        try:
+            with file.open("rb") as opened:
+                shapes |= _header(opened)
+        except (OSError, ValueError, KeyError) as error:
+            raise WeightsError(f"{file}: not a whole safetensors file: {error}") from error
+    return shapes
+
+
+def _header(opened: BinaryIO) -> Shapes:
+    """Read a safetensors header and have the kernel read the rest."""
+    size = os.fstat(opened.fileno()).st_size
+    length = int.from_bytes(opened.read(8), "little")
+    if length > size:
+        raise ValueError(f"its header has {length} bytes, the file {size}")
+    header: dict[str, Any] = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end != size:
+        raise ValueError(f"its header describes {end} bytes, the file has {size}")
+    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    return {name: entry["shape"] for name, entry in header.items()}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return content
+
+
+def _ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)

@@ -1,0 +1,393 @@
+"""SGLang as an engine: a server of its own that we start and supervise, or one at a URL.
+
+    generate ─▶ Turn ─▶ POST /generate, streamed     one request after another, until the turn ends
+    pause    ─▶ no new requests, abort all, wait until each has given its last tokens
+    update   ─▶ flush the prefix cache, load from disk
+    resume   ─▶ held turns go on as new requests, prefilled from what they have
+
+SGLang's own retracting pause keeps sampled tokens that it has not streamed yet (up to
+stream_interval - 1) and sends them after the update in one message with newer ones: where the
+version changes, nobody could say before the turn ends. So requests are ended instead. One that is
+aborted answers with all its tokens: once all have answered, the engine is drained, and on that
+rests the version of every chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rollout.server.config import RolloutServerConfig
+from rollout.server.engines.engine import (
+    Chunk,
+    EngineError,
+    EngineFailed,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineStateError,
+    PauseMode,
+    WeightsError,
+)
+from rollout.server.engines.sglang.command_line import check_url, command_line
+from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
+from rollout.server.engines.sglang.load_weights import put_weights
+from rollout.server.engines.sglang.model_shapes import ModelFolder, describe, memory_bytes
+from rollout.server.engines.sglang.server_lifetime import Life
+from rollout.server.engines.sglang.server_process import SGLangProcess
+from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
+from rollout.server.token_rate import TokenRate
+
+__all__ = ["SGLangEngine", "build"]
+
+T = TypeVar("T")
+
+_START_SECONDS = 1800.0
+_WATCH_SECONDS = 2.0
+_DRAIN_SECONDS = 60.0
+_ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort
+
+
+class SGLangEngine:
+    """Drives one SGLang server, which must serve nobody else."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        command: Sequence[str] = (),
+        url: str | None = None,
+        broadcast_host: str | None = None,
+    ) -> None:
+        """Nothing is started before `start`.
+
+        Args:
+            model: the Hugging Face folder of version 0.
+            command: starts a server.
+            url: a server that runs already; `command` is not used.
+            broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
+        """
+        self._model = ModelFolder(model)
+        self._command = command
+        self._url = url
+        self._broadcast_host = broadcast_host
+        self._info: EngineInfo | None = None
+        self._begun: Life | None = None
+        self._rate = TokenRate()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turns: set[Turn] = set()
+
+    async def start(self) -> None:
+        """Start or take over the server, at version 0; may be called again after a failure.
+
+        Raises `ValueError` if it cannot start, or refuses its flags.
+        """
+        await self._stop()
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                if self._url is None:
+                    await self._launch()
+                else:
+                    await self._take_over(self._url)
+                self._info = describe(self._model, await self._life.connection.server_info())
+        except TimeoutError:
+            raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
+        self._life.open.set()
+        self._spawn(self._watch(self._life))
+
+    async def _launch(self) -> None:
+        process = await SGLangProcess.start(self._command)
+        weights = Weights(0, process.label, self._model.folder)
+        self._begin(Life(Connection(process.url), weights, process))
+        await process.until_ready(self._life.connection)
+
+    async def _take_over(self, url: str) -> None:
+        self._begin(Life(Connection(url), Weights(0, "0", self._model.folder)))
+        await self._life.connection.until_there()
+        # Whoever drove it before may have left it paused, with requests, and with any weights.
+        await self._life.call(self._life.connection.go_on())
+        await self._flush(abort=True)
+        try:
+            await self._load(self._life.weights, flush=True)
+        except (Refused, WeightsError) as error:
+            cure = "it must see model at the same path, or set sglang_broadcast_host"
+            raise ValueError(f"sglang_url: {error}; {cure}") from error
+
+    def _begin(self, life: Life) -> None:
+        self._begun = life
+        life.failed.add_done_callback(self._fail_turns)
+
+    def _fail_turns(self, failed: asyncio.Future[EngineFailed]) -> None:
+        for turn in self._turns:
+            turn.fail(failed.result())
+
+    async def _watch(self, life: Life) -> None:
+        """Fail once the server is gone."""
+        if life.process is not None:
+            life.fail(await life.process.wait())
+        while not life.failed.done():
+            await asyncio.sleep(_WATCH_SECONDS)
+            with contextlib.suppress(EngineError):
+                await life.call(life.connection.model_info())
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constants of this engine; valid after `start`."""
+        if self._info is None:
+            raise EngineStateError("info: the engine is not started")
+        return self._info
+
+    @property
+    def weight_version(self) -> int:
+        """The version in use."""
+        return self._life.weights.version
+
+    @property
+    def _life(self) -> Life:
+        if self._begun is None:
+            raise EngineStateError("the engine is not started")
+        return self._begun
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        """Stream one sequence; closing the iterator aborts its request."""
+        self._check(request)
+        turn = Turn(request, self.info, self._life.weights)
+        if self._life.paused is PauseMode.ABORT:
+            turn.interrupt()
+            yield await turn.next_chunk()
+            return
+        self._turns.add(turn)
+        task = self._spawn(self._run(turn))
+        try:
+            while True:
+                chunk = await turn.next_chunk()
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            self._turns.discard(turn)
+            self._give_up(turn, task)
+
+    def _check(self, request: EngineRequest) -> None:
+        check_sampled(request, self.info)
+        if self._life.failed.done():
+            raise self._life.failed.result()
+        if self._life.paused is None and not self._life.open.is_set():
+            raise EngineFailed("SGLang is starting again")
+
+    async def _run(self, turn: Turn) -> None:
+        """Be a turn: one request after another, each between two pauses."""
+        try:
+            while not turn.ended:
+                # Asked again after waking: a pause may have come between resume and this turn.
+                while not self._life.open.is_set():
+                    await self._life.open.wait()
+                await self._request(turn)
+                if self._life.paused in (None, PauseMode.ABORT):
+                    turn.interrupt()
+        except ConnectionLost as error:
+            turn.fail(
+                self._life.fail(f"SGLang was lost in mid-turn: {error or type(error).__name__}")
+            )
+        except EngineFailed as error:
+            turn.fail(self._life.fail(str(error)))
+        except EngineError as error:
+            turn.fail(error)
+        except Exception as error:
+            turn.fail(self._life.fail(f"SGLang's answer makes no sense: {error!r}"))
+
+    async def _request(self, turn: Turn) -> None:
+        def receive(message: dict[str, Any]) -> None:
+            self._rate.add(turn.receive(message))
+            # Said with every message: SGLang does not hear of an abort before it knows the request.
+            if turn.ended and not message.get("meta_info", {}).get("finish_reason"):
+                self._abort(turn)
+
+        body = turn.request(self._life.weights)
+        self._life.running += 1
+        self._life.idle.clear()
+        try:
+            await self._life.connection.generate(body, receive)
+        finally:
+            turn.rid = None
+            self._life.running -= 1
+            if not self._life.running:
+                self._life.idle.set()
+
+    def _give_up(self, turn: Turn, task: asyncio.Task[None]) -> None:
+        """End a turn that nobody reads; its request counts as running until SGLang ends it."""
+        turn.ended = True
+        if turn.rid is None:
+            task.cancel()
+        else:
+            self._abort(turn)
+
+    def _abort(self, turn: Turn) -> None:
+        if turn.rid is not None:
+            self._spawn(self._abort_request(turn.rid))
+
+    async def _abort_request(self, rid: str) -> None:
+        with contextlib.suppress(EngineError):
+            await self._life.call(self._life.connection.abort(rid))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop at a token boundary; every sampled token has been handed out, but in place."""
+        if self._life.paused is PauseMode.IN_PLACE and mode is not PauseMode.IN_PLACE:
+            # A request that is paused in place does not end before it goes on.
+            await self._life.call(self._life.connection.go_on())
+        self._life.paused = mode
+        self._life.open.clear()
+        if mode is PauseMode.IN_PLACE:
+            await self._life.call(self._life.connection.pause_in_place())
+            return
+        await self._drain()
+        if mode is PauseMode.ABORT:
+            for turn in self._turns:
+                turn.interrupt()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while self._life.running:
+                    await self._life.call(self._life.connection.abort_all())
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._life.idle.wait(), _ABORT_AGAIN_SECONDS)
+        except TimeoutError:
+            raise self._life.fail(
+                f"SGLang did not end its requests in {_DRAIN_SECONDS:.0f} s"
+            ) from None
+        if self._life.failed.done():
+            raise self._life.failed.result()
+
+    async def resume(self) -> None:
+        """Go on after `pause`; held turns become new requests."""
+        if self._life.released:
+            raise EngineStateError("resume: memory is released, restore it first")
+        if self._life.paused is PauseMode.IN_PLACE:
+            await self._life.call(self._life.connection.go_on())
+        self._life.paused = None
+        self._life.open.set()
+
+    async def prepare_weights(self, folder: Path) -> None:
+        """Check `folder` against the model and bring its files into the page cache."""
+        await asyncio.to_thread(self._model.check, folder)
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        """Load `folder` from disk; nothing computed by old weights is kept, but in place."""
+        self._require_paused("update_weights")
+        await self.prepare_weights(folder)
+        in_place = self._life.paused is PauseMode.IN_PLACE
+        if in_place:
+            for turn in self._turns:
+                turn.hold()
+        else:
+            await self._flush()
+        weights = Weights(weight_version, str(weight_version), folder)
+        try:
+            await self._load(weights, flush=not in_place)
+        except (Refused, WeightsError) as error:
+            # SGLang rolls back by reading the new folder again: only a load makes them old again.
+            await self._reload()
+            raise WeightsError(f"{folder}: {error}") from error
+
+    async def _load(self, weights: Weights, *, flush: bool) -> None:
+        put = put_weights(self._life.connection, weights, flush=flush, host=self._broadcast_host)
+        await self._life.call(put)
+        self._life.weights = weights
+
+    async def _reload(self) -> None:
+        try:
+            await self._load(self._life.weights, flush=self._life.paused is not PauseMode.IN_PLACE)
+        except (Refused, WeightsError) as error:
+            raise self._life.fail(f"SGLang cannot load its last weights again: {error}") from error
+
+    async def _flush(self, *, abort: bool = False) -> None:
+        """Drop the prefix cache, which also shows that nothing runs."""
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._life.call(self._life.connection.flush_when_idle(abort=abort))
+        except TimeoutError:
+            raise self._life.fail(
+                "SGLang does not come to rest: does anybody else use it?"
+            ) from None
+
+    async def release_memory(self) -> int:
+        """Give weights and cache back, with --sglang-enable-memory-saver; needs a pause."""
+        self._require_paused("release_memory")
+        if self._life.running:
+            raise EngineStateError("release_memory: turns are paused in place, pause with RETRACT")
+        await self._flush()
+        size = memory_bytes(await self._life.call(self._life.connection.server_info()))
+        await self._life.call(self._life.connection.release_memory())
+        self._life.released = True
+        return size
+
+    async def restore_memory(self) -> None:
+        """Take the memory and the last weights back; the engine stays paused."""
+        if self._life.released:
+            await self._life.call(self._life.connection.resume_memory())
+            await self._reload()
+            self._life.released = False
+
+    def load(self) -> EngineLoad:
+        """How busy this server has made the engine."""
+        running = 0 if self._life.paused else min(self._life.running, self.info.max_running)
+        return EngineLoad(
+            running=running,
+            queued=max(self._life.running, len(self._turns)) - running,
+            tokens_per_second=self._rate.per_second(),
+        )
+
+    async def wait_failed(self) -> None:
+        """Raise `EngineFailed` once the server is gone or makes no sense."""
+        raise await asyncio.shield(self._life.failed)
+
+    def fail(self, why: str) -> None:
+        """End every sequence, and the server, if it is ours."""
+        self._life.fail(why)
+
+    async def close(self) -> None:
+        """End every sequence `INTERRUPTED` and stop the server, if it is ours."""
+        try:
+            if self._begun is not None and not self._begun.failed.done():
+                with contextlib.suppress(EngineError):
+                    await self.pause(PauseMode.ABORT)
+        finally:
+            for turn in self._turns:
+                turn.interrupt()
+            await self._stop()
+
+    async def _stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._begun is not None:
+            await self._begun.end()
+
+    def _require_paused(self, call: str) -> None:
+        if self._life.paused is None:
+            raise EngineStateError(f"{call}: the engine is running, pause it first")
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def build(config: RolloutServerConfig) -> SGLangEngine:
+    """Make the engine a configuration asks for."""
+    if config.model is None:
+        raise ValueError("model is not set: give the Hugging Face folder the run starts from")
+    if config.sglang_url is not None:
+        check_url(config)
+    return SGLangEngine(
+        config.model,
+        command=command_line(config),
+        url=config.sglang_url,
+        broadcast_host=config.sglang_broadcast_host,
+    )

@@ -1,0 +1,1 @@
+"""The embedded PyTorch engine: continuous batching over a paged key/value cache."""

@@ -1,0 +1,264 @@
+"""The sequences in lanes, and what a step needs about them as tensors.
+
+A sequence takes a lane, copies what others have cached of it, prefills the rest in parts, and then
+decodes: one token a step, in a dense row of the batch. A step costs one forward pass and a handful
+of small tensor operations, whatever the number of rows: at the size of model that fits a CPU,
+per-row work in Python is what would limit throughput.
+
+Shapes: R rows, M moves.
+"""
+
+# ruff: noqa: N806 -- tensors carry their shapes in their names
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+import torch
+
+from rollout.server.engines.engine import EngineRequest
+from rollout.server.engines.torch.prefix_cache import Donor, PrefixIndex
+from rollout.server.engines.torch.row_model import Part, Step
+from rollout.server.engines.torch.sampling import SamplingRows, sample
+from rollout.server.engines.torch.transformers_model import LoadedModel
+
+__all__ = ["Batch", "Sequence"]
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on its way: prefix and output in one list."""
+
+    request: EngineRequest
+    token_ids: list[int]
+    """Prefix, then everything sampled so far."""
+    limit: int
+    """The length at which it ends."""
+    stop_ids: frozenset[int]
+    """Ids that end it."""
+    seed: int
+    """63 bits; drawn once for a request without its own, so that being held changes nothing."""
+    sent: int
+    """How many of `token_ids` were handed out (the prefix counts as handed out)."""
+    fresh: bool
+    """Nothing was handed out yet, and somebody waits to see the first token: it goes out alone."""
+    kept_until: float
+    """Nothing needs to be handed out before, by the monotonic clock."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of the tokens not handed out yet."""
+    lane: int = -1
+    """Where it is cached, while it is in the batch."""
+    offer: Donor | None = None
+    """What others may copy of it, while it is in the batch; it counts what is cached."""
+
+    @classmethod
+    def of(
+        cls, request: EngineRequest, eos_token_ids: tuple[int, ...], max_context: int
+    ) -> Sequence:
+        """Begin `request` on an engine with these stop ids and this context."""
+        sampling = request.sampling
+        stop_ids = frozenset(sampling.stop_token_ids)
+        seed = random.SystemRandom().getrandbits(63) if sampling.seed is None else sampling.seed
+        return cls(
+            request=request,
+            token_ids=list(request.token_ids),
+            limit=min(len(request.token_ids) + sampling.max_new_tokens, max_context),
+            stop_ids=stop_ids if sampling.ignore_eos else stop_ids | set(eos_token_ids),
+            seed=seed & (2**63 - 1),
+            sent=len(request.token_ids),
+            fresh=not request.chunk_seconds,
+            kept_until=time.monotonic() + request.chunk_seconds,
+        )
+
+    @property
+    def unfilled(self) -> int:
+        """Tokens to prefill: all but the last, which the first decode step feeds."""
+        assert self.offer is not None
+        return len(self.token_ids) - 1 - self.offer.cached
+
+
+class Batch:
+    """Sequences that decode (rows 0 .. len-1), and sequences that are being prefilled."""
+
+    def __init__(self, model: LoadedModel, slots: int) -> None:
+        self._model = model
+        self._free_lanes = list(range(slots))
+        self._rows: list[Sequence] = []
+        self._filling: list[Sequence] = []
+        self._prefixes = PrefixIndex(keep=slots)
+        device = model.device
+        self._ints = torch.zeros(4, slots, dtype=torch.int64, device=device)
+        self._floats = torch.ones(3, slots, device=device)
+        self._token, self._position, self._seed, self._top_k = self._ints
+        self._temperature, self._top_p, self._min_p = self._floats
+        self._refresh()
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._filling)
+
+    @property
+    def sequences(self) -> Items[Sequence]:
+        """All of them."""
+        return [*self._rows, *self._filling]
+
+    @property
+    def free(self) -> int:
+        """Lanes that can be taken."""
+        return len(self._free_lanes)
+
+    @property
+    def unfilled(self) -> int:
+        """Tokens still to be prefilled."""
+        return sum(sequence.unfilled for sequence in self._filling)
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give `sequence` a lane, and copy what others have cached of it.
+
+        False, changing nothing, if another is prefilling what it could copy: it is to come again.
+        """
+        found = self._prefixes.find(sequence.token_ids)
+        if found is not None and found[0].cached < found[1]:
+            return False
+        sequence.lane = self._free_lanes.pop(0)
+        sequence.offer = self._prefixes.begin(sequence.token_ids, sequence.lane)
+        if found is not None:
+            donor, length = found
+            rows = self._model.rows
+            copy = donor.copy if donor.lane is None else rows.read(donor.lane, length)
+            rows.write(sequence.lane, copy, length)
+            sequence.offer.cached = length
+        self._filling.append(sequence)
+        return True
+
+    def step(self, prefill_tokens: int) -> list[tuple[Sequence, int, float]]:
+        """Sample one token for every row and prefill at most `prefill_tokens`.
+
+        Returns each sequence that decoded with its new token and log-prob, in row order.
+        """
+        self._start_rows([sequence for sequence in self._filling if sequence.unfilled == 0])
+        rows = len(self._rows)
+        step = Step(
+            lanes=[sequence.lane for sequence in self._rows],
+            tokens_R=self._token[:rows],
+            positions_R=self._position[:rows],
+            longest=max((len(sequence.token_ids) for sequence in self._rows), default=0),
+            parts=self._parts(prefill_tokens),
+        )
+        logits_RV = self._model.rows.forward(step)
+        for sequence, part in zip(self._filling, step.parts, strict=False):
+            assert sequence.offer is not None
+            sequence.offer.cached = part.end
+        if logits_RV is None:
+            return []
+        ids_R, logprobs_R = sample(logits_RV, self._sampling(rows))
+        self._token[:rows] = ids_R
+        self._position[:rows] += 1
+        for sequence in self._rows:
+            assert sequence.offer is not None
+            sequence.offer.cached = len(sequence.token_ids)
+        return list(zip(self._rows, ids_R.tolist(), logprobs_R.tolist(), strict=True))
+
+    def _parts(self, tokens: int) -> list[Part]:
+        """The next parts to prefill, in order of arrival."""
+        parts = []
+        for sequence in self._filling:
+            count = min(tokens, sequence.unfilled)
+            if count == 0:
+                break
+            assert sequence.offer is not None
+            start, tokens = sequence.offer.cached, tokens - count
+            part = sequence.token_ids[start : start + count]
+            parts.append(Part(lane=sequence.lane, start=start, token_ids=part))
+        return parts
+
+    def _start_rows(self, sequences: list[Sequence]) -> None:
+        """Let filled sequences decode: write their columns."""
+        if not sequences:
+            return
+        rows = slice(len(self._rows), len(self._rows) + len(sequences))
+        self._rows += sequences
+        self._filling = [sequence for sequence in self._filling if sequence not in sequences]
+        samplings = [sequence.request.sampling for sequence in sequences]
+        self._ints[:, rows] = torch.tensor(
+            [
+                [sequence.token_ids[-1] for sequence in sequences],
+                [len(sequence.token_ids) - 1 for sequence in sequences],
+                [sequence.seed for sequence in sequences],
+                [sampling.top_k or self._model.vocab_size for sampling in samplings],
+            ],
+            device=self._ints.device,
+        )
+        self._floats[:, rows] = torch.tensor(
+            [
+                [s.temperature for s in samplings],
+                [s.top_p for s in samplings],
+                [s.min_p for s in samplings],
+            ],
+            device=self._floats.device,
+        )
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Recompute what depends on which rows there are, not on how far they got."""
+        samplings = [sequence.request.sampling for sequence in self._rows]
+        self._all_greedy = all(s.temperature == 0 for s in samplings)
+        self._any_greedy = any(s.temperature == 0 for s in samplings)
+        self._scaled = any(s.temperature not in (0.0, 1.0) for s in samplings)
+        self._filtered = any(s.top_p < 1.0 or s.top_k > 0 or s.min_p > 0.0 for s in samplings)
+
+    def _sampling(self, rows: int) -> SamplingRows:
+        return SamplingRows(
+            temperature_R=self._temperature[:rows],
+            top_p_R=self._top_p[:rows],
+            top_k_R=self._top_k[:rows],
+            min_p_R=self._min_p[:rows],
+            seed_R=self._seed[:rows],
+            position_R=self._position[:rows],
+            all_greedy=self._all_greedy,
+            any_greedy=self._any_greedy,
+            scaled=self._scaled,
+            filtered=self._filtered,
+        )
+
+    def remove(self, gone: Items[Sequence]) -> None:
+        """Free the lanes of sequences; copies of what they have cached are kept for a while."""
+        for sequence in gone:
+            offer = sequence.offer
+            assert offer is not None
+            if offer.cached:
+                self._prefixes.end(offer, self._model.rows.read(sequence.lane, offer.cached))
+            else:
+                self._prefixes.forget(offer)
+        self._model.rows.free([sequence.lane for sequence in gone])
+        self._free_lanes = sorted([*self._free_lanes, *(sequence.lane for sequence in gone)])
+        self._filling = [sequence for sequence in self._filling if sequence not in gone]
+        self._close_gaps([row for row, sequence in enumerate(self._rows) if sequence in gone])
+
+    def _close_gaps(self, gone: list[int]) -> None:
+        """Move the last rows into rows `gone` (ascending)."""
+        left = len(self._rows) - len(gone)
+        holes = [row for row in gone if row < left]
+        removed = set(gone)
+        movers = [row for row in range(left, len(self._rows)) if row not in removed]
+        if holes:
+            source_M, target_M = torch.tensor([movers, holes], device=self._ints.device)
+            for columns in (self._ints, self._floats):
+                columns[:, target_M] = columns[:, source_M]
+        for source, target in zip(movers, holes, strict=True):
+            self._rows[target] = self._rows[source]
+        del self._rows[left:]
+        self._refresh()
+
+    def clear(self) -> list[Sequence]:
+        """Free every lane; return the sequences that were in them. Nothing cached is kept."""
+        sequences = [*self._rows, *self._filling]
+        lanes = [sequence.lane for sequence in sequences]
+        self._model.rows.free(lanes)
+        self._free_lanes = sorted([*self._free_lanes, *lanes])
+        self._prefixes.clear()
+        self._rows, self._filling = [], []
+        self._refresh()
+        return sequences

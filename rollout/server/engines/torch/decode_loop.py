@@ -1,0 +1,235 @@
+"""The engine's thread: admit waiting sequences, step all rows, hand tokens out, until paused.
+
+Everything here runs in one thread, calls included (they come through the mailbox between two
+steps), so a pause is always at a token boundary and no state needs a lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rollout.server.engines.engine import (
+    Chunk,
+    EngineLoad,
+    EngineStateError,
+    FinishReason,
+    PauseMode,
+)
+from rollout.server.engines.torch.batch import Batch, Sequence
+from rollout.server.engines.torch.thread_calls import Mailbox
+from rollout.server.engines.torch.transformers_model import LoadedModel
+from rollout.server.token_rate import TokenRate
+
+__all__ = ["Decoder", "Outbox"]
+
+_FLUSH_SECONDS = 0.05
+_PATIENCE_STEPS = 16
+
+Outbox = list[tuple[Sequence, Chunk]]
+
+
+class Decoder:
+    """Owns the model, its rows, and the sequences that wait for one."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        mailbox: Mailbox,
+        deliver: Callable[[Outbox], None],
+        *,
+        slots: int,
+        stream_interval: int,
+        prefill_tokens: int,
+    ) -> None:
+        """`deliver` is called in this thread with every step's chunks."""
+        self._model = model
+        self._mailbox = mailbox
+        self._deliver = deliver
+        self._slots = slots
+        self._stream_interval = stream_interval
+        self._prefill_tokens = prefill_tokens
+        self._batch = Batch(model, slots)
+        self._waiting: deque[Sequence] = deque()
+        self._outbox: Outbox = []
+        self._paused: PauseMode | None = None
+        self._released = False
+        self._closed = False
+        self._rate = TokenRate()
+        self._steps_since_admit = 0
+        self._steps_since_flush = 0
+        self._flushed_at = time.monotonic()
+        self.weight_version = 0
+
+    def run(self) -> None:
+        """Serve until closed."""
+        while not self._closed:
+            self._mailbox.run_pending(wait=self._idle())
+            if not self._idle():
+                self._admit()
+                self._step()
+            self._send()
+
+    def _idle(self) -> bool:
+        return self._paused is not None or not (self._batch or self._waiting)
+
+    def _admit(self) -> None:
+        """Move waiting sequences into the batch, as far as lanes and prefill allow."""
+        self._steps_since_admit += 1
+        if not self._waiting or not self._batch.free or self._is_patient():
+            return
+        self._steps_since_admit = 0
+        later: list[Sequence] = []
+        while self._waiting and self._batch.free and len(later) < self._slots:
+            if self._batch.unfilled >= self._prefill_tokens:
+                break
+            sequence = self._waiting.popleft()
+            if not self._batch.admit(sequence):
+                later.append(sequence)
+        self._waiting.extendleft(reversed(later))
+
+    def _is_patient(self) -> bool:
+        """Whether to wait for more free lanes: a prefill may cost as much as a step."""
+        enough = min(len(self._waiting), max(1, self._slots // 8))
+        return (
+            not self._model.rows.blends
+            and len(self._batch) > 0
+            and self._batch.free < enough
+            and self._steps_since_admit < _PATIENCE_STEPS
+        )
+
+    def _step(self) -> None:
+        sampled = self._batch.step(self._prefill_tokens)
+        self._rate.add(len(sampled))
+        finished: list[Sequence] = []
+        now = time.monotonic()
+        self._steps_since_flush += 1
+        # All rows are flushed in the same step, so that the event loop wakes once for all of them.
+        flush = (
+            self._steps_since_flush >= self._stream_interval
+            or now - self._flushed_at >= _FLUSH_SECONDS
+        )
+        for sequence, token_id, logprob in sampled:
+            sequence.token_ids.append(token_id)
+            sequence.logprobs.append(logprob)
+            finish = _finish(sequence, token_id)
+            if finish is not None:
+                finished.append(sequence)
+            wanted = sequence.fresh or (flush and now >= sequence.kept_until)
+            if wanted or finish is not None:
+                self._flush(sequence, finish)
+        if flush:
+            self._steps_since_flush, self._flushed_at = 0, now
+        if finished:
+            self._batch.remove(finished)
+
+    def _flush(self, sequence: Sequence, finish: FinishReason | None) -> None:
+        token_ids = tuple(sequence.token_ids[sequence.sent :])
+        if not token_ids and finish is None:
+            return
+        chunk = Chunk(
+            token_ids=token_ids,
+            logprobs=tuple(sequence.logprobs),
+            weight_version=self.weight_version,
+            finish=finish,
+        )
+        sequence.sent, sequence.fresh = len(sequence.token_ids), False
+        sequence.kept_until = time.monotonic() + sequence.request.chunk_seconds
+        sequence.logprobs.clear()
+        self._outbox.append((sequence, chunk))
+
+    def _send(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._deliver(outbox)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence, or end it at once during an aborting pause."""
+        if self._paused is PauseMode.ABORT:
+            self._flush(sequence, FinishReason.INTERRUPTED)
+        else:
+            self._waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is; no effect if it has ended."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif sequence in self._batch.sequences:
+            self._batch.remove([sequence])
+
+    def pause(self, mode: PauseMode) -> None:
+        """Hand out every token, then hold (RETRACT) or end (ABORT) all sequences."""
+        held = self._batch.clear()
+        for sequence in held:
+            self._flush(sequence, None)
+        self._waiting.extendleft(reversed(held))
+        self._paused = mode
+        if mode is PauseMode.ABORT:
+            while self._waiting:
+                self._flush(self._waiting.popleft(), FinishReason.INTERRUPTED)
+        # Before the pause is answered: whoever paused may count on having every token.
+        self._send()
+
+    def resume(self) -> None:
+        """Go on; held sequences are admitted, and so prefilled, like new ones."""
+        if self._released:
+            raise EngineStateError("resume: memory is released, restore it first")
+        self._paused = None
+
+    def check_update(self) -> None:
+        """Raise `EngineStateError` if weights cannot be updated now."""
+        self._require_paused("update_weights")
+        if self._released:
+            raise EngineStateError("update_weights: memory is released, restore it first")
+
+    def update_weights(self, weights: Any, weight_version: int) -> None:
+        """Swap in weights the model has read. No row holds anything computed by the old ones."""
+        self.check_update()
+        self._model.rows.use_weights(weights)
+        self.weight_version = weight_version
+
+    def release_memory(self) -> int:
+        """Drop cache and weights; return the bytes given back."""
+        self._require_paused("release_memory")
+        if self._released:
+            return 0
+        self._released = True
+        return self._model.rows.release()
+
+    def restore_memory(self, weights: Any) -> None:
+        """Take weights back."""
+        if self._released:
+            self._model.rows.use_weights(weights)
+            self._released = False
+
+    def close(self) -> None:
+        """End every sequence and leave `run`."""
+        self.pause(PauseMode.ABORT)
+        self._closed = True
+
+    def load(self) -> EngineLoad:
+        """Count sequences. Safe from another thread: it only reads lengths."""
+        return EngineLoad(
+            running=len(self._batch),
+            queued=len(self._waiting),
+            tokens_per_second=self._rate.per_second(),
+        )
+
+    @property
+    def released(self) -> bool:
+        """Whether the memory is given back."""
+        return self._released
+
+    def _require_paused(self, call: str) -> None:
+        if self._paused is None:
+            raise EngineStateError(f"{call}: the engine is running, pause it first")
+
+
+def _finish(sequence: Sequence, token_id: int) -> FinishReason | None:
+    if token_id in sequence.stop_ids:
+        return FinishReason.STOP
+    if len(sequence.token_ids) >= sequence.limit:
+        return FinishReason.LENGTH
+    return None

@@ -1,0 +1,277 @@
+"""The embedded engine: any Hugging Face causal language model, batched continuously.
+
+`TorchEngine` is the event loop's side; `decoder.Decoder` runs in a thread of its own:
+
+    generate() ──submit──▶ mailbox ──▶ Decoder.run: admit → step → flush ──▶ a queue per call
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from rollout.server.config import RolloutServerConfig
+from rollout.server.engines.engine import (
+    Chunk,
+    EngineFailed,
+    EngineInfo,
+    EngineLoad,
+    EngineRequest,
+    EngineStateError,
+    PauseMode,
+    check_request,
+)
+from rollout.server.engines.model_folder import check_model_folder
+from rollout.server.engines.torch.batch import Sequence
+from rollout.server.engines.torch.decode_loop import Decoder, Outbox
+from rollout.server.engines.torch.thread_calls import Mailbox
+from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
+
+__all__ = ["TorchEngine", "build"]
+
+T = TypeVar("T")
+
+
+class TorchEngine:
+    """Runs a `Decoder` in a thread and carries calls to it and chunks from it."""
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        max_running: int = 64,
+        max_context: int | None = None,
+        threads: int = 1,
+        stream_interval: int = 8,
+        prefill_tokens: int = 4096,
+        dtype: str = "auto",
+        device: str = "auto",
+    ) -> None:
+        """Nothing is loaded before `start`.
+
+        Args:
+            model: a Hugging Face folder: config.json, tokenizer, *.safetensors.
+            max_running: rows of the cache, and the most sequences sampled at once.
+            max_context: most tokens a sequence may have; the model's own limit by default.
+            threads: threads of each tensor operation, for the whole process.
+            stream_interval: hand tokens out every this many steps (or 50 ms).
+            prefill_tokens: most prompt tokens prefilled between two steps.
+            dtype: "float32", "bfloat16", or "auto": bfloat16 on a GPU, else float32.
+            device: "cpu", "cuda", or "auto": a GPU if there is one.
+        """
+        check_model_folder(model)
+        self._folder = model
+        self._max_running = max_running
+        self._max_context = max_context
+        self._threads = threads
+        self._stream_interval = stream_interval
+        self._prefill_tokens = prefill_tokens
+        self._dtype, self._device = dtype, device
+        self._prepared: tuple[Path, Any] | None = None
+        self._chunks: dict[Sequence, asyncio.Queue[Chunk | EngineFailed]] = {}
+        self._decoder: Decoder | None = None
+
+    async def start(self) -> None:
+        """Load the model and start the thread. Raises `ValueError` for an unusable folder."""
+        loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(loop)
+        self._failed: asyncio.Future[EngineFailed] = loop.create_future()
+        started: asyncio.Future[Decoder] = loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="torch-engine", daemon=True
+        )
+        self._thread.start()
+        self._decoder = await started
+
+    def _run(self, started: asyncio.Future[Decoder]) -> None:
+        """Be the engine's thread."""
+        try:
+            torch.set_num_threads(self._threads)
+            decoder = self._load()
+        except Exception as error:
+            self._mailbox.tell(started.set_exception, error)
+            return
+        self._mailbox.tell(started.set_result, decoder)
+        try:
+            with torch.inference_mode():
+                decoder.run()
+        except Exception as error:
+            failed = EngineFailed(f"the torch engine failed: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            self._mailbox.tell(self._fail, failed)
+
+    def _load(self) -> Decoder:
+        model = load_model(
+            self._folder, self._max_running, self._max_context, self._dtype, self._device
+        )
+        self._model: LoadedModel = model
+        self._info = EngineInfo(
+            name="torch",
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            max_context=model.max_context,
+            max_running=self._max_running,
+            features=frozenset({"seed", "release_memory"}),
+        )
+        return Decoder(
+            model,
+            self._mailbox,
+            self._deliver,
+            slots=self._max_running,
+            stream_interval=self._stream_interval,
+            prefill_tokens=self._prefill_tokens,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Constants of this engine; valid after `start`."""
+        self._started("info")
+        return self._info
+
+    @property
+    def weight_version(self) -> int:
+        """The version in use."""
+        return self._started("weight_version").weight_version
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        """Stream one sequence; closing the iterator ends it within one step."""
+        decoder = self._started("generate")
+        check_request(request, self._info)
+        sequence = Sequence.of(request, self._info.eos_token_ids, self._info.max_context)
+        chunks: asyncio.Queue[Chunk | EngineFailed] = asyncio.Queue()
+        if self._failed.done():
+            raise self._failed.result()
+        self._chunks[sequence] = chunks
+        self._mailbox.post(lambda: decoder.submit(sequence))
+        try:
+            while True:
+                chunk = await chunks.get()
+                if isinstance(chunk, EngineFailed):
+                    raise chunk
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            del self._chunks[sequence]
+            self._mailbox.post(lambda: decoder.cancel(sequence))
+
+    def _deliver(self, outbox: Outbox) -> None:
+        self._mailbox.tell(self._receive, outbox)
+
+    def _receive(self, outbox: Outbox) -> None:
+        for sequence, chunk in outbox:
+            chunks = self._chunks.get(sequence)
+            if chunks is not None:
+                chunks.put_nowait(chunk)
+
+    def fail(self, why: str) -> None:
+        """End every sequence, and the thread as soon as it comes to read of it."""
+        self._mailbox.post(self._started("fail").close)
+        self._fail(EngineFailed(why))
+
+    def _fail(self, failed: EngineFailed) -> None:
+        if not self._failed.done():
+            self._failed.set_result(failed)
+            for chunks in self._chunks.values():
+                chunks.put_nowait(failed)
+
+    def _started(self, call: str) -> Decoder:
+        if self._decoder is None:
+            raise EngineStateError(f"{call}: the engine is not started")
+        return self._decoder
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop at a token boundary; every sampled token has been handed out."""
+        decoder = self._started("pause")
+        await self._call(lambda: decoder.pause(mode))
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._call(self._started("resume").resume)
+
+    async def prepare_weights(self, folder: Path) -> None:
+        """Read `folder` in a thread of its own, into the form a step reads."""
+        self._started("prepare_weights")
+        # Before reading: never three versions in memory.
+        self._prepared = None
+        self._prepared = folder, await self._read(folder)
+
+    async def update_weights(self, folder: Path, weight_version: int) -> None:
+        """Swap in what was prepared of `folder`, or read it now. Needs a pause."""
+        decoder = self._started("update_weights")
+        await self._call(decoder.check_update)
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == folder:
+            weights = prepared[1]
+        else:
+            weights = await self._read(folder)
+        await self._call(lambda: decoder.update_weights(weights, weight_version))
+        self._folder = folder
+
+    async def _read(self, folder: Path) -> Any:
+        def read() -> Any:
+            torch.set_num_threads(self._threads)
+            return self._model.rows.read_weights(folder)
+
+        return await asyncio.to_thread(read)
+
+    async def release_memory(self) -> int:
+        """Drop weights, prepared ones too, and cache; return the bytes given back of the model."""
+        released = await self._call(self._started("release_memory").release_memory)
+        self._prepared = None
+        return released
+
+    async def restore_memory(self) -> None:
+        """Read the last weights again; the engine stays paused."""
+        decoder = self._started("restore_memory")
+        if decoder.released:
+            weights = await self._read(self._folder)
+            await self._call(lambda: decoder.restore_memory(weights))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Have the engine's thread run `function`; raise `EngineFailed` if it dies instead."""
+        call = asyncio.ensure_future(self._mailbox.call(function))
+        waits: set[asyncio.Future[Any]] = {call, self._failed}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if call.done():
+            return call.result()
+        call.cancel()
+        raise self._failed.result()
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        return self._started("load").load()
+
+    async def wait_failed(self) -> None:
+        """Raise `EngineFailed` once the thread has died of an error."""
+        self._started("wait_failed")
+        raise await asyncio.shield(self._failed)
+
+    async def close(self) -> None:
+        """End every sequence `INTERRUPTED` and stop the thread."""
+        if self._decoder is None or self._failed.done():
+            return
+        await self._call(self._decoder.close)
+        await asyncio.to_thread(self._thread.join)
+        self._decoder = None
+
+
+def build(config: RolloutServerConfig) -> TorchEngine:
+    """Make the engine a configuration asks for."""
+    if config.model is None:
+        raise ValueError("model is not set: give the Hugging Face folder the run starts from")
+    return TorchEngine(
+        config.model,
+        max_running=config.max_running,
+        max_context=config.max_context,
+        threads=config.threads,
+        stream_interval=config.stream_interval,
+        prefill_tokens=config.prefill_tokens,
+        dtype=config.torch_dtype,
+        device=config.torch_device,
+    )

@@ -1,0 +1,262 @@
+"""Load a Hugging Face causal language model, and run it by lanes.
+
+Any architecture runs through its own transformers modules (`TransformersModel`). The Llama family,
+which most are, has a faster way of its own (`llama.LlamaModel`), taken if it computes the same.
+
+Shapes: R rows of a pass, S new tokens of each, T positions, V vocabulary.
+"""
+
+# ruff: noqa: N803, N806 -- tensors carry their shapes in their names
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from rollout.server.engines.model_folder import (
+    check_model_folder,
+    context,
+    eos_token_ids,
+    read_config,
+)
+from rollout.server.engines.torch.llama import LlamaModel, is_llama
+from rollout.server.engines.torch.row_model import Part, RowModel, Step
+from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
+from rollout.server.engines.torch.slot_cache import SlotCache
+
+__all__ = ["LoadedModel", "TransformersModel", "load_model"]
+
+_PROMPT = 16
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model and what a server tells about it."""
+
+    rows: RowModel
+    """Its forward passes."""
+    max_context: int
+    """Most tokens of a sequence."""
+    vocab_size: int
+    """V."""
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a sequence."""
+    device: torch.device
+    """Where the columns of a batch must be."""
+
+
+def load_model(
+    folder: Path,
+    slots: int,
+    max_context: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> LoadedModel:
+    """Load `folder` for `slots` lanes. Raises `ValueError` if it is unusable.
+
+    Args:
+        folder: config.json, tokenizer, *.safetensors.
+        slots: lanes 0 .. slots-1 exist.
+        max_context: most tokens a sequence may have; by default what the model allows.
+        dtype: "float32", "bfloat16" or "auto", bfloat16 on a GPU.
+        device: "cpu", "cuda" or "auto", a GPU if there is one.
+    """
+    check_model_folder(folder)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    config = read_config(folder)
+    most = context(config, max_context)
+    place = _device(device)
+    model = _load(folder, _dtype(dtype, place), place)
+    # Names and ties, before the model may go.
+    names = storages(model.state_dict())
+    rows: RowModel = TransformersModel(model, config, names, slots, most)
+    if is_llama(config):
+        with torch.inference_mode():
+            faster = LlamaModel(model, names, most)
+            judge = TransformersModel(model, config, names, 1, most)
+            if _agree(faster, judge, int(config.vocab_size), most, place):
+                rows = faster
+    return LoadedModel(
+        rows=rows,
+        max_context=most,
+        vocab_size=int(config.vocab_size),
+        eos_token_ids=eos_token_ids(folder, config),
+        device=place,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("torch_device is cuda: torch sees no GPU; take cpu or auto")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # Without hardware for it bfloat16 is several times slower than float32.
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ValueError(f"model is {folder}: it cannot be loaded: {error}") from error
+    assert isinstance(model, nn.Module)
+    return model.eval().requires_grad_(False).to(device)  # type: ignore[no-untyped-call]
+
+
+def _agree(
+    one: RowModel, other: RowModel, vocab_size: int, max_context: int, device: torch.device
+) -> bool:
+    """Whether two models say the same after some prompts, cached in two parts."""
+    tokens = [token * 7919 % vocab_size for token in range(min(41, max_context))]
+    results = []
+    for rows in (one, other):
+        for start, end in ((0, 17), (17, len(tokens) - 1)):
+            if tokens[start:end]:
+                part = Part(lane=0, start=start, token_ids=tokens[start:end])
+                rows.forward(_step([], [], [part], device))
+        position = len(tokens) - 1
+        results.append(rows.forward(_step([tokens[-1]], [position], [], device)))
+        rows.free([0])
+    first, second = results
+    assert first is not None and second is not None
+    tolerance = _TOLERANCE[second.dtype] * max(1.0, second.abs().max().item())
+    return bool((first - second).abs().max() <= tolerance)
+
+
+def _step(tokens: list[int], positions: list[int], parts: list[Part], device: torch.device) -> Step:
+    return Step(
+        lanes=list(range(len(tokens))),
+        tokens_R=torch.tensor(tokens, dtype=torch.int64, device=device),
+        positions_R=torch.tensor(positions, dtype=torch.int64, device=device),
+        longest=max(positions, default=-1) + 1,
+        parts=parts,
+    )
+
+
+class TransformersModel:
+    """A `RowModel` of any architecture: its own modules over a slotted cache."""
+
+    blends = False
+
+    def __init__(
+        self, model: Any, config: Any, names: Storages, slots: int, max_context: int
+    ) -> None:
+        """Run `model`, whose text configuration is `config`."""
+        self._model = model
+        self._names = names
+        self._max_context = max_context
+        self._cache_size = (int(config.num_hidden_layers), slots, max_context)
+        self._cache = SlotCache(*self._cache_size)
+
+    def forward(self, step: Step) -> Tensor | None:
+        """One pass for the parts of each length, and one for the rows; their logits [R, V]."""
+        for group in _groups(step.parts):
+            self._fill(group)
+        if not step.lanes:
+            return None
+        width = -(-step.longest // _PROMPT) * _PROMPT
+        logits_R1V = self._run(
+            self._model, step.lanes, step.tokens_R[:, None], step.positions_R[:, None], width
+        ).logits
+        return logits_R1V[:, 0]  # type: ignore[no-any-return]
+
+    def _fill(self, parts: Sequence[Part]) -> None:
+        """Prefill parts, right-padded to the longest.
+
+        Padding writes positions no mask lets anyone read before real tokens overwrite them.
+        """
+        length = max(len(part.token_ids) for part in parts)
+        device = self._model.device
+        tokens_RS = torch.tensor(
+            [part.token_ids + [0] * (length - len(part.token_ids)) for part in parts],
+            device=device,
+        )
+        start_R1 = torch.tensor([[part.start] for part in parts], device=device)
+        # Padding may reach past the positions a model has learned.
+        last = self._max_context - 1
+        positions_RS = (start_R1 + torch.arange(length, device=device)).clamp_(max=last)
+        width = min(max(part.start for part in parts) + length, self._max_context)
+        # The base model has no head: logits come from the pass that feeds the last token.
+        lanes = [part.lane for part in parts]
+        self._run(self._model.base_model, lanes, tokens_RS, positions_RS, width)
+
+    def _run(
+        self, module: Any, lanes: list[int], tokens_RS: Tensor, positions_RS: Tensor, width: int
+    ) -> Any:
+        window, device = self._cache.window, self._model.device
+        window.lanes_R = torch.tensor(lanes, device=device)
+        window.dense = len(lanes) if lanes == list(range(len(lanes))) else 0
+        window.positions_RS, window.width = positions_RS, width
+        hidden_RST = torch.arange(width, device=device) > positions_RS[..., None]
+        dtype = self._model.dtype
+        return module(
+            input_ids=tokens_RS,
+            position_ids=positions_RS,
+            attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
+    def read(self, lane: int, positions: int) -> list[Tensor]:
+        """Copy a lane's first positions."""
+        return self._cache.read(lane, positions)
+
+    def write(self, lane: int, cached: list[Tensor], positions: int) -> None:
+        """Fill a lane."""
+        self._cache.write(lane, cached, positions)
+
+    def free(self, lanes: list[int]) -> None:
+        """Nothing to do: whoever takes a lane overwrites it."""
+
+    def read_weights(self, folder: Path) -> dict[str, Tensor]:
+        """Read and check a checkpoint. Raises `WeightsError`."""
+        return load_checked(folder, self._names, self._model.dtype)
+
+    def use_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy into the parameters and buffers, which are allocated again if released."""
+        tensors = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+        for name, tensor in tensors.items():
+            if name in weights and tensor.shape != weights[name].shape:
+                tensor.data = torch.empty_like(weights[name], device=tensor.device)
+        for name, tensor in self._model.state_dict().items():
+            tensor.copy_(weights[name])
+
+    def release(self) -> int:
+        """Drop cache and weights."""
+        freed = self._cache.nbytes
+        self._cache = SlotCache(*self._cache_size)
+        for parameter in self._model.parameters():
+            freed += parameter.nbytes
+            parameter.data = parameter.data.new_empty(0)
+        return freed
+
+
+def _groups(parts: list[Part]) -> list[list[Part]]:
+    """Group parts so that none is padded to over twice its length."""
+    groups: list[list[Part]] = []
+    for part in sorted(parts, key=lambda part: len(part.token_ids)):
+        if groups and len(part.token_ids) <= 2 * len(groups[-1][0].token_ids) + _PROMPT:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return groups

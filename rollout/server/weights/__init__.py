@@ -1,0 +1,1 @@
+"""Weights: watched, fetched, cached, relayed and swapped in."""

@@ -1,0 +1,154 @@
+"""The sending side of a rollout server: it passes weights on, also while they still arrive."""
+
+# ruff: noqa: N802 -- rpcs are named by the contract
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seamflow.errors import SeamflowError
+from seamflow.retry import Backoff, retrying
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
+
+from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.weight_cache import WeightCache
+from services.chassis import metrics
+from services.chassis.errors import Reason, not_found, unavailable
+from services.chassis.log import get_logger
+from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_regular
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["LocalShards", "RelayAnnouncer", "RelayServicer"]
+
+_BEGIN_SECONDS = 5.0
+"""How long a child that heard of a version first waits for this server to hear of it."""
+_STALL_SECONDS = 10.0
+"""How long a child waits for the next bytes; two servers could else wait for each other."""
+
+_RELAYED = metrics.counter(
+    "rollout_server", "weight_relayed_bytes_total", "Bytes of shards sent to other servers."
+)
+
+
+class RelayServicer(WeightServiceServicer):
+    """`FetchShards`, and no other call of `WeightService`."""
+
+    def __init__(self, cache: WeightCache) -> None:
+        self._sender = ShardSender(LocalShards(cache))
+
+    async def FetchShards(  # type: ignore[override]
+        self, request: pb.FetchShardsRequest, context: Any
+    ) -> AsyncIterator[bytes]:
+        """Stream files that are here or on their way."""
+        async with aclosing(self._sender.send(request)) as messages:
+            async for message, sent in messages:
+                _RELAYED.inc(sent)
+                yield message
+
+
+class LocalShards:
+    """The cache as `ShardSender` reads it."""
+
+    def __init__(
+        self,
+        cache: WeightCache,
+        *,
+        begin_seconds: float = _BEGIN_SECONDS,
+        stall_seconds: float = _STALL_SECONDS,
+    ) -> None:
+        self._cache = cache
+        self._begin_seconds = begin_seconds
+        self._stall_seconds = stall_seconds
+
+    @asynccontextmanager
+    async def version(
+        self, run_id: str, model: str, weight_version: int
+    ) -> AsyncIterator[_LocalShardVersion]:
+        """See `ShardSource.version`."""
+        if (run_id, model or "policy") != (self._cache.run_id, self._cache.model):
+            raise not_found("run", run_id)
+        try:
+            async with asyncio.timeout(self._begin_seconds):
+                found = await self._cache.arrival(weight_version)
+        except TimeoutError as error:
+            raise not_found("weight_version", str(weight_version)) from error
+        yield _LocalShardVersion(found, self._stall_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalShardVersion:
+    """A version that is here, or on its way."""
+
+    found: LocalVersion | Incoming
+    stall_seconds: float
+
+    @property
+    def files(self) -> Sequence[pb.WeightFile]:
+        """See `ShardVersion.files`."""
+        return self.found.manifest.files
+
+    async def open(self, file: pb.WeightFile) -> OpenShard:
+        """See `ShardVersion.open`."""
+        if isinstance(self.found, Incoming) and file.num_bytes:
+            await self._available(self.found, file, 0)
+        try:
+            # Our own folder, but its files may be links to those of a shared one.
+            opened = open_regular(self._path(file).resolve())
+        except OSError as error:
+            message = f"file {file.name!r} cannot be relayed: {error.strerror}"
+            raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+        if isinstance(self.found, LocalVersion):
+            return OpenShard(described=file, file=opened)
+        incoming = self.found
+        return OpenShard(
+            described=file,
+            file=opened,
+            available=lambda offset: self._available(incoming, file, offset),
+        )
+
+    def _path(self, file: pb.WeightFile) -> Path:
+        folder = self.found.folder
+        if isinstance(self.found, LocalVersion):
+            return folder / file.name
+        # Its name changes when it is whole, its folder's when all are: the file stays the same.
+        whole = folder.with_suffix("") / file.name
+        candidates = (self.found.part(file), self.found.path(file), whole)
+        return next((path for path in candidates if path.exists()), whole)
+
+    async def _available(self, incoming: Incoming, file: pb.WeightFile, offset: int) -> int:
+        try:
+            async with asyncio.timeout(self.stall_seconds):
+                return await incoming.beyond(file, offset)
+        except TimeoutError as error:
+            message = f"file {file.name!r} does not arrive here beyond byte {offset}"
+            raise unavailable(Reason.PEER_UNAVAILABLE, message) from error
+
+
+class RelayAnnouncer:
+    """Keeps this server known as one that others may fetch from."""
+
+    def __init__(
+        self, stub: WeightServiceAsyncStub, address: str, *, run_id: str, model: str
+    ) -> None:
+        self._stub = stub
+        self._request = pb.GetSourcesRequest(run_id=run_id, model=model, address=address)
+
+    async def run(self) -> None:
+        """Announce until cancelled, three times in the span that an announcement holds."""
+        backoff = Backoff()
+        while True:
+            try:
+                response = await retrying(lambda: self._stub.GetSources(self._request))
+                await asyncio.sleep(response.ttl.ToTimedelta().total_seconds() / 3)
+                backoff.reset()
+            except SeamflowError as error:
+                get_logger().warning("relay_not_announced", error=str(error))
+                await backoff.wait()

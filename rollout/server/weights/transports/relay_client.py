@@ -1,0 +1,73 @@
+"""Shards from other rollout servers, so that the weights service sends each of them about once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seamflow.errors import SeamflowError
+from seamflow.retry import retrying
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+from rollout.server.weights.transport import Incoming, SourceLost, TransferError, for_each_missing
+from rollout.server.weights.transports import TransportContext
+from rollout.server.weights.transports.shard_stream import ShardReceiver
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["Relay"]
+
+_NAME = "relay"
+
+
+class Relay:
+    """Asks the weights service whom to fetch each file from, and does so.
+
+    A parent that fails costs its files only: those are left for the next transport, which goes on
+    from what the parent sent.
+    """
+
+    def __init__(self, context: TransportContext) -> None:
+        self._context = context
+        self._stub: WeightServiceAsyncStub = WeightServiceStub(context.weights)  # type: ignore[assignment]
+        self._receiver = ShardReceiver(_NAME, context.config.weight_encodings)
+        self._address = context.config.weight_relay_address or ""
+
+    async def fetch(self, incoming: Incoming) -> None:
+        """See `WeightTransport.fetch`."""
+        sources = await self._sources(incoming.manifest)
+        failures: list[TransferError] = []
+
+        async def bring(file: pb.WeightFile) -> None:
+            try:
+                await self._bring(incoming, file, sources.get(file.name, ""))
+            except TransferError as error:
+                failures.append(error)
+
+        await for_each_missing(incoming, self._context.config.weight_streams, bring)
+        if failures:
+            raise failures[0]
+
+    async def _sources(self, manifest: pb.Manifest) -> dict[str, str]:
+        request = pb.GetSourcesRequest(
+            run_id=manifest.run_id,
+            model=manifest.model,
+            weight_version=manifest.weight_version,
+            address=self._address,
+        )
+        response = await retrying(lambda: self._stub.GetSources(request))
+        return {source.name: source.address for source in response.files}
+
+    async def _bring(self, incoming: Incoming, file: pb.WeightFile, address: str) -> None:
+        context = self._context
+        channel = context.connect(address) if address else context.weights
+        try:
+            await self._receiver.receive(channel, incoming, file)
+        except SeamflowError as error:
+            what = f"{address or 'the weights service'}: {error}"
+            cure = "the next transport goes on from here"
+            offset = incoming.verified(file)
+            raise SourceLost(
+                what, transport=_NAME, cure=cure, file=file.name, offset=offset
+            ) from error

@@ -1,0 +1,302 @@
+"""Shards over gRPC: checked chunk by chunk, resumed where they stopped, in bounded memory.
+
+A chunk is verified (XXH3-64) and decoded. Four are written and hashed (SHA-256) together, in a
+thread, while the next four arrive: these eight and gRPC's window are all that a stream holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import grpc.aio
+from seamflow.errors import UnavailableError, decode
+from seamflow.retry import Backoff
+from seamflow.weights.v1.weight_service_pb2 import (
+    FetchShardsRequest,
+    Manifest,
+    ShardEncoding,
+    WeightFile,
+)
+
+from rollout.server.weights.transport import DamagedChunk, DamagedFile, Incoming, for_each_missing
+from rollout.server.weights.transports import TransportContext
+from services.chassis import metrics
+from services.chassis.log import get_logger
+from services.lib.weight_files.shard_chunks import (
+    CHUNK_BYTES,
+    ShardChunk,
+    decode_chunk,
+    keep_freed_memory,
+)
+
+__all__ = ["ShardReceiver", "ShardStream"]
+
+_METHOD = "/seamflow.weights.v1.WeightService/FetchShards"
+_DAMAGED_TRIES = 3
+_TOGETHER = 4
+"""Chunks that are written together, while the next ones arrive."""
+_ENCODINGS = {
+    "zstd": ShardEncoding.SHARD_ENCODING_ZSTD,
+    "delta": ShardEncoding.SHARD_ENCODING_DELTA,
+}
+
+_RECEIVED = metrics.counter(
+    "rollout_server",
+    "weight_received_bytes_total",
+    "Bytes of weights received, by transport.",
+    ("transport",),
+)
+_DAMAGED = metrics.counter(
+    "rollout_server", "weight_chunks_refused_total", "Chunks that were not what was sent."
+)
+
+
+class ShardStream:
+    """Everything from the weights service, a few files at a time."""
+
+    def __init__(self, context: TransportContext) -> None:
+        self._receiver = ShardReceiver("shard_stream", context.config.weight_encodings)
+        self._channel = context.weights
+        self._streams = context.config.weight_streams
+
+    async def fetch(self, incoming: Incoming) -> None:
+        """See `WeightTransport.fetch`; waits for a weights service that is away."""
+        await for_each_missing(
+            incoming, self._streams, lambda file: self._persistently(incoming, file)
+        )
+
+    async def _persistently(self, incoming: Incoming, file: WeightFile) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._receiver.receive(self._channel, incoming, file)
+            except UnavailableError as error:
+                get_logger().warning("weights_service_unavailable", error=str(error))
+            await backoff.wait()
+
+
+@dataclass(slots=True)
+class ShardReceiver:
+    """Receives one file at a time from one sender or another."""
+
+    transport: str
+    """Whose work it is, for errors and metrics."""
+    encodings: Iterable[str] = ()
+    """Names of what may come: "zstd", "delta"."""
+    _accepted: tuple[ShardEncoding.ValueType, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        keep_freed_memory()
+        self._accepted = tuple(_ENCODINGS[name] for name in self.encodings)
+
+    async def receive(
+        self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
+    ) -> None:
+        """Go on where `file` stopped and complete it.
+
+        Raises `SeamflowError` for what the sender says, `DamagedChunk` when the same chunk was
+        wrong three times, `DamagedFile` when the whole is wrong.
+        """
+        damaged: Counter[int | None] = Counter()
+        while True:
+            try:
+                return await self._receive(channel, incoming, file)
+            except grpc.aio.AioRpcError as error:
+                raise decode(error) from error
+            except DamagedChunk as error:
+                _DAMAGED.inc()
+                get_logger().warning("weight_chunk_refused", error=str(error))
+                damaged[error.chunk] += 1
+                if damaged[error.chunk] == _DAMAGED_TRIES:
+                    raise
+            except DamagedFile as error:
+                if incoming.base is None:
+                    raise
+                get_logger().warning("weight_base_given_up", error=str(error))
+                incoming.base = None  # it may have lost a bit on our disk
+
+    async def _receive(
+        self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
+    ) -> None:
+        start = incoming.verified(file)
+        digest = await asyncio.to_thread(_digest_of, incoming.part(file), start)
+        size = start
+        if start < file.num_bytes or not start:  # else an earlier life had it whole
+            size = await self._append(channel, incoming, file, digest)
+        if size != file.num_bytes:
+            what = f"received {size} bytes, the manifest says {file.num_bytes}"
+            raise self._whole(what, incoming, file)
+        if digest.hexdigest() != file.sha256:
+            raise self._whole("its SHA-256 is not the manifest's", incoming, file)
+        incoming.complete(file)
+
+    async def _append(
+        self,
+        channel: grpc.aio.Channel,
+        incoming: Incoming,
+        file: WeightFile,
+        digest: hashlib._Hash,
+    ) -> int:
+        """Write and hash what is missing of `file`; how many bytes are here then."""
+        start = incoming.verified(file)
+        with incoming.part(file).open("ab") as opened:
+            opened.truncate(start)  # a write that was cut off may have left more
+            writing = _Writing(incoming=incoming, file=file, opened=opened, digest=digest)
+            try:
+                if start < file.num_bytes:
+                    async for chunk in self._chunks(channel, incoming, file, start):
+                        await writing.add(await self._plain(chunk, incoming, file))
+            finally:
+                await writing.finish()
+        return writing.size
+
+    async def _chunks(
+        self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile, start: int
+    ) -> AsyncIterator[ShardChunk]:
+        """The chunks of `file` from `start`, each whole and in its place."""
+        call = channel.unary_stream(
+            _METHOD,
+            request_serializer=FetchShardsRequest.SerializeToString,
+            response_deserializer=bytes,
+        )(self._request(incoming, file, start))
+        received, position = _RECEIVED.labels(self.transport), start
+        try:
+            async for message in call:
+                received.inc(len(message))
+                incoming.received_bytes += len(message)
+                chunk = self._checked(message, file, position)
+                yield chunk
+                position += chunk.num_bytes
+        finally:
+            call.cancel()
+
+    def _request(self, incoming: Incoming, file: WeightFile, start: int) -> FetchShardsRequest:
+        manifest: Manifest = incoming.manifest
+        request = FetchShardsRequest(
+            run_id=manifest.run_id,
+            model=manifest.model,
+            weight_version=manifest.weight_version,
+            names=[file.name],
+            offset=start,
+            accepted_encodings=self._accepted,
+        )
+        held = incoming.base.file(file.name) if incoming.base else None
+        if incoming.base and held and ShardEncoding.SHARD_ENCODING_DELTA in self._accepted:
+            request.base_weight_version = incoming.base.manifest.weight_version
+            request.base_sha256 = held.sha256
+        return request
+
+    def _checked(self, message: bytes, file: WeightFile, position: int) -> ShardChunk:
+        try:
+            chunk = decode_chunk(message)
+        except ValueError as error:
+            raise self._damaged(str(error), file, position) from error
+        if chunk.name != file.name or chunk.offset != position:
+            raise self._damaged(f"received {chunk.name} at {chunk.offset}", file, position)
+        if not chunk.intact:
+            raise self._damaged("its checksum is not the sender's", file, position)
+        room = min(CHUNK_BYTES, file.num_bytes - position)
+        if not 0 <= chunk.num_bytes <= room:
+            what = f"it stands for {chunk.num_bytes} bytes, the manifest leaves {room}"
+            raise self._damaged(what, file, position)
+        return chunk
+
+    async def _plain(
+        self, chunk: ShardChunk, incoming: Incoming, file: WeightFile
+    ) -> bytes | memoryview:
+        plain: bytes | memoryview = chunk.data
+        if chunk.encoding in self._accepted:
+            plain = await asyncio.to_thread(self._decoded, chunk, incoming, file)
+        elif chunk.encoding != ShardEncoding.SHARD_ENCODING_UNSPECIFIED:
+            raise self._damaged(f"encoding {chunk.encoding} was not asked for", file, chunk.offset)
+        if len(plain) != chunk.num_bytes:
+            what = f"{len(plain)} bytes, it said {chunk.num_bytes}"
+            raise self._damaged(what, file, chunk.offset)
+        return plain
+
+    def _decoded(self, chunk: ShardChunk, incoming: Incoming, file: WeightFile) -> bytes:
+        from services.lib.weight_files import (
+            deltas,  # only transfers that ask for it need its libraries
+        )
+
+        try:
+            if chunk.encoding == ShardEncoding.SHARD_ENCODING_ZSTD:
+                return deltas.decompress(chunk.data, chunk.num_bytes)
+            if incoming.base is None:
+                raise self._damaged("a delta without a base", file, chunk.offset)
+            with (incoming.base.folder / file.name).open("rb") as base:
+                base.seek(chunk.offset)
+                return deltas.apply_delta(chunk.data, base.read(chunk.num_bytes))
+        except deltas.DeltaError as error:
+            raise self._damaged(str(error), file, chunk.offset) from error
+
+    def _damaged(self, what: str, file: WeightFile, offset: int) -> DamagedChunk:
+        return DamagedChunk(
+            what,
+            transport=self.transport,
+            cure="it is fetched again; if it stays so, look at the sender's memory and network",
+            file=file.name,
+            chunk=offset // CHUNK_BYTES,
+            offset=offset,
+        )
+
+    def _whole(self, what: str, incoming: Incoming, file: WeightFile) -> DamagedFile:
+        incoming.drop(file)
+        cure = "it is fetched again from its first byte"
+        return DamagedFile(what, transport=self.transport, cure=cure, file=file.name)
+
+
+class _Writing:
+    """Writes and hashes chunks, in a thread, while the next ones arrive."""
+
+    def __init__(
+        self, *, incoming: Incoming, file: WeightFile, opened: BinaryIO, digest: hashlib._Hash
+    ) -> None:
+        self.size = incoming.verified(file)
+        self._incoming, self._file = incoming, file
+        self._opened, self._digest = opened, digest
+        self._waiting: list[bytes | memoryview] = []
+        self._writing: asyncio.Task[int] | None = None
+
+    async def add(self, plain: bytes | memoryview) -> None:
+        self._waiting.append(plain)
+        if len(self._waiting) == _TOGETHER:
+            await self._go_on()
+
+    async def finish(self) -> None:
+        await self._go_on()
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        """Wait for what is being written, then have written what waits."""
+        waiting, self._waiting = self._waiting, []
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self.size += await writing
+            self._incoming.advance(self._file, self.size)
+        if waiting:
+            self._writing = asyncio.create_task(asyncio.to_thread(self._take, waiting))
+
+    def _take(self, chunks: list[bytes | memoryview]) -> int:
+        for plain in chunks:
+            self._opened.write(plain)
+            self._digest.update(plain)
+        self._opened.flush()
+        return sum(len(plain) for plain in chunks)
+
+
+def _digest_of(path: Path, num_bytes: int) -> hashlib._Hash:
+    """SHA-256 of the first bytes of a file, to be gone on with."""
+    digest = hashlib.sha256()
+    if num_bytes:
+        with path.open("rb") as opened:
+            while num_bytes and (data := opened.read(min(CHUNK_BYTES, num_bytes))):
+                digest.update(data)
+                num_bytes -= len(data)
+    return digest

@@ -1,0 +1,243 @@
+"""Committed weights, brought here by transports and kept on disk.
+
+A version becomes a folder `weight_v000012` in one rename, after every file matched its manifest: a
+folder that exists is complete. What is on its way lies in `weight_v000012.partial`, also across
+restarts of this server, and is gone on with. Nothing is fsynced, as new weights would wait for the
+disk: a folder of an earlier life counts as on its way, and its files are hashed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google.protobuf import json_format
+from seamflow.errors import NotFoundError, SeamflowError
+from seamflow.retry import retrying
+from seamflow.weights.v1 import weight_service_pb2 as pb
+
+from rollout.server.engines.engine import WeightsError
+from rollout.server.weights.merge_lora import MADE, made_whole
+from rollout.server.weights.transport import (
+    MANIFEST,
+    Incoming,
+    LocalVersion,
+    PhaseTimeout,
+    WeightTransport,
+)
+from services.chassis import metrics
+from services.chassis.log import get_logger
+from services.lib.weight_files.folder_names import folder_name, versions_in
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["FetchedWeights", "WeightCache"]
+
+_KEPT = 2
+_PARTIAL = ".partial"
+# Names come from the wire: nothing that could leave the folder, hide in it, or be ours.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_OURS = re.compile(r"manifest\.json|.*\.part")
+
+_FETCHES = metrics.counter(
+    "rollout_server",
+    "weight_fetches_total",
+    "Versions that a transport brought, or failed to bring.",
+    ("transport", "outcome"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedWeights:
+    """One version on this machine's disk."""
+
+    weight_version: int
+    """The version."""
+    folder: Path
+    """Its files, as published; of an adapter, those of the model with it."""
+
+
+class WeightCache:
+    """Fetches versions of one model and keeps the last few.
+
+    Args:
+        stub: the weights service, for manifests.
+        transports: what brings the files, by name, in the order they are tried.
+        folder: where versions are kept; this server's alone.
+        run_id: whose versions.
+        model: of which model.
+        fetch_seconds: deadline of one transport for one version.
+        base: the model folder that adapters are added to.
+    """
+
+    def __init__(
+        self,
+        stub: WeightServiceAsyncStub,
+        transports: Mapping[str, WeightTransport],
+        folder: Path,
+        *,
+        run_id: str,
+        model: str,
+        fetch_seconds: float,
+        base: Path | None = None,
+    ) -> None:
+        self.run_id, self.model = run_id, model
+        self._stub = stub
+        self._transports = transports
+        self._folder = folder
+        self._fetch_seconds = fetch_seconds
+        self._base = base
+        self._fetching = asyncio.Lock()
+        self._incoming: dict[int, Incoming] = {}
+        self._checked: set[int] = set()  # in this life, against their manifests
+        self._changed = asyncio.Event()
+
+    async def fetch(self, weight_version: int | None = None) -> FetchedWeights | None:
+        """Return a committed version, by default the newest; None if none is committed yet.
+
+        Waits for an unreachable weights service, so bound it by a deadline. Raises `WeightsError`
+        for files that no transport could bring, `SeamflowError` for what the service refuses.
+        """
+        request = pb.GetManifestRequest(
+            run_id=self.run_id, model=self.model, weight_version=weight_version
+        )
+        response = await retrying(lambda: self._stub.GetManifest(request), on_retry=_report)
+        if not response.HasField("manifest"):
+            return None
+        manifest = response.manifest
+        folder = self._path(manifest.weight_version)
+        async with self._fetching:
+            held = self._held(manifest.weight_version)
+            if held is None or not _same(held.manifest, manifest):
+                await self._bring(manifest, folder)
+            if self._base is not None:
+                folder = await asyncio.to_thread(made_whole, folder, self._base)
+        return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
+
+    def local(self, weight_version: int) -> LocalVersion | Incoming | None:
+        """The version if it is here, or as far as it is on its way."""
+        whole = LocalVersion.read(self._path(weight_version))
+        return whole or self._incoming.get(weight_version)
+
+    async def arrival(self, weight_version: int) -> LocalVersion | Incoming:
+        """Wait until the version is here or on its way."""
+        while (found := self.local(weight_version)) is None:
+            await self._changed.wait()
+        return found
+
+    def prune(self, loaded: int) -> None:
+        """Remove all but the newest two versions and `loaded`, which a restore would need."""
+        old = [self._path(each) for each in versions_in(self._folder)[:-_KEPT] if each != loaded]
+        # Replaced while they were on their way: nobody goes on with them.
+        late = [each for each in versions_in(self._folder, _PARTIAL) if each < loaded]
+        for folder in old + [self._path(each).with_suffix(_PARTIAL) for each in late]:
+            try:
+                _remove(folder)
+            except OSError as error:
+                get_logger().warning("old_weights_not_removed", error=str(error))
+
+    async def _bring(self, manifest: pb.Manifest, folder: Path) -> None:
+        version = manifest.weight_version
+        partial = folder.with_suffix(_PARTIAL)
+        try:
+            incoming = self._begin(manifest, folder, partial)
+            self._announce(version, incoming)
+            await self._transport(incoming)
+            _remove(folder)
+            partial.rename(folder)
+            self._checked.add(version)
+        except OSError as error:
+            cure = "; free its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise WeightsError(f"{folder}: {error.strerror or error}{cure}") from error
+        finally:
+            self._incoming.pop(version, None)
+
+    def _begin(self, manifest: pb.Manifest, folder: Path, partial: Path) -> Incoming:
+        for file in manifest.files:
+            if not _FILE_NAME.fullmatch(file.name) or _OURS.fullmatch(file.name):
+                version = manifest.weight_version
+                raise WeightsError(f"version {version}: bad file name {file.name!r}")
+        earlier = manifest.weight_version not in self._checked
+        if earlier and folder.exists() and not partial.exists():
+            _remove(folder / MADE)
+            folder.rename(partial)
+        begun = LocalVersion.read(partial)
+        if begun is None or not _same(begun.manifest, manifest):
+            _remove(partial)
+            partial.mkdir(parents=True)
+            (partial / MANIFEST).write_text(json_format.MessageToJson(manifest))
+        return Incoming(manifest, partial, self._newest())
+
+    def _newest(self) -> LocalVersion | None:
+        return self._held(max(self._checked, default=0))
+
+    def _held(self, version: int) -> LocalVersion | None:
+        return LocalVersion.read(self._path(version)) if version in self._checked else None
+
+    async def _transport(self, incoming: Incoming) -> None:
+        """Try one transport after the other; each goes on from what is verified."""
+        failure: Exception | None = None
+        for name, transport in self._transports.items():
+            try:
+                async with asyncio.timeout(self._fetch_seconds) as deadline:
+                    await transport.fetch(incoming)
+                _FETCHES.labels(name, "ok").inc()
+                return
+            except TimeoutError as error:
+                failure = error
+                if deadline.expired():
+                    failure = _too_slow(name, self._fetch_seconds, incoming)
+                    failure.__cause__ = error
+            except NotFoundError:
+                raise  # the version itself is gone: no other transport would find it
+            except (WeightsError, SeamflowError, OSError) as error:
+                failure = error
+            _FETCHES.labels(name, "failed").inc()
+            get_logger().warning(
+                "weight_transport_failed",
+                transport=name,
+                weight_version=incoming.manifest.weight_version,
+                error=str(failure),
+            )
+        assert failure is not None, "there is at least one transport"
+        raise failure
+
+    def _announce(self, version: int, incoming: Incoming) -> None:
+        self._incoming[version] = incoming
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _path(self, weight_version: int) -> Path:
+        return self._folder / folder_name(weight_version)
+
+
+def _too_slow(transport: str, seconds: float, incoming: Incoming) -> PhaseTimeout:
+    missing = ", ".join(file.name for file in incoming.missing)
+    what = f"version {incoming.manifest.weight_version} was not here after {seconds:g} s: {missing}"
+    cure = "raise weight_fetch_seconds, or see what slows the sender"
+    return PhaseTimeout(what, transport=transport, cure=cure)
+
+
+def _report(error: SeamflowError) -> None:
+    get_logger().warning("weights_service_unavailable", error=str(error))
+
+
+def _same(one: pb.Manifest, other: pb.Manifest) -> bool:
+    """Whether both mean the same bytes; a version of an earlier run may have others."""
+    return _digests(one) == _digests(other)
+
+
+def _digests(manifest: pb.Manifest) -> set[tuple[str, str]]:
+    return {(file.name, file.sha256) for file in manifest.files}
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

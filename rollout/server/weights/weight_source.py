@@ -1,0 +1,104 @@
+"""Everything between the weights service and a rollout server, put together from its config."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from seamflow.weights.v1.weight_service_pb2_grpc import (
+    WeightServiceStub,
+    add_WeightServiceServicer_to_server,
+)
+
+from rollout.server.config import RolloutServerConfig
+from rollout.server.weights.relay_server import RelayAnnouncer, RelayServicer
+from rollout.server.weights.swap_schedule import Boundary, RollingOrder, Turns
+from rollout.server.weights.transports import TransportContext, build_transports
+from rollout.server.weights.weight_cache import WeightCache
+from services.chassis.rpc import clients
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["WeightSupply", "open_supply"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSupply:
+    """Where weights come from, and to whom they are passed on."""
+
+    stub: WeightServiceAsyncStub
+    """The weights service."""
+    cache: WeightCache
+    """What is here."""
+    boundary: Boundary
+    """When the server changes over."""
+    servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
+    """What other servers call."""
+    background: Sequence[Callable[[], Awaitable[None]]] = ()
+    """Loops to run."""
+
+
+async def open_supply(
+    config: RolloutServerConfig, target: str, server_id: str, turns: Turns, stack: AsyncExitStack
+) -> WeightSupply:
+    """Follow the weights service at `target`; `stack` closes what is opened."""
+    peers = _Peers(config, stack)
+    channel = peers.connect(target)
+    stub: WeightServiceAsyncStub = WeightServiceStub(channel)  # type: ignore[assignment]
+    names = {"run_id": config.run_id, "model": config.model_name}
+    context = TransportContext(config=config, weights=channel, connect=peers.connect)
+    folder = config.cache_folder or Path(stack.enter_context(_temporary()))
+    cache = WeightCache(
+        stub,
+        build_transports(context),
+        folder,
+        **names,
+        fetch_seconds=config.weight_fetch_seconds,
+        base=config.model,
+    )
+    rolling = config.weight_update_order == "rolling"
+    boundary = Boundary(
+        turns=turns if config.weight_update_at == "turn" else None,
+        order=RollingOrder(stub=stub, **names, server_id=server_id) if rolling else None,
+        wait_seconds=config.weight_wait_seconds,
+    )
+    supply = WeightSupply(stub=stub, cache=cache, boundary=boundary)
+    address = config.weight_relay_address
+    if address is None or "relay" not in config.weight_transports:
+        return supply
+    return WeightSupply(
+        stub=stub,
+        cache=cache,
+        boundary=boundary,
+        # It answers one call of the service; gRPC answers the others UNIMPLEMENTED.
+        servicers=[(add_WeightServiceServicer_to_server, RelayServicer(cache))],  # type: ignore[abstract]
+        background=[RelayAnnouncer(stub, address, **names).run],
+    )
+
+
+class _Peers:
+    """One channel to each address, all closed by the stack."""
+
+    def __init__(self, config: RolloutServerConfig, stack: AsyncExitStack) -> None:
+        self._config = config
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        stack.push_async_callback(self._close)
+
+    def connect(self, target: str) -> grpc.aio.Channel:
+        if target not in self._channels:
+            self._channels[target] = clients.channel(self._config, target)
+        return self._channels[target]
+
+    async def _close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="seamflow-weights-")

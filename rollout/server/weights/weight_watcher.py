@@ -1,0 +1,93 @@
+"""Keep the server at the newest committed weights, whatever the weights service goes through."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc.aio
+from seamflow.errors import SeamflowError
+from seamflow.retry import Backoff
+from seamflow.weights.v1 import weight_service_pb2 as pb
+
+from rollout.server.engines.engine import EngineFailed, WeightsError
+from rollout.server.server import RolloutServer
+from services.chassis import metrics
+from services.chassis.log import get_logger
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["WeightFollower"]
+
+_FAILURES = metrics.counter(
+    "rollout_server", "weight_update_failures_total", "Weight versions that could not be loaded."
+)
+
+
+class WeightFollower:
+    """Two loops: one hears of versions, one brings the newest of them into the server."""
+
+    def __init__(
+        self, server: RolloutServer, stub: WeightServiceAsyncStub, *, run_id: str, model: str
+    ) -> None:
+        self._server = server
+        self._stub = stub
+        self._run_id = run_id
+        self._model = model
+        self._newest = 0
+        self._heard = asyncio.Event()
+        self._log = get_logger()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        await self.begin()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            tasks.create_task(self._apply())
+
+    async def begin(self) -> None:
+        """Have the server load the newest weights and serve, however often that takes."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await self._server.begin()
+            except (WeightsError, SeamflowError, EngineFailed) as error:
+                self._report(error)
+            await backoff.wait()
+
+    async def _watch(self) -> None:
+        """Hear of versions. Slow loading never holds this up: only the newest is remembered."""
+        self._newest = self._server.engine.weight_version
+        backoff = Backoff()
+        while True:
+            request = pb.WatchVersionsRequest(
+                run_id=self._run_id, model=self._model, after_weight_version=self._newest
+            )
+            try:
+                async for response in self._stub.WatchVersions(request):
+                    self._newest = max(self._newest, response.manifest.weight_version)
+                    self._heard.set()
+                    backoff.reset()
+            except grpc.aio.AioRpcError as error:
+                self._log.warning("weights_service_lost", code=error.code().name)
+            await backoff.wait()
+
+    async def _apply(self) -> None:
+        backoff = Backoff()
+        while True:
+            await self._heard.wait()
+            self._heard.clear()
+            try:
+                await self._server.follow(self._newest)
+                backoff.reset()
+            except (WeightsError, SeamflowError, EngineFailed) as error:
+                self._report(error)
+                await backoff.wait()
+                self._heard.set()
+
+    def _report(self, error: Exception) -> None:
+        if isinstance(error, EngineFailed) and "restart" not in self._server.engine.info.features:
+            raise error
+        _FAILURES.inc()
+        self._log.warning("weights_not_loaded", weight_version=self._newest, error=str(error))

@@ -1,0 +1,1 @@
+"""SchedulerService: protobuf messages in and out."""

@@ -1,0 +1,342 @@
+"""Between the contract's messages and the scheduler's records; refuses what makes no sense."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from math import isfinite
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+
+from scheduler.model.lending import Outlook
+from scheduler.model.records import (
+    ROLLOUT,
+    AllocationEvent,
+    Assignment,
+    Gang,
+    Hardware,
+    Node,
+    NodeReport,
+    NodeState,
+    RunPolicy,
+    State,
+    Worker,
+)
+from scheduler.model.split_advice import Advice, Balance
+from scheduler.policy.roofline import train_priority
+from services.chassis.errors import invalid_argument
+
+__all__ = [
+    "assignment_message",
+    "duration_message",
+    "event_message",
+    "gang_record",
+    "node_message",
+    "node_record",
+    "outlook_record",
+    "report_record",
+    "run_messages",
+    "run_policy_record",
+    "state_record",
+    "switch_seconds",
+    "wait_seconds",
+]
+
+_STATES = {
+    NodeState.IDLE: pb.NODE_STATE_IDLE,
+    NodeState.ACTIVATING: pb.NODE_STATE_ACTIVATING,
+    NodeState.ACTIVE: pb.NODE_STATE_ACTIVE,
+    NodeState.DRAINING: pb.NODE_STATE_DRAINING,
+    NodeState.LOST: pb.NODE_STATE_LOST,
+}
+_ADVICE = {
+    Advice.KEEP: pb.ADVICE_KEEP,
+    Advice.ADD_GENERATION: pb.ADVICE_ADD_GENERATION,
+}
+_REPORTABLE: dict[int, NodeState] = {
+    number: state for state, number in _STATES.items() if state is not NodeState.LOST
+}
+
+
+def node_record(request: pb.RegisterNodeRequest) -> Node:
+    """The node that registers.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    _require("node_id", request.node_id)
+    _require("run_id", request.run_id)
+    tags = tuple(sorted(set(request.capability_tags)))
+    if not tags or "" in tags:
+        raise invalid_argument("capability_tags", list(tags), "name at least one, none empty")
+    for worker in request.workers:
+        if worker.tag not in tags:
+            raise invalid_argument("workers.tag", worker.tag, "use one of capability_tags")
+    hardware = Hardware(
+        memory_bytes_per_second=_not_negative(
+            "hardware.memory_bytes_per_second", request.hardware.memory_bytes_per_second
+        ),
+        flops=_not_negative("hardware.flops", request.hardware.flops),
+        device_bytes=request.hardware.device_bytes,
+    )
+    return Node(
+        node_id=request.node_id,
+        run_id=request.run_id,
+        capability_tags=tags,
+        workers=tuple(
+            Worker(tag=entry.tag, address=entry.address, run_id=entry.run_id)
+            for entry in request.workers
+        ),
+        train_priority=request.train_priority
+        or train_priority(hardware.memory_bytes_per_second, hardware.flops),
+        hardware=hardware,
+    )
+
+
+def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
+    """What the node measured, if it says."""
+    if not request.HasField("report"):
+        return None
+    return NodeReport(
+        used_device_bytes=request.report.used_device_bytes,
+        num_turns=request.report.num_turns,
+        tokens_per_second=request.report.tokens_per_second,
+        used_host_bytes=request.report.used_host_bytes,
+    )
+
+
+def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
+    """What the node's last switch took, if it made one.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, negative or not finite.
+    """
+    if not request.HasField("switch_seconds"):
+        return None
+    return _not_negative("switch_seconds", request.switch_seconds)
+
+
+def outlook_record(request: pb.ReleaseNodesRequest) -> Outlook | None:
+    """What generation has still to do, if the gang knows.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, no part of a batch.
+    """
+    if not request.HasField("outlook"):
+        return None
+    remaining, batch = request.outlook.remaining_rollouts, request.outlook.batch_rollouts
+    if batch < 1:
+        raise invalid_argument("outlook.batch_rollouts", batch, "give at least 1")
+    if not 0 <= remaining <= batch:
+        cure = f"give 0 to batch_rollouts ({batch})"
+        raise invalid_argument("outlook.remaining_rollouts", remaining, cure)
+    done = int(_not_negative("outlook.done_rollouts", request.outlook.done_rollouts))
+    return Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
+
+
+def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
+    """The policy to set.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    _require("run_id", request.run_id)
+    policy = request.policy
+    return RunPolicy(
+        priority=policy.priority,
+        max_nodes=int(_not_negative("policy.max_nodes", policy.max_nodes)),
+        rollout_share=_not_negative("policy.rollout_share", policy.rollout_share) or 1.0,
+    )
+
+
+def state_record(state: int) -> NodeState:
+    """The state that a node reports.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, not one that a node agent may report.
+    """
+    if state not in _REPORTABLE:
+        raise invalid_argument("state", state, "report IDLE, ACTIVATING, ACTIVE or DRAINING")
+    return _REPORTABLE[state]
+
+
+def gang_record(request: pb.RequestNodesRequest) -> Gang:
+    """The gang that asks.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    for field in ("run_id", "gang_id", "tag"):
+        _require(field, getattr(request, field))
+    if request.tag == ROLLOUT:
+        cure = "nodes that no gang holds roll out by themselves"
+        raise invalid_argument("tag", request.tag, cure)
+    if request.num_nodes < 1:
+        raise invalid_argument("num_nodes", request.num_nodes, "ask for at least 1")
+    needed = request.HasField("needed_time")
+    return Gang(
+        run_id=request.run_id,
+        gang_id=request.gang_id,
+        tag=request.tag,
+        num_nodes=request.num_nodes,
+        batch=batch_number(request),
+        needed_time=_seconds(request.needed_time) if needed else None,
+    )
+
+
+def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:
+    """The batch that the nodes are wanted for; 0: not told.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, negative.
+    """
+    return int(_not_negative("batch", request.batch))
+
+
+def wait_seconds(wait: Duration, limit: float) -> float:
+    """How long a long-poll may wait.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, negative or above `limit`.
+    """
+    seconds = _seconds(wait)
+    if not 0 <= seconds <= limit:
+        raise invalid_argument("wait", seconds, f"wait between 0 and {limit:g} seconds")
+    return seconds
+
+
+def assignment_message(assignment: Assignment) -> pb.Assignment:
+    """What a node shall do."""
+    return pb.Assignment(
+        tag=assignment.tag,
+        epoch=assignment.epoch,
+        gang_id=assignment.gang_id,
+        lent=assignment.lent,
+        rank_offset=assignment.rank_offset,
+        world_size=assignment.world_size,
+        run_id=assignment.run_id,
+    )
+
+
+def run_messages(state: State) -> list[pb.Run]:
+    """Every run that has nodes, gangs or a policy, sorted by name."""
+    standing: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in state.nodes.values():
+        for run_id in node.runs:
+            standing[run_id].update(())
+        if node.assignment.tag:
+            standing[node.assigned_run][node.assignment.tag] += 1
+    waiting = state.waiting()
+    balances: dict[str, list[pb.Balance]] = defaultdict(list)
+    for (run_id, gang_id), balance in sorted(state.balances.items(), key=lambda item: item[0]):
+        balances[run_id] += _balance_messages(gang_id, balance)
+    names = {*standing, *state.runs, *(gang.run_id for gang in state.gangs.values())}
+    return [
+        pb.Run(
+            run_id=run_id,
+            policy=_policy_message(state.runs.get(run_id, RunPolicy())),
+            num_nodes=standing[run_id],
+            waiting_gang_ids=[gang.gang_id for gang in waiting if gang.run_id == run_id],
+            balances=balances[run_id],
+        )
+        for run_id in sorted(names)
+    ]
+
+
+def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
+    """The node, last heard of at `heartbeat_time`."""
+    return pb.Node(
+        node_id=node.node_id,
+        capability_tags=node.capability_tags,
+        workers=[
+            pb.Worker(tag=entry.tag, address=entry.address, run_id=entry.run_id)
+            for entry in node.workers
+        ],
+        assignment=assignment_message(node.assignment),
+        state=_STATES[node.state],
+        reported_epoch=node.reported_epoch,
+        train_priority=node.train_priority,
+        heartbeat_time=None if heartbeat_time is None else _timestamp(heartbeat_time),
+        run_id=node.run_id,
+        draining=node.draining,
+        hardware=pb.Hardware(
+            memory_bytes_per_second=node.hardware.memory_bytes_per_second,
+            flops=node.hardware.flops,
+            device_bytes=node.hardware.device_bytes,
+        ),
+        report=None if node.report is None else _report_message(node.report),
+        switch_seconds=node.switch_seconds,
+    )
+
+
+def event_message(event: AllocationEvent) -> pb.AllocationEvent:
+    """The entry of the audit log."""
+    return pb.AllocationEvent(
+        sequence=event.sequence,
+        event_time=_timestamp(event.time),
+        node=None if event.node is None else node_message(event.node),
+        kind=event.kind.value,
+        cause=event.cause,
+        run_id=event.run_id,
+    )
+
+
+def duration_message(seconds: float) -> Duration:
+    """A span of time."""
+    span = Duration()
+    span.FromNanoseconds(round(seconds * 1e9))
+    return span
+
+
+def _balance_messages(gang_id: str, balance: Balance) -> list[pb.Balance]:
+    """One, or none while nothing is known."""
+    if balance.team is None or balance.advice is Advice.UNKNOWN:
+        return []
+    message = pb.Balance(
+        gang_id=gang_id,
+        num_generation_nodes=balance.team.generating,
+        num_training_nodes=balance.team.training,
+        generation_seconds=balance.generation_seconds,
+        training_seconds=balance.training_seconds,
+        advice=_ADVICE[balance.advice],
+    )
+    return [message]
+
+
+def _policy_message(policy: RunPolicy) -> pb.RunPolicy:
+    return pb.RunPolicy(
+        priority=policy.priority,
+        max_nodes=policy.max_nodes,
+        rollout_share=policy.rollout_share,
+    )
+
+
+def _report_message(report: NodeReport) -> pb.NodeReport:
+    return pb.NodeReport(
+        used_device_bytes=report.used_device_bytes,
+        num_turns=report.num_turns,
+        tokens_per_second=report.tokens_per_second,
+        used_host_bytes=report.used_host_bytes,
+    )
+
+
+def _not_negative(field: str, value: float) -> float:
+    if not (isfinite(value) and value >= 0):
+        raise invalid_argument(field, value, "give a finite number, 0 or more")
+    return value
+
+
+def _require(field: str, value: str) -> None:
+    if not value:
+        raise invalid_argument(field, value, "it must not be empty")
+
+
+def _seconds(span: Duration | Timestamp) -> float:
+    return span.seconds + span.nanos / 1e9
+
+
+def _timestamp(seconds: float) -> Timestamp:
+    moment = Timestamp()
+    moment.FromNanoseconds(round(seconds * 1e9))
+    return moment

@@ -1,0 +1,152 @@
+"""Nodes split between generation and training (StreamRL, arXiv 2504.15930, Alg. 1 and its section
+on dynamic adjustment).
+
+Both stages run at the same time, on nodes of their own; the slower one sets the pace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from scheduler.model.stage_profile import Seconds
+
+__all__ = ["Split", "adjusted", "split_datacentres", "split_nodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Who does what, and how long it is predicted to take."""
+
+    generation_nodes: int
+    """Nodes that generate."""
+    training_nodes: int
+    """Nodes that train."""
+    generation_seconds: float
+    """Predicted seconds of generation."""
+    training_seconds: float
+    """Predicted seconds of training."""
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of an iteration."""
+        return max(self.generation_seconds, self.training_seconds)
+
+
+def split_nodes(generation: Seconds, training: Seconds, num_nodes: int) -> Split:
+    """Alg. 1 in one datacentre: x + y <= n minimising max(P_gen(x), P_train(y)), fewest nodes.
+
+    Exact for any two functions, also for those where more nodes are slower: what k nodes can do is
+    the running minimum up to k. The smallest x and the smallest y that keep the best pace are then
+    found each for itself, so no other split of that pace takes fewer nodes. Linear in `num_nodes`.
+
+    Raises:
+        ValueError: fewer than 2 nodes, or no split that can do both.
+    """
+    if num_nodes < 2:
+        raise ValueError(f"num_nodes is {num_nodes}: give at least 2, one for each stage")
+    best_generation = _best_up_to(generation, num_nodes - 1)
+    best_training = _best_up_to(training, num_nodes - 1)
+    fastest = min(map(max, best_generation, reversed(best_training)))
+    if math.isinf(fastest):
+        raise ValueError(f"num_nodes is {num_nodes}: too few to do both stages")
+    return _split(
+        generation, _fewest(best_generation, fastest), training, _fewest(best_training, fastest)
+    )
+
+
+def split_datacentres(
+    generation: Seconds, training: Seconds, generation_nodes: int, training_nodes: int
+) -> Split:
+    """Alg. 1 in two datacentres: the faster side shrinks to k minimising |P_fast(k) - T_slow|.
+
+    Both sides are first taken at full size. The minimum is the paper's, to the letter: k may come
+    out a little slower than T_slow where that is closer. Among equally close k the smallest.
+
+    Raises:
+        ValueError: a datacentre without nodes, or with too few for its stage.
+    """
+    _require_nodes("generation_nodes", generation_nodes)
+    _require_nodes("training_nodes", training_nodes)
+    whole = _split(generation, generation_nodes, training, training_nodes)
+    for name, count, seconds in (
+        ("generation_nodes", generation_nodes, whole.generation_seconds),
+        ("training_nodes", training_nodes, whole.training_seconds),
+    ):
+        if math.isinf(seconds):
+            raise ValueError(f"{name} is {count}: too few for the stage")
+    if whole.generation_seconds < whole.training_seconds:
+        kept = _closest(generation, generation_nodes, whole.training_seconds)
+        return _split(generation, kept, training, training_nodes)
+    kept = _closest(training, training_nodes, whole.generation_seconds)
+    return _split(generation, generation_nodes, training, kept)
+
+
+def adjusted(
+    split: Split, *, generation: Seconds, training: Seconds, unit: int, num_nodes: int
+) -> Split:
+    """The split after one look at what an iteration really took: one more unit, or as it was.
+
+    StreamRL's dynamic adjustment: δ = T_gen - T_train, δ' = what one more unit takes off T_gen;
+    when δ >= δ', generation gets the unit. It comes from nodes that do neither, so training goes
+    on, and since T_gen - δ' >= T_train generation stays the slower stage: it never overshoots.
+    Lengths have drifted since the profile was taken, so δ' is the profile's *relative* gain times
+    the T_gen measured. Our extension is the mirror image: a unit for training by the same rule.
+
+    Args:
+        split: nodes of each stage as they are, with the seconds *measured* on them.
+        generation: profile of generation, at any length of answers.
+        training: profile of training.
+        unit: nodes of one data-parallel unit.
+        num_nodes: all nodes; what the split leaves over is free.
+
+    Returns:
+        The split with the seconds that are now to be expected.
+    """
+    _require_nodes("unit", unit)
+    if split.generation_nodes + split.training_nodes + unit > num_nodes:
+        return split
+    gap = split.generation_seconds - split.training_seconds
+    if gap >= 0:
+        nodes = split.generation_nodes + unit
+        seconds = split.generation_seconds * _gain(generation, split.generation_nodes, nodes)
+        grown = replace(split, generation_nodes=nodes, generation_seconds=seconds)
+        return grown if gap >= split.generation_seconds - seconds > 0 else split
+    nodes = split.training_nodes + unit
+    seconds = split.training_seconds * _gain(training, split.training_nodes, nodes)
+    grown = replace(split, training_nodes=nodes, training_seconds=seconds)
+    return grown if -gap >= split.training_seconds - seconds > 0 else split
+
+
+def _best_up_to(stage: Seconds, num_nodes: int) -> list[float]:
+    """Element k - 1: the least seconds on k nodes or fewer."""
+    return list(accumulate(map(stage, range(1, num_nodes + 1)), min))
+
+
+def _fewest(best_up_to: Sequence[float], seconds: float) -> int:
+    return next(nodes for nodes, best in enumerate(best_up_to, 1) if best <= seconds)
+
+
+def _closest(stage: Seconds, num_nodes: int, seconds: float) -> int:
+    return min(range(1, num_nodes + 1), key=lambda nodes: abs(stage(nodes) - seconds))
+
+
+def _gain(stage: Seconds, before: int, after: int) -> float:
+    """Seconds on `after` nodes for each second on `before`."""
+    return stage(after) / stage(before)
+
+
+def _split(generation: Seconds, x: int, training: Seconds, y: int) -> Split:
+    return Split(
+        generation_nodes=x,
+        training_nodes=y,
+        generation_seconds=generation(x),
+        training_seconds=training(y),
+    )
+
+
+def _require_nodes(field: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{field} is {value}: give at least 1")

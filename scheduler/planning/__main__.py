@@ -1,3 +1,0 @@
-from scheduler.planning.cli import main
-
-main()

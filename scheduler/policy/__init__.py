@@ -1,0 +1,1 @@
+"""Allocation decisions as pure functions: placement, fair shares, lending, node split."""

@@ -1,0 +1,194 @@
+"""Which node does what: pure functions of nodes, gangs, runs and the clock.
+
+A gang preempts rollout and gets all of its nodes or none; every other node that can does rollout
+(SeamlessFlow, arXiv 2508.11553, tag scheduler). Lending is optional, the return is not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
+
+from scheduler.model import lending as gate
+from scheduler.model.lending import Lending, Stake, Verdict
+from scheduler.model.records import ROLLOUT, Assignment, Gang, GangKey, Node, RunPolicy
+from scheduler.policy.fair_share import divide
+from scheduler.policy.placement import Placement, place
+from services.chassis import plugins
+
+__all__ = ["POLICIES", "AllocationPolicy", "LendingMode", "Plan", "PreemptivePolicy", "load_policy"]
+
+LendingMode = Literal["gated", "always", "never"]
+_NOTHING = Assignment()
+_NO_RUNS: Mapping[str, RunPolicy] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every available node shall do."""
+
+    assignments: Mapping[str, Assignment]
+    """By node_id, with epoch 0: epochs are given out by whoever carries the plan out."""
+    waiting: Mapping[GangKey, str] = field(default_factory=dict)
+    """Why each gang that holds no node waits, in the order in which they will be placed."""
+
+    @property
+    def unplaced(self) -> tuple[GangKey, ...]:
+        """Gangs that hold no node."""
+        return tuple(self.waiting)
+
+    def reformed(self, nodes: Iterable[Node], renewed: set[str]) -> set[GangKey | None]:
+        """The gangs whose members change, or are there anew (`renewed`, by node_id)."""
+        before: dict[GangKey | None, set[str]] = defaultdict(set)
+        after: dict[GangKey | None, set[str]] = defaultdict(set)
+        for node in nodes:
+            before[node.gang_key].add(node.node_id)
+            wanted = self.assignments.get(node.node_id, _NOTHING)
+            after[node.gang_under(wanted)].add(node.node_id)
+        return {
+            key
+            for key, members in after.items()
+            if key is not None and (members != before[key] or members & renewed)
+        }
+
+
+class AllocationPolicy(Protocol):
+    """Decides who does what; asked after every change, so it must keep what is well placed."""
+
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        gangs: Sequence[Gang],
+        now: float,
+        runs: Mapping[str, RunPolicy] = ...,
+    ) -> Plan:
+        """Assign every available node; `now` is in seconds since 1970.
+
+        A gang is named by exactly `num_nodes` assignments, or is in `waiting`, or was parked.
+        """
+        ...
+
+    def judge(self, lending: Lending, stake: Stake) -> Verdict:
+        """Whether the nodes that a gang gives back shall roll out; else its gang is `parked`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptivePolicy:
+    """Gangs by priority and arrival (`placement.py`), rollout everywhere else (`sharing.py`)."""
+
+    lending: LendingMode = "gated"
+    """Nodes that a gang could ask for do rollout meanwhile: when it pays, always, or never."""
+    min_dwell_seconds: float = 0.0
+    """A node that a gang gave back is not lent before this has passed."""
+
+    def __post_init__(self) -> None:
+        if self.lending not in get_args(LendingMode):
+            modes = ", ".join(get_args(LendingMode))
+            raise ValueError(f"lending is {self.lending!r}: give one of {modes}")
+
+    def plan(
+        self,
+        nodes: Sequence[Node],
+        gangs: Sequence[Gang],
+        now: float,
+        runs: Mapping[str, RunPolicy] = _NO_RUNS,
+    ) -> Plan:
+        """See `AllocationPolicy.plan`."""
+        pool = {node.node_id: node for node in nodes if node.available}
+        placement = place(pool.values(), gangs, runs, now)
+        shares = self._shares(pool.values(), placement, gangs, runs, now)
+        assignments = dict.fromkeys(pool, _NOTHING)
+        for gang in gangs:
+            for rank, node in enumerate(placement.teams.get(gang.key, ())):
+                assignments[node.node_id] = _membership(gang, node, rank)
+        for name, run_id in shares.items():
+            assignments[name] = _rollout(pool[name], run_id)
+        return Plan(assignments=assignments, waiting=placement.waiting)
+
+    def judge(self, lending: Lending, stake: Stake) -> Verdict:
+        """See `AllocationPolicy.judge`."""
+        if self.lending == "gated":
+            return gate.judge(lending, stake)
+        return Verdict(lend=self.lending == "always", cause=f"lending is {self.lending!r}")
+
+    def _shares(
+        self,
+        nodes: Collection[Node],
+        placement: Placement,
+        gangs: Sequence[Gang],
+        runs: Mapping[str, RunPolicy],
+        now: float,
+    ) -> dict[str, str]:
+        """The run each node that no gang holds rolls out for, by node_id.
+
+        Parked gangs keep their nodes, unless nobody else generates for their run: what such a gang
+        waits for would never come.
+        """
+        kept = [gang for gang in gangs if gang.parked and placement.keep(gang)]
+        while True:
+            able = [node for node in nodes if not placement.is_taken(node)]
+            able = [node for node in able if self._may_roll_out(node, now)]
+            shares = divide(able, placement.used, runs)
+            served = set(shares.values())
+            starved = [gang for gang in kept if gang.run_id not in served]
+            if not starved:
+                return shares
+            for gang in starved:
+                placement.drop(gang)
+                kept.remove(gang)
+
+    def _may_roll_out(self, node: Node, now: float) -> bool:
+        if ROLLOUT not in node.capability_tags:
+            return False
+        if not _is_lendable(node):
+            return True
+        return self.lending != "never" and self._rested(node, now)
+
+    def _rested(self, node: Node, now: float) -> bool:
+        if node.assignment.tag == ROLLOUT or node.released_time is None:
+            return True
+        # A clock that was set back must not keep the node idle: a negative rest counts as over.
+        return not 0 <= now - node.released_time < self.min_dwell_seconds
+
+
+POLICIES = {"preemptive": f"{__name__}:PreemptivePolicy"}
+"""Built-in policies by name."""
+
+
+def load_policy(name: str, *, lending: LendingMode, min_dwell_seconds: float) -> AllocationPolicy:
+    """The built-in policy `name`, or the plug-in "package.module:Class", with the given settings.
+
+    Raises:
+        ConfigError: neither a built-in nor a loadable plug-in, or a setting it refuses.
+    """
+    policy: AllocationPolicy = plugins.make(
+        "policy", name, POLICIES, lending=lending, min_dwell_seconds=min_dwell_seconds
+    )
+    return policy
+
+
+def _is_lendable(node: Node) -> bool:
+    """Whether it can do something that a gang could ask for."""
+    return len(node.capability_tags) > 1
+
+
+def _membership(gang: Gang, node: Node, rank: int) -> Assignment:
+    return Assignment(
+        tag=gang.tag,
+        gang_id=gang.gang_id,
+        rank_offset=rank,
+        world_size=gang.num_nodes,
+        run_id=_other_than_own(node, gang.run_id),
+    )
+
+
+def _rollout(node: Node, run_id: str) -> Assignment:
+    return Assignment(tag=ROLLOUT, lent=_is_lendable(node), run_id=_other_than_own(node, run_id))
+
+
+def _other_than_own(node: Node, run_id: str) -> str:
+    """As assignments name runs: the node's own is empty."""
+    return "" if run_id == node.run_id else run_id

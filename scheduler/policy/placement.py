@@ -1,0 +1,149 @@
+"""Which nodes each gang gets, all or none: pure, and linear in nodes for each waiting gang."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+
+from scheduler.model.records import Gang, GangKey, Node, NodeState, RunPolicy
+
+__all__ = ["Placement", "place"]
+
+_DEFAULT = RunPolicy()
+_Preference = tuple[bool, bool, bool, float, int, str]
+
+
+class Placement:
+    """Who got what. Filled by `place`.
+
+    Args:
+        nodes: those that may be given work.
+        gangs: all of them.
+        runs: policies by run_id.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], gangs: Iterable[Gang], runs: Mapping[str, RunPolicy]
+    ) -> None:
+        self._runs = runs
+        self._parked = frozenset(gang.key for gang in gangs if gang.parked)
+        self._able: dict[tuple[str, str], list[Node]] = defaultdict(list)
+        self._holding: dict[GangKey, list[Node]] = defaultdict(list)
+        for node in nodes:
+            for tag in node.capability_tags:
+                for run_id in node.runs_for(tag):
+                    self._able[run_id, tag].append(node)
+            if node.gang_key is not None:
+                self._holding[node.gang_key].append(node)
+        self._taken: set[str] = set()
+        self._reserved: set[str] = set()
+        self._blocked: set[str] = set()
+        self.teams: dict[GangKey, list[Node]] = {}
+        """Nodes of each gang that was placed, in rank order."""
+        self.waiting: dict[GangKey, str] = {}
+        """Why each other gang waits, in the order in which they will be placed."""
+        self.used: Counter[str] = Counter()
+        """Nodes that gangs have, by run."""
+
+    def keep(self, gang: Gang) -> bool:
+        """Leave a gang the nodes it has, if it is whole; a gang of a higher priority took none."""
+        team = [node for node in self._holding[gang.key] if gang.run_id in node.runs_for(gang.tag)]
+        whole = len(team) == gang.num_nodes and not any(self.is_taken(node) for node in team)
+        if not whole or self._exceeds_quota(gang):
+            return False
+        self._take(gang, team)
+        return True
+
+    def drop(self, gang: Gang) -> None:
+        """Take the nodes of a gang that it was left."""
+        self._taken.difference_update(node.node_id for node in self.teams.pop(gang.key))
+        self.used[gang.run_id] -= gang.num_nodes
+
+    def place(self, gang: Gang) -> str:
+        """Give a gang the nodes that suit it best; why that is not possible, or "".
+
+        A gang that waits for nodes that others hold reserves the rest of those it could use, one
+        that waits for its run's quota all that is left of it: later gangs cannot starve it. It
+        holds none of them, so they roll out meanwhile. One that can never be placed reserves
+        nothing.
+        """
+        able = self._able[gang.run_id, gang.tag]
+        limit = self._limit(gang)
+        if limit and gang.num_nodes > limit:
+            return f"quota: run {gang.run_id} may have {limit} nodes, it asks for {gang.num_nodes}"
+        if len(able) < gang.num_nodes:
+            return f"nodes: {len(able)} can do {gang.tag} for run {gang.run_id}, it asks for more"
+        if self._exceeds_quota(gang) or gang.run_id in self._blocked:
+            self._blocked.add(gang.run_id)
+            return f"quota: run {gang.run_id} may have {limit} nodes"
+        free = [node for node in able if not (self.is_taken(node) or self._is_reserved(node))]
+        if len(free) < gang.num_nodes:
+            self._reserved.update(node.node_id for node in free)
+            return "nodes: others hold or wait for them"
+        self._take(gang, heapq.nsmallest(gang.num_nodes, free, key=self._preference(gang)))
+        return ""
+
+    def _preference(self, gang: Gang) -> Callable[[Node], _Preference]:
+        """Smaller is better: nodes of its own, those no gang works on, idle ones, those suited
+        best, those that would interrupt the fewest turns (the busiest go on generating: RLHFuse),
+        then by name."""
+
+        def key(node: Node) -> _Preference:
+            held = node.gang_key
+            parked = held in self._parked
+            idle = parked or (node.state is NodeState.IDLE and not node.assignment.tag)
+            return (
+                held != gang.key,
+                held not in (None, gang.key) and not parked,
+                not idle,
+                -node.train_priority,
+                node.num_turns,
+                node.node_id,
+            )
+
+        return key
+
+    def _take(self, gang: Gang, team: list[Node]) -> None:
+        """In rank order: the same nodes always get the same ranks."""
+        self.teams[gang.key] = sorted(team, key=lambda node: (-node.train_priority, node.node_id))
+        self._taken.update(node.node_id for node in team)
+        self.used[gang.run_id] += gang.num_nodes
+
+    def _limit(self, gang: Gang) -> int:
+        return self._runs.get(gang.run_id, _DEFAULT).max_nodes
+
+    def _exceeds_quota(self, gang: Gang) -> bool:
+        limit = self._limit(gang)
+        return bool(limit) and self.used[gang.run_id] + gang.num_nodes > limit
+
+    def is_taken(self, node: Node) -> bool:
+        """True when a gang got it."""
+        return node.node_id in self._taken
+
+    def _is_reserved(self, node: Node) -> bool:
+        return node.node_id in self._reserved
+
+
+def place(
+    nodes: Iterable[Node], gangs: Sequence[Gang], runs: Mapping[str, RunPolicy], now: float
+) -> Placement:
+    """Higher priorities first; within one, whole gangs stay, then the others by arrival.
+
+    Parked gangs get nothing here: what is left after all others, they may `keep`.
+    """
+
+    def priority(gang: Gang) -> int:
+        return runs.get(gang.run_id, _DEFAULT).priority
+
+    placement = Placement(nodes, gangs, runs)
+    asking = [gang for gang in gangs if not gang.parked]
+    in_order = sorted(asking, key=lambda gang: (-priority(gang), gang.arrival))
+    for _, equals in groupby(in_order, key=priority):
+        for gang in [gang for gang in equals if not placement.keep(gang)]:
+            later = gang.needed_time is not None and gang.needed_time > now
+            reason = "time: not needed yet" if later else placement.place(gang)
+            if reason:
+                placement.waiting[gang.key] = reason
+    return placement

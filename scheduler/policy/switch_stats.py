@@ -1,0 +1,32 @@
+"""What the switches of nodes took: means, as pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from statistics import fmean
+
+from scheduler.model.records import ROLLOUT, Node
+
+__all__ = ["switched", "toggle_seconds"]
+
+_NEWEST = 0.5
+"""Weight of the newest switch in the mean of a node's switches."""
+
+
+def switched(node: Node, seconds: float) -> Node:
+    """The node with one more switch, to what it shall do, in its means."""
+    tag = node.assignment.tag
+    mean = node.switch_seconds.get(tag, seconds)
+    mean += _NEWEST * (seconds - mean)
+    return replace(node, switch_seconds={**node.switch_seconds, tag: mean})
+
+
+def toggle_seconds(nodes: Collection[Node], tag: str) -> float:
+    """A switch to rollout and one to `tag`, by their means; one never measured is as the other."""
+    means = [
+        fmean(known)
+        for name in (ROLLOUT, tag)
+        if (known := [node.switch_seconds[name] for node in nodes if name in node.switch_seconds])
+    ]
+    return 2 * fmean(means) if means else 0.0

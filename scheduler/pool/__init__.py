@@ -1,0 +1,1 @@
+"""The pool of nodes: state transactions, heartbeats and the committed state."""

@@ -1,0 +1,1 @@
+"""The scheduler's durable state in Redis."""

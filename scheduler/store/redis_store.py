@@ -1,0 +1,132 @@
+"""`Store` in Redis: the scheduler may be killed at any moment, running assignments stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from scheduler.model.records import AllocationEvent, State
+from scheduler.store import codec, keys
+from scheduler.store.interface import SupersededError
+from services.chassis.redis.connect import store_errors
+from services.chassis.redis.pipeline import Pipelines
+from services.chassis.redis.scripts import Scripts
+
+__all__ = ["RedisStore"]
+
+_COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
+_HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
+
+
+class RedisStore:
+    """One Lua file for the write; a commit sends only what changed.
+
+    Args:
+        redis: client that answers bytes; owned from now on.
+        max_events: entries the audit log keeps.
+    """
+
+    def __init__(self, redis: Redis, max_events: int) -> None:
+        self._redis = redis
+        self._max_events = max_events
+        self._pipelines = Pipelines(redis)
+        self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
+
+    async def open(self) -> int:
+        """See `Store.open`."""
+        with store_errors("open"):
+            return int(await self._redis.hincrby(keys.COUNTERS, "incarnation", 1))
+
+    async def is_newest(self, incarnation: int) -> bool:
+        """See `Store.is_newest`."""
+        with store_errors("is_newest"):
+            newest = await self._redis.hget(keys.COUNTERS, "incarnation")
+        return int(newest or 0) == incarnation
+
+    async def load(self) -> State:
+        """See `Store.load`."""
+        with store_errors("load"):
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.hmget(keys.COUNTERS, _COUNTERS)
+                for key in _HASHES:
+                    pipeline.hgetall(key)
+                counters, nodes, gangs, runs, lendings, balances = await pipeline.execute()
+        return State(
+            nodes={name.decode(): codec.decode_node(node) for name, node in nodes.items()},
+            gangs={codec.decode_key(key): codec.decode_gang(gang) for key, gang in gangs.items()},
+            runs={name.decode(): codec.decode_run_policy(run) for name, run in runs.items()},
+            lendings={
+                codec.decode_key(key): codec.decode_lending(lending)
+                for key, lending in lendings.items()
+            },
+            balances={
+                codec.decode_key(key): codec.decode_balance(balance)
+                for key, balance in balances.items()
+            },
+            **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
+        )
+
+    async def commit(
+        self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
+    ) -> None:
+        """See `Store.commit`."""
+        committed = await self._scripts.call(
+            "commit",
+            keys=[keys.COUNTERS, keys.EVENTS, *_HASHES],
+            args=[incarnation, self._max_events, _changes(before, after, events)],
+        )
+        if not committed:
+            raise SupersededError
+
+    async def events(self, after: int, limit: int) -> list[AllocationEvent]:
+        """See `Store.events`."""
+        with store_errors("events"):
+            found: Any = await self._redis.zrangebyscore(
+                keys.EVENTS, f"({after}", "+inf", start=0, num=limit
+            )
+        return [codec.decode_event(entry) for entry in found]
+
+    async def reachable(self) -> bool:
+        """See `Store.reachable`."""
+        try:
+            return bool(await self._redis.ping())
+        except RedisError:
+            return False
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self._pipelines.aclose()
+        await self._redis.aclose()
+
+
+def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> str:
+    """The argument of `commit.lua`; numbers travel as text, which Lua cannot round."""
+    counters = chain.from_iterable((name, str(getattr(after, name))) for name in _COUNTERS)
+    told = chain.from_iterable((str(event.sequence), codec.encode(event)) for event in events)
+    hashes = [
+        _difference(before.nodes, after.nodes, str),
+        _difference(before.gangs, after.gangs, codec.encode_key),
+        _difference(before.runs, after.runs, str),
+        _difference(before.lendings, after.lendings, codec.encode_key),
+        _difference(before.balances, after.balances, codec.encode_key),
+    ]
+    changes = {"counters": list(counters), "events": list(told), "hashes": hashes}
+    return json.dumps(changes)
+
+
+def _difference(
+    before: Mapping[Any, Any], after: Mapping[Any, Any], field: Callable[[Any], str]
+) -> dict[str, list[str]]:
+    """What to set and to remove in a hash, by its fields."""
+    changed: list[str] = []
+    for key, record in after.items():
+        known = before.get(key)
+        if known is not record and known != record:
+            changed += (field(key), codec.encode(record))
+    return {"set": changed, "removed": [field(key) for key in before if key not in after]}

@@ -1,0 +1,1 @@
+"""The `seamflow` command for operators."""

@@ -1,0 +1,276 @@
+"""The `seamflow` command: look at a run, find out why it waits, take a node out, train.
+
+Exit codes: 0 well, 64 wrong usage, 69 a service does not answer, 78 wrong configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc.aio
+
+from seamflow import __version__
+from seamflow.cli.dead_letters import dead_letters, requeue
+from seamflow.cli.diagnosis import Finding, activity
+from seamflow.cli.endpoints import SERVICES, Addresses, UsageError, add_flags, resolve
+from seamflow.cli.export import export
+from seamflow.cli.json_output import plain
+from seamflow.cli.replay import replay
+from seamflow.cli.snapshot import Facts, gather
+from seamflow.cli.status import ago, all_answered, status_screen
+from seamflow.cli.tail import load_decoder, tail, token_numbers
+from seamflow.cli.why_stuck import why_stuck
+from seamflow.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    SeamflowError,
+    UnavailableError,
+    decode,
+)
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+    from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
+
+__all__ = ["main"]
+
+_OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
+
+Command = Callable[[argparse.Namespace, Addresses], Awaitable[int]]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(_USAGE, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit with its code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["train"]:
+        _train(arguments[1:])
+    given = _parser().parse_args(arguments)
+    try:
+        code = asyncio.run(given.command(given, resolve(given)))
+    except UsageError as error:
+        code = _say(str(error), _USAGE)
+    except SeamflowError as error:
+        code = _say(str(error), _code(error))
+    except KeyboardInterrupt:
+        code = _OK
+    except BrokenPipeError:  # `seamflow tail … | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _OK
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="seamflow", description="Look at a run, and help it.")
+    parser.add_argument("--version", action="version", version=f"seamflow {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run: Command, about: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=about, description=about)
+        add_flags(added)
+        added.set_defaults(command=run)
+        return added
+
+    status = command("status", _status, "The run on one screen.")
+    why = command("why-stuck", _why_stuck, "Who waits for what, since when, and the cure.")
+    for reader in (status, why):
+        reader.add_argument("--json", action="store_true", help="for programs")
+    drain = command("drain", _drain, "Give a node no new work; its current work moves.")
+    drain.add_argument("node")
+    drain.add_argument("--undo", action="store_true", help="let it take work again")
+    watch = command("tail", _tail, "Follow the turns of a rollout as they grow.")
+    watch.add_argument("rollout")
+    watch.add_argument("--model", type=Path, help="folder whose tokenizer turns ids into text")
+    exporting = command("export", _export, "Write a run's samples to Parquet files.")
+    exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    exporting.add_argument(
+        "--committed-only", action="store_true", help="only what a step committed"
+    )
+    exporting.add_argument(
+        "--delete", action="store_true", help="then delete the rollouts that the run needs no more"
+    )
+    replaying = command("replay", _replay, "Feed an export to the trainer of another run.")
+    replaying.add_argument("folder", type=Path, help="what `seamflow export` wrote")
+    letters = command("dead-letters", _dead_letters, "Groups that left without being trained.")
+    letters.add_argument(
+        "--requeue", action="append", metavar="TASK", help="queue this task again; repeat"
+    )
+    commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
+    return parser
+
+
+async def _status(given: argparse.Namespace, addresses: Addresses) -> int:
+    facts = await gather(addresses)
+    print(json.dumps(plain(facts), indent=2) if given.json else status_screen(facts))
+    return _answered(facts)
+
+
+async def _why_stuck(given: argparse.Namespace, addresses: Addresses) -> int:
+    facts = await gather(addresses, history=True)
+    findings = why_stuck(facts)
+    if given.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        print("\n".join(_told(finding, facts) for finding in findings))
+    return _answered(facts)
+
+
+def _told(finding: Finding, facts: Facts) -> str:
+    mark = "·" if finding.normal else "!"
+    since = "" if finding.since is None else f" (for {ago(facts.now - finding.since)})"
+    return f"{mark} {finding.sentence}{since}\n    {finding.cure}"
+
+
+async def _drain(given: argparse.Namespace, addresses: Addresses) -> int:
+    request = scheduler_pb.DrainNodeRequest(node_id=given.node, drain=not given.undo)
+    async with addresses.channel(addresses.services["scheduler"]) as channel:
+        stub: SchedulerServiceAsyncStub = SchedulerServiceStub(channel)  # type: ignore[assignment]
+        try:
+            node = (await stub.DrainNode(request, timeout=10)).node
+        except grpc.aio.AioRpcError as error:
+            raise _located("scheduler", addresses, decode(error)) from error
+    what = "takes work again" if given.undo else "is drained: no new work, current work moves"
+    print(f"{node.node_id} {what}; now assigned to {activity(node)}")
+    return _OK
+
+
+async def _tail(given: argparse.Namespace, addresses: Addresses) -> int:
+    decoder = load_decoder(given.model) if given.model else token_numbers
+    run_id = addresses.run_id or await _trainers_run(addresses)
+    async with _trajectory_manager(addresses) as channel:
+        async for text in tail(channel, run_id, given.rollout, decoder):
+            print(text, end="", flush=True)
+    return _OK
+
+
+async def _export(given: argparse.Namespace, addresses: Addresses) -> int:
+    run_id = addresses.run_id or await _trainers_run(addresses)
+    async with _trajectory_manager(addresses) as channel:
+        done = await export(
+            channel,
+            run_id,
+            given.out,
+            delete=given.delete,
+            committed_only=given.committed_only,
+            say=_progress,
+        )
+    deleted = f", {done.num_deleted} rollouts deleted, {done.num_needed} still needed"
+    print(
+        f"{done.num_samples} new samples of run {run_id}; {given.out} holds {done.num_parts} files"
+        f"{deleted if given.delete else ''}"
+    )
+    return _OK
+
+
+async def _replay(given: argparse.Namespace, addresses: Addresses) -> int:
+    if not given.run:
+        raise UsageError("into which run? name one that its trainer has created with --run")
+    async with _trajectory_manager(addresses) as channel:
+        num_new = await replay(channel, given.folder, given.run, say=_progress)
+    print(f"{num_new} groups recorded in run {given.run}")
+    return _OK
+
+
+async def _dead_letters(given: argparse.Namespace, addresses: Addresses) -> int:
+    run_id = addresses.run_id or await _trainers_run(addresses)
+    async with _trajectory_manager(addresses) as channel:
+        if given.requeue:
+            number = await requeue(channel, run_id, given.requeue)
+            print(f"{number} of {len(given.requeue)} tasks queued again")
+            return _OK
+        async for text in dead_letters(channel, run_id):
+            print(text)
+    return _OK
+
+
+@asynccontextmanager
+async def _trajectory_manager(addresses: Addresses) -> AsyncIterator[grpc.aio.Channel]:
+    async with addresses.channel(addresses.services["trajectory_manager"]) as channel:
+        try:
+            yield channel
+        except SeamflowError as error:
+            raise _located("trajectory_manager", addresses, error) from error
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(f"seamflow: {text}\n")
+
+
+async def _trainers_run(addresses: Addresses) -> str:
+    async with addresses.channel(addresses.services["trainer"]) as channel:
+        stub: TrainerServiceAsyncStub = TrainerServiceStub(channel)  # type: ignore[assignment]
+        try:
+            return (await stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=5)).run_id
+        except grpc.aio.AioRpcError as error:
+            raise UsageError(
+                "which run? name it with --run, SEAMFLOW_RUN or --run-folder"
+            ) from error
+
+
+def _train(arguments: list[str]) -> NoReturn:
+    """Become the launcher, which runs from a checkout and not from the wheel."""
+    here = Path.cwd()
+    root = next((f for f in (here, *here.parents) if (f / "services" / "launcher").is_dir()), None)
+    if root is None:
+        sys.exit(
+            _say(
+                "the processes run from a checkout, not from the wheel: go to a folder of your "
+                "clone of seamflow and run `seamflow train` there",
+                _CONFIG,
+            )
+        )
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    sys.stdout.flush()
+    os.execve(  # noqa: S606  # the launcher takes over this very process, signals included
+        sys.executable, [sys.executable, "-m", "services.launcher", *arguments], environment
+    )
+
+
+def _located(name: str, addresses: Addresses, error: SeamflowError) -> SeamflowError:
+    """An error of a service that cannot be reached names where it was sought and who says so."""
+    if not isinstance(error, UnavailableError):
+        return error
+    service = SERVICES[name]
+    return UnavailableError(
+        f"the {service.name} at {addresses.services[name]} does not answer; its address is set by "
+        f"{service.flag} or {service.variable}"
+    )
+
+
+def _answered(facts: Facts) -> int:
+    return _OK if all_answered(facts) else _UNAVAILABLE
+
+
+def _code(error: SeamflowError) -> int:
+    if isinstance(error, InvalidRequestError | NotFoundError):
+        return _USAGE
+    return _CONFIG if isinstance(error, PermissionDeniedError) else _UNAVAILABLE
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write(f"seamflow: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

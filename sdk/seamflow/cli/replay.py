@@ -1,0 +1,198 @@
+"""Feed an export to a trainer again, without agents, environments or engines.
+
+Every group that a step of the exported run committed is recorded in another run, in the order in
+which it was trained. A sample comes back as one turn; samples of one rollout share what they
+shared, so that each token is trained in the sample in which it was trained before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from seamflow.cli.endpoints import UsageError
+from seamflow.cli.export import load_arrow, part_file, patience, read_progress
+from seamflow.common.v1 import tokens_pb2
+from seamflow.retry import retrying
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["recorded_groups", "replay"]
+
+_COLUMNS = [
+    "sample_id",
+    "rollout_id",
+    "group_id",
+    "rewards",
+    "token_ids",
+    "logprobs",
+    "loss_mask",
+    "spans",
+    "temperature",
+    "committed_step",
+    "traceparent",
+]
+
+Row = Mapping[str, Any]
+"""One sample, as `cli_export` wrote it."""
+
+
+async def replay(
+    channel: grpc.aio.Channel,
+    folder: Path,
+    run_id: str,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Record the committed groups of an export in `run_id`; return how many were new.
+
+    Waits while admission is closed: groups go in as the trainer takes them out.
+
+    Raises:
+        UsageError: pyarrow is missing, or the folder holds no complete export.
+        SeamflowError: the trajectory manager refuses; NotFoundError for a run not created.
+    """
+    stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    num_new = 0
+
+    def waits() -> None:
+        say(f"{num_new} groups recorded; waiting for the trainer to take some")
+
+    for group in recorded_groups(folder):
+        # One at a time: the trajectory manager takes all groups of a call, or none.
+        request = pb.RecordGroupsRequest(run_id=run_id, groups=[group])
+        num_new += (await _recorded(stub, request, waits)).num_recorded
+    say(f"{num_new} groups recorded")
+    return num_new
+
+
+async def _recorded(
+    stub: TrajectoryServiceAsyncStub,
+    request: pb.RecordGroupsRequest,
+    waits: Callable[[], None],
+) -> pb.RecordGroupsResponse:
+    return await retrying(lambda: stub.RecordGroups(request), on_retry=patience(waits))
+
+
+def recorded_groups(folder: Path) -> Iterator[pb.RecordedGroup]:
+    """The committed groups of a complete export, by step; holds the whole export in memory.
+
+    Raises `UsageError` for a folder without one.
+    """
+    arrow = load_arrow()
+    progress = read_progress(folder)
+    if progress is None or not progress.complete:
+        raise UsageError(f"{folder} holds no complete export: run `seamflow export` to its end")
+    parts = [
+        arrow.parquet.read_table(part_file(folder, index), columns=_COLUMNS)
+        for index in range(progress.num_parts)
+    ]
+    table = arrow.concat_tables(parts) if parts else arrow.table({name: [] for name in _COLUMNS})
+    places = _places(table)
+    if not places:
+        raise UsageError(f"{folder} holds no sample that a step committed: nothing to replay")
+    for group_id, indexes in places.items():
+        yield _group(group_id, table.take(indexes).to_pylist(maps_as_pydicts="strict"))
+
+
+def _places(table: Any) -> dict[str, list[int]]:
+    """Rows of each committed group, groups in the order in which they were trained."""
+    places: dict[str, list[int]] = {}
+    steps: dict[str, int] = {}
+    groups, committed = table.column("group_id"), table.column("committed_step")
+    for index, (group_id, step) in enumerate(
+        zip(groups.to_pylist(), committed.to_pylist(), strict=True)
+    ):
+        if step:
+            places.setdefault(group_id, []).append(index)
+            steps[group_id] = step
+    return {group_id: places[group_id] for group_id in sorted(places, key=lambda name: steps[name])}
+
+
+def _group(group_id: str, rows: Sequence[Row]) -> pb.RecordedGroup:
+    rollouts: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: _slot(row["rollout_id"])):
+        rollouts.setdefault(row["rollout_id"], []).append(row)
+    return pb.RecordedGroup(
+        task_id=group_id,
+        payload_json="{}",
+        rollouts=[_rollout(of_rollout) for of_rollout in rollouts.values()],
+    )
+
+
+def _slot(rollout_id: str) -> int:
+    """Which sample of its group a rollout is; it is named group/sample/attempt."""
+    return int(rollout_id.split("/")[-2])
+
+
+def _rollout(rows: Sequence[Row]) -> pb.RecordedRollout:
+    return pb.RecordedRollout(
+        turns=[_turn(row, rows[:index]) for index, row in enumerate(rows)],
+        rewards=[_reward(name, value) for name, value in rows[0]["rewards"].items()],
+        traceparent=rows[0]["traceparent"],
+    )
+
+
+def _reward(name: str, value: float) -> tokens_pb2.Reward:
+    name, _, turn_id = name.partition("#")
+    return tokens_pb2.Reward(name=name, value=value, turn_id=turn_id)
+
+
+def _turn(row: Row, earlier: Sequence[Row]) -> pb.RecordedTurn:
+    shared, parent = max(
+        ((_shared(row, other), _leaf(other)) for other in earlier),
+        key=lambda found: found[0],
+        default=(0, ""),
+    )
+    ids, logprobs = row["token_ids"][shared:], row["logprobs"][shared:]
+    return pb.RecordedTurn(
+        turn_id=_leaf(row),
+        parent_turn_id=parent if shared else "",
+        prefix_length=shared,
+        tokens=tokens_pb2.PackedTokens(
+            token_ids=array("i", ids).tobytes(),
+            logprobs=array("f", logprobs).tobytes(),
+            spans=_spans(row["spans"], shared),
+        ),
+        finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        temperature=row["temperature"],
+    )
+
+
+def _leaf(row: Row) -> str:
+    return str(row["sample_id"].rpartition("#")[2])
+
+
+def _shared(row: Row, earlier: Row) -> int:
+    """How many tokens `row` has from `earlier`: none that it trains itself, and not all of it."""
+    trained = row["loss_mask"].index(True) if True in row["loss_mask"] else len(row["loss_mask"])
+    longest = min(trained, len(row["token_ids"]) - 1, len(earlier["token_ids"]) - 1)
+    for index in range(longest):
+        if row["token_ids"][index] != earlier["token_ids"][index]:
+            return index
+    return longest
+
+
+def _spans(spans: Sequence[Row], start: int) -> Iterator[tokens_pb2.Span]:
+    """The spans of what is left after the first `start` tokens."""
+    for span in spans:
+        end = span["start"] + span["num_tokens"]
+        first = max(span["start"], start)
+        if first < end:
+            yield tokens_pb2.Span(
+                start=first - start,
+                num_tokens=end - first,
+                origin=tokens_pb2.Origin.Value(f"ORIGIN_{span['origin']}"),
+                weight_version=span["weight_version"],
+                version_source=tokens_pb2.VersionSource.Value(
+                    f"VERSION_SOURCE_{span['version_source']}"
+                ),
+                server_id=span["server_id"],
+            )

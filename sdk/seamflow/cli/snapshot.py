@@ -1,0 +1,244 @@
+"""What the services say about a run, gathered at one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc.aio
+
+from seamflow.cli.endpoints import Addresses
+from seamflow.errors import PreconditionError, SeamflowError, decode
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+from seamflow.weights.v1 import weight_service_pb2 as weight_pb
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+    from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+__all__ = ["Facts", "ServerFacts", "gather"]
+
+T = TypeVar("T")
+
+_ANSWER_SECONDS = 5.0
+_AUDIT_LOG_SECONDS = 1.0  # the change feed never ends; what it kept arrives at once
+_HEALTHY = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """One rollout server that a node offers."""
+
+    node_id: str
+    """The node it runs on."""
+    address: str
+    """host:port."""
+    info: server_pb.GetServerInfoResponse | None
+    """What it says; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Answers of all services; None where one gave none, `problems` says why.
+
+    Example: Facts(now=1e9, trainer=GetStatusResponse(state=TRAINER_STATE_WAITING, step=6))
+    """
+
+    now: float
+    """Unix time of the question."""
+    run_id: str | None = None
+    """Training job."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Who was asked: host:port by name in `cli_addresses.SERVICES`."""
+    problems: Mapping[str, SeamflowError] = field(default_factory=dict)
+    """Why a service of `addresses` gave no facts."""
+    readiness: sample_pb.GetReadinessResponse | None = None
+    """From the trajectory manager."""
+    oldest_rollout: trajectory_pb2.Trajectory | None = None
+    """The rollout that has been running longest, without its tokens; asked for on request."""
+    nodes: tuple[scheduler_pb.Node, ...] | None = None
+    """From the scheduler."""
+    events: tuple[scheduler_pb.AllocationEvent, ...] = ()
+    """The scheduler's audit log, oldest first; asked for on request."""
+    trainer: trainer_pb.GetStatusResponse | None = None
+    """From the trainer."""
+    weights_answer: bool = False
+    """Whether the weights service answered; it may have no version yet."""
+    manifest: weight_pb.Manifest | None = None
+    """The newest committed version."""
+    gateway_serves: bool | None = None
+    """What the gateway's health check says."""
+    servers: tuple[ServerFacts, ...] = ()
+    """Every rollout server that a node offers."""
+
+
+async def gather(addresses: Addresses, *, history: bool = False) -> Facts:
+    """Ask everybody at once; with `history` also for what tells since when."""
+    async with AsyncExitStack() as stack:
+        return await _Questions(addresses, stack).all(history)
+
+
+class _Questions:
+    def __init__(self, addresses: Addresses, stack: AsyncExitStack) -> None:
+        self._addresses = addresses
+        self._stack = stack
+        self._run_id = addresses.run_id
+        self._problems: dict[str, SeamflowError] = {}
+
+    async def all(self, history: bool) -> Facts:
+        now = time.time()
+        trainer = await self._trainer()
+        self._run_id = self._run_id or (trainer.run_id if trainer else None)
+        (readiness, oldest), (nodes, events, servers), manifest, gateway = await asyncio.gather(
+            self._trajectory_manager(history),
+            self._scheduler(history),
+            self._manifest(),
+            self._gateway(),
+        )
+        return Facts(
+            now=now,
+            run_id=self._run_id,
+            addresses=self._addresses.services,
+            problems=self._problems,
+            readiness=readiness,
+            oldest_rollout=oldest,
+            nodes=nodes,
+            events=events,
+            trainer=trainer,
+            weights_answer=manifest is not None,
+            manifest=manifest.manifest if manifest and manifest.HasField("manifest") else None,
+            gateway_serves=gateway,
+            servers=servers,
+        )
+
+    async def _trainer(self) -> trainer_pb.GetStatusResponse | None:
+        stub: TrainerServiceAsyncStub = TrainerServiceStub(await self._to("trainer"))  # type: ignore[assignment]
+        return await self._ask(
+            "trainer", stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=_ANSWER_SECONDS)
+        )
+
+    async def _trajectory_manager(
+        self, history: bool
+    ) -> tuple[sample_pb.GetReadinessResponse | None, trajectory_pb2.Trajectory | None]:
+        name = "trajectory_manager"
+        if not self._run_is_known(name):
+            return None, None
+        channel = await self._to(name)
+        stub: SampleServiceAsyncStub = SampleServiceStub(channel)  # type: ignore[assignment]
+        request = sample_pb.GetReadinessRequest(run_id=self._run_id or "")
+        readiness = await self._ask(name, stub.GetReadiness(request, timeout=_ANSWER_SECONDS))
+        if readiness is None or not history:
+            return readiness, None
+        return readiness, await self._ask(name, self._oldest_rollout(channel))
+
+    async def _oldest_rollout(self, channel: grpc.aio.Channel) -> trajectory_pb2.Trajectory | None:
+        stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        request = trajectory_service_pb2.ListTrajectoriesRequest(
+            run_id=self._run_id or "", page_size=1000, headers_only=True
+        )
+        while True:
+            page = await stub.ListTrajectories(request, timeout=_ANSWER_SECONDS)
+            for trajectory in page.trajectories:
+                if trajectory.state == trajectory_pb2.ROLLOUT_STATE_RUNNING:
+                    return trajectory
+            if not page.next_page_token:
+                return None
+            request.page_token = page.next_page_token
+
+    async def _scheduler(
+        self, history: bool
+    ) -> tuple[
+        tuple[scheduler_pb.Node, ...] | None,
+        tuple[scheduler_pb.AllocationEvent, ...],
+        tuple[ServerFacts, ...],
+    ]:
+        stub: SchedulerServiceAsyncStub = SchedulerServiceStub(await self._to("scheduler"))  # type: ignore[assignment]
+        request = scheduler_pb.ListNodesRequest(run_id=self._run_id or "")
+        answer = await self._ask("scheduler", stub.ListNodes(request, timeout=_ANSWER_SECONDS))
+        if answer is None:
+            return None, (), ()
+        events = await self._events(stub) if history else ()
+        return tuple(answer.nodes), events, await self._servers(answer.nodes)
+
+    async def _events(
+        self, stub: SchedulerServiceAsyncStub
+    ) -> tuple[scheduler_pb.AllocationEvent, ...]:
+        request = scheduler_pb.WatchAllocationsRequest(run_id=self._run_id or "")
+        events: list[scheduler_pb.AllocationEvent] = []
+        try:
+            async for response in stub.WatchAllocations(request, timeout=_AUDIT_LOG_SECONDS):
+                events.extend(response.events)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._problems["scheduler"] = decode(error)
+        return tuple(events)
+
+    async def _servers(self, nodes: Iterable[scheduler_pb.Node]) -> tuple[ServerFacts, ...]:
+        offered = [
+            (node.node_id, worker.address)
+            for node in nodes
+            for worker in node.workers
+            if worker.tag == "rollout"
+        ]
+        return tuple(await asyncio.gather(*(self._server(*server) for server in offered)))
+
+    async def _server(self, node_id: str, address: str) -> ServerFacts:
+        channel = await self._stack.enter_async_context(self._addresses.channel(address))
+        stub: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+        try:
+            info = await stub.GetServerInfo(
+                server_pb.GetServerInfoRequest(), timeout=_ANSWER_SECONDS
+            )
+        except grpc.aio.AioRpcError:
+            return ServerFacts(node_id=node_id, address=address, info=None)
+        return ServerFacts(node_id=node_id, address=address, info=info)
+
+    async def _manifest(self) -> weight_pb.GetManifestResponse | None:
+        if not self._run_is_known("weights"):
+            return None
+        stub: WeightServiceAsyncStub = WeightServiceStub(await self._to("weights"))  # type: ignore[assignment]
+        request = weight_pb.GetManifestRequest(run_id=self._run_id or "")
+        return await self._ask("weights", stub.GetManifest(request, timeout=_ANSWER_SECONDS))
+
+    async def _gateway(self) -> bool | None:
+        # Written out, because the stub of grpc.health is a dependency that agents do not have.
+        channel = await self._to("gateway")
+        check: Callable[..., Awaitable[bytes]] = channel.unary_unary("/grpc.health.v1.Health/Check")
+        answer = await self._ask("gateway", check(b"", timeout=_ANSWER_SECONDS))
+        return None if answer is None else answer == _HEALTHY
+
+    def _run_is_known(self, service: str) -> bool:
+        if self._run_id is None:
+            self._problems[service] = PreconditionError(
+                "which run? no trainer tells; name it with --run or SEAMFLOW_RUN"
+            )
+        return self._run_id is not None
+
+    async def _to(self, service: str) -> grpc.aio.Channel:
+        address = self._addresses.services[service]
+        return await self._stack.enter_async_context(self._addresses.channel(address))
+
+    async def _ask(self, service: str, call: Awaitable[T]) -> T | None:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            self._problems[service] = decode(error)
+            return None

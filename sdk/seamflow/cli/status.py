@@ -1,0 +1,172 @@
+"""The run on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from seamflow.cli.diagnosis import activity, node_state, seconds, server_state
+from seamflow.cli.endpoints import SERVICES
+from seamflow.cli.snapshot import Facts
+from seamflow.errors import DeadlineError, UnavailableError
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+
+__all__ = ["ago", "all_answered", "status_screen"]
+
+_MARGIN = 9
+
+
+def status_screen(facts: Facts) -> str:
+    """Text of the screen, without a newline at its end."""
+    lines = [_line("run", facts.run_id or "unknown")]
+    lines += _samples(facts)
+    lines += _trainer(facts)
+    lines += _weights(facts)
+    lines += _gateway(facts)
+    lines += _nodes(facts)
+    lines += _servers(facts)
+    return "\n".join(lines)
+
+
+def all_answered(facts: Facts) -> bool:
+    """Whether every service and every rollout server gave its facts."""
+    return not facts.problems and all(server.info is not None for server in facts.servers)
+
+
+def ago(duration: float) -> str:
+    """A length of time for people: "8 s", "3 min", "2.5 h"."""
+    if duration < 120:
+        return f"{max(duration, 0):.0f} s"
+    return f"{duration / 60:.0f} min" if duration < 7200 else f"{duration / 3600:.1f} h"
+
+
+def _samples(facts: Facts) -> Iterator[str]:
+    ready = facts.readiness
+    if ready is None:
+        yield _line("samples", _problem(facts, "trajectory_manager"))
+        return
+    yield _line(
+        "samples",
+        f"groups {ready.num_ready_groups} ready of {ready.groups_per_step} a step, "
+        f"{ready.num_running_groups} running ({ready.num_running_rollouts} rollouts), "
+        f"{ready.num_admissible_groups} admissible; {ready.num_queued_tasks} tasks queued",
+    )
+    yield _line(
+        "",
+        f"steps {ready.leased_step} leased, {ready.committed_step} committed; since the start "
+        f"{ready.num_admitted_groups} groups admitted, {ready.num_discarded_groups} discarded, "
+        f"{ready.num_replaced_samples} samples replaced",
+    )
+    yield _line(
+        "",
+        f"{ready.num_dead_letters} dead letters, {ready.num_incomplete_groups} groups "
+        f"waiting for columns, {ready.num_replay_groups} kept for replay; "
+        f"{ready.num_stored_tokens:,} tokens stored",
+    )
+
+
+def _trainer(facts: Facts) -> Iterator[str]:
+    trainer = facts.trainer
+    if trainer is None:
+        yield _line("trainer", _problem(facts, "trainer"))
+        return
+    state = trainer_pb.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
+    yield _line(
+        "trainer",
+        f"{state}, step {trainer.step} of {trainer.num_steps}, published v{trainer.weight_version}"
+        f", checkpoint at step {trainer.checkpoint_step}, ranks {trainer.world_size}",
+    )
+    if trainer.metrics:
+        numbers = (f"{name} {value:.4g}" for name, value in sorted(trainer.metrics.items()))
+        yield _line("", ", ".join(numbers))
+
+
+def _weights(facts: Facts) -> Iterator[str]:
+    manifest = facts.manifest
+    if manifest is not None:
+        since = _since(facts, manifest.commit_time)
+        yield _line("weights", f"v{manifest.weight_version} of step {manifest.step}, {since} ago")
+    elif facts.weights_answer:
+        yield _line("weights", "none committed yet: the model the run started from")
+    else:
+        yield _line("weights", _problem(facts, "weights"))
+
+
+def _gateway(facts: Facts) -> Iterator[str]:
+    if facts.gateway_serves is None:
+        yield _line("gateway", _problem(facts, "gateway"))
+    else:
+        yield _line("gateway", "serving" if facts.gateway_serves else "up, not serving")
+
+
+def _nodes(facts: Facts) -> Iterator[str]:
+    if facts.nodes is None:
+        yield _line("nodes", _problem(facts, "scheduler"))
+        return
+    rows: list[tuple[str, ...]] = [("node", "can", "does", "state", "epoch", "heartbeat")]
+    rows += [_node(facts, node) for node in facts.nodes]
+    yield from _table("nodes", rows)
+
+
+def _node(facts: Facts, node: scheduler_pb.Node) -> tuple[str, ...]:
+    epoch, reported = node.assignment.epoch, node.reported_epoch
+    return (
+        node.node_id,
+        ",".join(node.capability_tags),
+        activity(node),
+        node_state(node) + (" (drained)" if node.draining else ""),
+        str(epoch) if epoch == reported else f"{reported}→{epoch}",
+        f"{_since(facts, node.heartbeat_time)} ago",
+    )
+
+
+def _servers(facts: Facts) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [
+        ("server", "address", "state", "weights", "running", "queued", "tokens/s")
+    ]
+    for server in facts.servers:
+        if server.info is None:
+            rows.append((server.node_id, server.address, "does not answer", "", "", "", ""))
+            continue
+        info = server.info
+        rows.append(
+            (
+                info.server_id,
+                server.address,
+                server_state(server).removeprefix("is "),
+                f"v{info.weight_version}",
+                f"{info.num_running}/{info.max_running}",
+                str(info.num_queued),
+                f"{info.tokens_per_second:.0f}",
+            )
+        )
+    if facts.nodes is not None:
+        yield from _table("servers", rows)
+
+
+def _table(name: str, rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    if len(rows) == 1:
+        yield _line(name, "none")
+        return
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for i, row in enumerate(rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield _line("" if i else name, "  ".join(cells).rstrip())
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:{_MARGIN}}{text}"
+
+
+def _problem(facts: Facts, name: str) -> str:
+    service, error = SERVICES[name], facts.problems.get(name)
+    if not isinstance(error, UnavailableError | DeadlineError):
+        return str(error)
+    address = facts.addresses.get(name)
+    return f"{address} does not answer; set by {service.flag} or {service.variable}"
+
+
+def _since(facts: Facts, time: Timestamp) -> str:
+    return ago(facts.now - seconds(time))

@@ -1,0 +1,159 @@
+"""Follow a rollout: its turns as they grow, with every change of weights marked."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from seamflow.cli.endpoints import UsageError
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import UnavailableError, decode
+from seamflow.retry import Backoff
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["Decode", "TailPrinter", "load_decoder", "tail", "token_numbers"]
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids as people read them."""
+
+
+def token_numbers(token_ids: Sequence[int]) -> str:
+    """The ids themselves."""
+    return "".join(f"{token_id} " for token_id in token_ids)
+
+
+def load_decoder(folder: Path) -> Decode:
+    """The tokenizer of a model folder; raises `UsageError` that says what is missing."""
+    try:
+        # By name, because only this command needs it and agents do not install it.
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UsageError("--model needs transformers: pip install transformers") from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {str(folder)!r} holds no usable tokenizer") from error
+    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
+
+
+async def tail(
+    channel: grpc.aio.Channel, run_id: str, rollout_id: str, decoder: Decode
+) -> AsyncIterator[str]:
+    """Text to write as the rollout grows, until it closes; goes on over broken connections."""
+    stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    request = pb.WatchTrajectoryRequest(run_id=run_id, rollout_id=rollout_id)
+    printer, backoff, attempts = TailPrinter(decoder), Backoff(), 0
+    while not printer.closed:
+        try:
+            async for response in stub.WatchTrajectory(request):
+                attempts = 0
+                backoff.reset()
+                yield printer.update(response.trajectory)
+        except grpc.aio.AioRpcError as failure:
+            error = decode(failure)
+            attempts += 1
+            if not isinstance(error, UnavailableError) or attempts > 5:
+                raise error from failure
+        if not printer.closed:
+            await backoff.wait()
+
+
+@dataclass(slots=True)
+class _Shown:
+    """How much of a turn was written."""
+
+    num_tokens: int = 0
+    source: str | None = None
+    """Who made the last written token."""
+    pending: list[int] = field(default_factory=list)
+    """Ids whose text is not complete yet."""
+    finished: bool = False
+
+
+class TailPrinter:
+    """Turns snapshots of a trajectory into what is new in them."""
+
+    def __init__(self, decoder: Decode) -> None:
+        self.closed = False
+        """The rollout has ended."""
+        self._decode = decoder
+        self._turns: dict[str, _Shown] = {}
+        self._current: str | None = None
+
+    def update(self, trajectory: trajectory_pb2.Trajectory) -> str:
+        """What to write for this snapshot."""
+        parts = [text for turn in trajectory.turns for text in self._turn(turn)]
+        if trajectory.state != trajectory_pb2.ROLLOUT_STATE_RUNNING:
+            self.closed = True
+            parts.append(_closing(trajectory))
+        return "".join(parts)
+
+    def _turn(self, turn: trajectory_pb2.Turn) -> Iterator[str]:
+        shown = self._turns.setdefault(turn.turn_id, _Shown())
+        is_grown = len(turn.tokens.token_ids) > shown.num_tokens
+        is_ended = turn.finish_reason != 0 and not shown.finished
+        if not (is_grown or is_ended):
+            return
+        if self._current != turn.turn_id:
+            self._current = turn.turn_id
+            after = f" after {turn.parent_turn_id}" if turn.parent_turn_id else ""
+            yield f"\n── turn {turn.turn_id}{after}, {turn.prefix_length} tokens shared\n"
+        for span in turn.tokens.spans:
+            yield from self._span(turn.tokens.token_ids, span, shown)
+        if is_ended:
+            shown.finished = True
+            reason = tokens_pb2.FinishReason.Name(turn.finish_reason)
+            yield self._flush(shown)
+            yield f"\n── {reason.removeprefix('FINISH_REASON_').lower()}\n"
+
+    def _span(
+        self, token_ids: Sequence[int], span: tokens_pb2.Span, shown: _Shown
+    ) -> Iterator[str]:
+        end = span.start + span.num_tokens
+        if end <= shown.num_tokens:
+            return
+        source = _source(span)
+        if shown.source != source:
+            yield self._flush(shown)
+            yield f"\n[{source}] " if shown.source is None else f"\n[{shown.source} → {source}] "
+            shown.source = source
+        shown.pending += token_ids[shown.num_tokens : end]
+        shown.num_tokens = end
+        text = self._decode(shown.pending)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # else: half a character
+            shown.pending = []
+            yield text
+
+    def _flush(self, shown: _Shown) -> str:
+        text = self._decode(shown.pending) if shown.pending else ""
+        shown.pending = []
+        return text
+
+
+def _source(span: tokens_pb2.Span) -> str:
+    if span.origin != tokens_pb2.ORIGIN_POLICY:
+        return "environment"
+    return f"v{span.weight_version} {span.server_id}".rstrip()
+
+
+def _closing(trajectory: trajectory_pb2.Trajectory) -> str:
+    if trajectory.state == trajectory_pb2.ROLLOUT_STATE_FAILED:
+        name = tokens_pb2.FailureClass.Name(trajectory.failure_class)
+        return (
+            f"\nfailed, {name.removeprefix('FAILURE_CLASS_').lower()}: "
+            f"{trajectory.failure_message}\n"
+        )
+    rewards = ", ".join(f"{reward.name} {reward.value:g}" for reward in trajectory.rewards)
+    return f"\nfinished: {rewards or 'no reward'}\n"

@@ -1,0 +1,3 @@
+from seamflow.runner.command_line import main
+
+main()

@@ -1,0 +1,68 @@
+"""Command line of the agent runner: flags, then SEAMFLOW_AGENT_RUNNER_*, then defaults."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from seamflow import __version__
+from seamflow.runner.agent_runner import RunnerConfig, load_agent, run_until_signalled
+
+__all__ = ["main"]
+
+_PREFIX = "SEAMFLOW_AGENT_RUNNER_"
+_USAGE, _CONFIG = 64, 78  # exit codes of sysexits.h
+_TYPES = {"int": int, "float": float}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(_USAGE, f"{self.prog}: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, load the agent, run it until a signal comes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    values = vars(_parser().parse_args(argv))
+    name = values.pop("agent")
+    # `python -m` puts the current folder on the path, the console script does not.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        config = RunnerConfig(**values)
+        agent = load_agent(name)
+    except ValueError as error:
+        sys.stderr.write(f"seamflow runner: {error}\n")
+        sys.exit(_CONFIG)
+    asyncio.run(run_until_signalled(agent, config))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="seamflow runner", description="Runs an agent on leased tasks.")
+    parser.add_argument("--version", action="version", version=__version__)
+    agent = _environment("agent")
+    parser.add_argument("--agent", default=agent, required=agent is None, help="module:Class")
+    for field in dataclasses.fields(RunnerConfig):
+        given = _environment(field.name)
+        required = field.default is dataclasses.MISSING and given is None
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_TYPES.get(str(field.type), str),
+            default=given if given is not None else field.default,
+            required=required,
+        )
+    return parser
+
+
+def _environment(name: str) -> str | None:
+    """The variable, or the content of the file that its _FILE twin names."""
+    file = os.environ.get(f"{_PREFIX}{name.upper()}_FILE")
+    if file is not None:
+        return Path(file).read_text(encoding="utf-8").strip()
+    return os.environ.get(f"{_PREFIX}{name.upper()}")

@@ -1,0 +1,1 @@
+"""Settings of a process: TOML file < environment < flag."""

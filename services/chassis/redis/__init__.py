@@ -1,0 +1,1 @@
+"""The Redis client of every service: connections, pipelines, scripts."""

@@ -1,0 +1,133 @@
+"""Redis, as every service uses it: no hidden retries, bounded waits, one script per atomic step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
+
+from services.chassis.errors import DependencyUnavailable, Reason, exhausted, unavailable
+from services.chassis.redis.cluster import cluster_client
+from services.chassis.redis.replication import NotReplicated
+from services.chassis.redis.sentinel import sentinel_client
+from services.chassis.redis.url import parse_redis_url
+
+__all__ = ["AWAY", "connect", "require", "store_errors"]
+
+_MAX_CONNECTIONS = 32
+_CONNECT_SECONDS = 2.0
+_REPLY_SECONDS = 5.0
+_HEALTH_CHECK_SECONDS = 10
+_FULL_RETRY_SECONDS = 5.0
+_START_SECONDS = 20.0
+_START_PAUSE_SECONDS = 0.1
+
+_COMMON: dict[str, Any] = {
+    # In which a plain HGETALL answers a dict.
+    "protocol": 3,
+    "socket_connect_timeout": _CONNECT_SECONDS,
+    "socket_timeout": _REPLY_SECONDS,
+    "health_check_interval": _HEALTH_CHECK_SECONDS,
+    # A feature of one vendor's servers, asked for at each connect.
+    "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+}
+
+AWAY = (
+    exceptions.ConnectionError,  # also: the master is unknown, the server loads its data
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,  # a master that was demoted
+    exceptions.ClusterError,  # the cluster is down, or its redirections never end
+    exceptions.AskError,  # a slot is on its way to another node, or has arrived
+    exceptions.TryAgainError,
+    exceptions.RedisClusterException,  # no node of the cluster answers
+)
+"""What redis-py raises while a store cannot be reached."""
+
+_REFUSALS = {
+    "MISCONF": "the store cannot write to its disk; is it full?",
+    "NOREPLICAS": "the store has lost its replicas and refuses to write",
+}
+"""Error codes that redis-py has no class for."""
+
+
+def connect(url: str) -> Redis:
+    """A client for `url` that answers bytes; `aclose()` it.
+
+    One server ("redis://...", "unix://..."), the current master behind Sentinels
+    ("redis+sentinel://...") or a cluster ("redis+cluster://...", a `RedisCluster`, whose commands
+    are those of `Redis`): `redis_url.parse_redis_url` has the forms.
+
+    It never sends a command twice: by default redis-py does, which would append an entry twice
+    when only the reply was lost. Callers share a bounded number of connections and wait for one.
+
+    Raises:
+        ConfigError: there is no such form of URL.
+    """
+    address = parse_redis_url(url)
+    options = {**_COMMON, "retry": Retry(NoBackoff(), 0), **address.options}
+    if address.topology == "cluster":
+        del options["db"]
+        return cast(Redis, cluster_client(address.hosts, _MAX_CONNECTIONS, options))
+    options |= {"max_connections": _MAX_CONNECTIONS, "timeout": _REPLY_SECONDS}
+    if address.topology == "sentinel":
+        return sentinel_client(address.hosts, address.service, options)
+    if address.hosts:
+        options["host"], options["port"] = address.hosts[0]
+    return Redis.from_pool(BlockingConnectionPool(**options))
+
+
+async def require(redis: Redis, seconds: float = _START_SECONDS) -> None:
+    """Wait until Redis answers, for `seconds` at most.
+
+    Raises:
+        DependencyUnavailable: it does not; the process ends with exit code 69.
+    """
+    limit = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            await redis.ping()
+        except AWAY as error:
+            if asyncio.get_running_loop().time() >= limit:
+                message = f"no answer within {seconds:g} s: {error}; is redis_url right?"
+                raise DependencyUnavailable("redis", message) from error
+            await asyncio.sleep(_START_PAUSE_SECONDS)
+        else:
+            return
+
+
+@contextmanager
+def store_errors(operation: str) -> Iterator[None]:
+    """Turn "Redis is away" and "Redis is full" into errors that a caller may retry.
+
+    Raises:
+        ServiceError: UNAVAILABLE / STORE_UNAVAILABLE or RESOURCE_EXHAUSTED / STORE_FULL.
+    """
+    try:
+        yield
+    except exceptions.OutOfMemoryError as error:
+        message = f"{operation}: the store is full"
+        raise exhausted(Reason.STORE_FULL, message, _FULL_RETRY_SECONDS) from error
+    except NotReplicated as error:
+        message = f"{operation}: not confirmed by a replica"
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    except AWAY as error:
+        message = f"{operation}: the store does not answer"
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    except RuntimeError as error:
+        # uvloop's word for a connection that was reset while it was being made.
+        if "closed" not in str(error):
+            raise
+        message = f"{operation}: the store does not answer"
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    except exceptions.ResponseError as error:
+        refusal = _REFUSALS.get(str(error).partition(" ")[0])
+        if refusal is None:
+            raise
+        raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {refusal}") from error

@@ -1,0 +1,1 @@
+"""gRPC server and client plumbing: interceptors, health, admin port, channels."""

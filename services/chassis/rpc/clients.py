@@ -1,0 +1,24 @@
+"""Channels to other seamflow services."""
+
+from __future__ import annotations
+
+import grpc.aio
+from seamflow.channel import connect
+
+from services.chassis.config.load import ServerConfig
+
+__all__ = ["channel"]
+
+
+def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
+    """A channel to `target` ("host:port") that shows this process's token and certificate.
+
+    Close it when done: `async with channel(config, config.scheduler) as scheduler_channel`.
+    """
+    return connect(
+        target,
+        token=config.token,
+        ca_file=config.tls_ca_file,
+        cert_file=config.tls_cert_file,
+        key_file=config.tls_key_file,
+    )

@@ -1,0 +1,117 @@
+"""How a server listens: keep-alive, message limits, TLS, and errors that name the port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+from seamflow.channel import MAX_MESSAGE_BYTES
+
+from services.chassis.config.load import ServerConfig
+from services.chassis.errors import ConfigError, DependencyUnavailable
+
+__all__ = ["bind", "port_error", "server_options"]
+
+_PING_MILLISECONDS = 10_000
+_PONG_MILLISECONDS = 5_000
+_MAX_PENDING = 1 << 20
+"""Calls that came and were not looked at yet; services bound what they take up by rules of their
+own, with errors that say so."""
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Channel arguments of every server.
+
+    `http2.ping_timeout_ms` is what notices a frozen client: `keepalive_timeout_ms` alone leaves one
+    undetected for a minute, because its kernel still acknowledges the packets.
+    """
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", _PING_MILLISECONDS),
+        ("grpc.keepalive_timeout_ms", _PONG_MILLISECONDS),
+        ("grpc.http2.ping_timeout_ms", _PONG_MILLISECONDS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Below the clients' ping interval, or their pings would count as abuse.
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MILLISECONDS // 2),
+        # By default gRPC cancels at random beyond 1,000, which clients take for a failure.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+        # A port in use must be an error, not a share of its connections.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
+    """Listen on the config's host and port, with TLS if it has a certificate; returns the port.
+
+    Raises:
+        DependencyUnavailable: the port is in use or not ours to take.
+        ConfigError: the certificate or its key cannot be used.
+    """
+    address = f"[{config.host}]" if ":" in config.host else config.host
+    target = f"{address}:{config.port}"
+    credentials = _credentials(config)
+    try:
+        if credentials is None:
+            return server.add_insecure_port(target)
+        return server.add_secure_port(target, credentials)
+    except RuntimeError as error:
+        refused = _probe(config)
+        if refused is None and credentials is not None:
+            raise ConfigError(
+                f"tls_cert_file {config.tls_cert_file} and tls_key_file {config.tls_key_file} "
+                "are not a PEM certificate and its private key"
+            ) from error
+        raise port_error(config.host, config.port, "port", refused) from error
+
+
+def port_error(host: str, port: int, field: str, error: OSError | None) -> DependencyUnavailable:
+    """The error of a port that cannot be bound, naming the flag that picks another."""
+    why = "cannot be bound"
+    if error is not None:
+        in_use = error.errno == errno.EADDRINUSE
+        why = "is already in use" if in_use else f"cannot be bound: {error.strerror}"
+    flag = f"--{field.replace('_', '-')}"
+    return DependencyUnavailable(field, f"port {port} on {host} {why}; choose another with {flag}")
+
+
+def _probe(config: ServerConfig) -> OSError | None:
+    # gRPC says only that binding failed; the operating system says why.
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return None
+
+
+def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+    """TLS that reads its files again at each handshake: rotated certificates need no restart."""
+    if config.tls_cert_file is None or config.tls_key_file is None:
+        return None
+    mutual = config.tls_ca_file is not None
+    cert_file, key_file, ca_file = config.tls_cert_file, config.tls_key_file, config.tls_ca_file
+
+    def current() -> grpc.ServerCertificateConfiguration:
+        pair = (key_file.read_bytes(), cert_file.read_bytes())
+        authority = ca_file.read_bytes() if ca_file is not None else None
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
+
+    last = current()
+
+    def renewed() -> grpc.ServerCertificateConfiguration:
+        nonlocal last
+        # In the middle of being replaced a file may be missing: the last ones still hold.
+        with suppress(OSError):
+            last = current()
+        return last
+
+    return grpc.dynamic_ssl_server_credentials(last, renewed, require_client_authentication=mutual)

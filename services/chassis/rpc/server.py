@@ -1,0 +1,245 @@
+"""Run a service: configuration, logs, event loop, gRPC, admin port, background work, drain.
+
+LOADING -> BUILDING -> SERVING -> DRAINING -> exit 0        SIGTERM or SIGINT moves it on
+                                           -> exit 69, 70   a dependency is gone, a bug
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.chassis import log
+from services.chassis.config.load import ServerConfig, load_or_exit
+from services.chassis.errors import ExitCode, StartupError
+from services.chassis.rpc import admin, listen
+from services.chassis.rpc.health import Health
+from services.chassis.rpc.interceptors import CallInterceptor
+
+__all__ = ["Service", "run", "started"]
+
+_CANCEL_AGAIN_SECONDS = 0.5
+
+ConfigType = TypeVar("ConfigType", bound=ServerConfig)
+Build = Callable[[ConfigType], AbstractAsyncContextManager["Service"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a process does, ready to be served."""
+
+    servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
+    """Pairs of a generated `add_XServicer_to_server` and its servicer."""
+    background: Sequence[Callable[[], Awaitable[None]]] = ()
+    """Loops that run until the process ends; one that raises ends it with exit code 70."""
+    ready: Callable[[], Awaitable[bool]] | None = None
+    """Whether the dependencies are there; asked every second. None means always."""
+    drain: Callable[[], Awaitable[None]] | None = None
+    """Called when new calls are refused and those in flight finish: tell long-polls to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    server: grpc.aio.Server
+    health: Health
+    port: int
+
+
+def run(table: str, config_class: type[ConfigType], build: Build[ConfigType]) -> NoReturn:
+    """Load the configuration of `table`, build the service and serve it until a signal; then exit.
+
+    `build` makes the service in an async context, so that what it opens is closed after the drain.
+    """
+    config = load_or_exit(config_class, table)
+    log.configure(config, table)
+    sys.exit(_outcome(table, config, build))
+
+
+@asynccontextmanager
+async def started(
+    service: Service, config: ServerConfig, table: str = "test"
+) -> AsyncIterator[int]:
+    """Serve in this process, as tests do, with the interceptors of production; gives the port."""
+    async with _listening(service, config, table) as listening:
+        work = asyncio.create_task(_work(service, listening.health))
+        try:
+            yield listening.port
+        finally:
+            await _drain(listening, service, config.drain_seconds)
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+
+def _outcome(table: str, config: ConfigType, build: Build[ConfigType]) -> ExitCode:
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_main(table, config, build))
+    except asyncio.CancelledError:
+        return ExitCode.CLEAN  # stopped while it was still being built
+    except Exception as error:
+        return _failed(table, error)
+    return ExitCode.CLEAN
+
+
+def _failed(table: str, error: Exception) -> ExitCode:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, StartupError):
+        print(f"{table}: {error}", file=sys.stderr)
+        return error.exit_code
+    log.get_logger().critical("crashed", exc_info=error)
+    return ExitCode.BUG
+
+
+async def _main(table: str, config: ConfigType, build: Build[ConfigType]) -> None:
+    stop = _Stop()
+    async with (
+        build(config) as service,
+        _listening(service, config, table) as listening,
+        admin.serving(config, table, listening.health.check) as admin_port,
+        asyncio.TaskGroup() as tasks,
+    ):
+        work = tasks.create_task(_work(service, listening.health))
+        stop.serving()
+        _announce(listening.port, admin_port)
+        await stop.wait()
+        await _drain(listening, service, config.drain_seconds)
+        work.cancel()
+
+
+@asynccontextmanager
+async def _listening(
+    service: Service, config: ServerConfig, table: str
+) -> AsyncIterator[_Listening]:
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(table, config.token)], options=listen.server_options()
+    )
+    registrar = _Registrar(server)
+    for add, servicer in service.servicers:
+        add(servicer, registrar)
+    state = Health(tuple(registrar.names), service.ready)
+    health_pb2_grpc.add_HealthServicer_to_server(state.servicer, server)
+    if config.development:
+        names = (*registrar.names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    port = listen.bind(server, config)
+    await state.check()
+    await server.start()
+    try:
+        yield _Listening(server, state, port)
+    finally:
+        await server.stop(None)
+
+
+async def _work(service: Service, state: Health) -> None:
+    """Run the background loops; one that raises ends the others."""
+    loops = (*service.background, state.watch)
+    tasks = [asyncio.create_task(_awaited(loop)) for loop in loops]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        await _cancelled(tasks)
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    # Again and again: redis-py swallows a cancellation that meets a reply.
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
+
+
+async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
+async def _drain(listening: _Listening, service: Service, seconds: float) -> None:
+    """Refuse new calls, let those in flight finish, give up after `seconds`."""
+    log.get_logger().info("draining", seconds=seconds)
+    await listening.health.drain()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(listening.server.stop(seconds))
+        if service.drain is not None:
+            tasks.create_task(_bounded(service.drain, seconds))
+
+
+async def _bounded(work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await work()
+    except TimeoutError:
+        log.get_logger().warning("drain_incomplete", seconds=seconds)
+
+
+class _Registrar:
+    """Passes handlers on to a server and remembers whose they are, for health and reflection."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self.names: list[str] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
+        self.names.extend(handler.service_name() for handler in handlers)
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+
+    def add_registered_method_handlers(self, service_name: str, handlers: Any) -> None:
+        self._server.add_registered_method_handlers(service_name, handlers)
+
+
+class _Stop:
+    """The first SIGTERM or SIGINT asks the process to drain, the second ends it on the spot."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._building = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def serving(self) -> None:
+        """From now on a signal drains; until now it abandoned the start."""
+        self._building = None
+
+    async def wait(self) -> None:
+        """Return at the first signal."""
+        await self._asked.wait()
+
+    def _on_signal(self, number: int) -> None:
+        if self._asked.is_set():
+            os._exit(128 + number)
+        self._asked.set()
+        if self._building is not None:
+            self._building.cancel()
+
+
+def _announce(port: int, admin_port: int) -> None:
+    log.get_logger().info("serving", port=port, admin_port=admin_port)
+    if path := os.environ.get("SEAMFLOW_PORT_FILE"):
+        # Renamed into place: whoever waits for the file must never read half of it.
+        partial = Path(f"{path}.{os.getpid()}")
+        partial.write_text(json.dumps({"port": port, "admin_port": admin_port}))
+        partial.replace(path)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    if os.environ.get("SEAMFLOW_UVLOOP", "1") == "0":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop

@@ -1,0 +1,153 @@
+"""Clients of a run's services, and what they say now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc.aio
+from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
+from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
+from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from services.chassis.rpc import clients
+from services.launcher.config import LauncherConfig
+from services.launcher.process_plan import Layout
+
+if TYPE_CHECKING:
+    from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
+    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+    from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["Facts", "Services", "connected"]
+
+T = TypeVar("T")
+_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the services say now; None: no answer."""
+
+    readiness: sample_pb.GetReadinessResponse | None
+    """Groups and tasks."""
+    nodes: tuple[scheduler_pb.Node, ...]
+    """Nodes by name."""
+    trainer: trainer_pb.GetStatusResponse | None
+    """Where training stands."""
+    servers: dict[str, server_pb.GetServerInfoResponse]
+    """Rollout servers that answer, by node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Stubs of everything the launcher talks to."""
+
+    run_id: str
+    trajectories: TrajectoryServiceAsyncStub
+    samples: SampleServiceAsyncStub
+    tasks: TaskServiceAsyncStub
+    scheduler: SchedulerServiceAsyncStub
+    trainer: TrainerServiceAsyncStub
+    servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
+    ranker: RankerServiceAsyncStub | None = None
+
+    async def facts(self) -> Facts:
+        """Ask all services at once; a silent one leaves a gap."""
+        async with asyncio.TaskGroup() as group:
+            readiness = group.create_task(self._readiness())
+            nodes = group.create_task(self._nodes())
+            trainer = group.create_task(self.training())
+            servers = {name: group.create_task(self._info(name)) for name in self.servers}
+        infos = {name: task.result() for name, task in servers.items()}
+        return Facts(
+            readiness=readiness.result(),
+            nodes=nodes.result(),
+            trainer=trainer.result(),
+            servers={name: info for name, info in infos.items() if info is not None},
+        )
+
+    async def training(self) -> trainer_pb.GetStatusResponse | None:
+        """Where training stands."""
+        request = trainer_pb.GetStatusRequest()
+        return await _answer(lambda: self.trainer.GetStatus(request, timeout=_TIMEOUT))
+
+    async def ranking(self) -> ranker_pb.GetRankerResponse | None:
+        """What the ranker has learned; None: there is none, or it does not answer."""
+        stub, request = self.ranker, ranker_pb.GetRankerRequest(run_id=self.run_id)
+        if stub is None:
+            return None
+        return await _answer(lambda: stub.GetRanker(request, timeout=_TIMEOUT))
+
+    async def _readiness(self) -> sample_pb.GetReadinessResponse | None:
+        request = sample_pb.GetReadinessRequest(run_id=self.run_id)
+        return await _answer(lambda: self.samples.GetReadiness(request, timeout=_TIMEOUT))
+
+    async def _nodes(self) -> tuple[scheduler_pb.Node, ...]:
+        request = scheduler_pb.ListNodesRequest(run_id=self.run_id)
+        answer = await _answer(lambda: self.scheduler.ListNodes(request, timeout=_TIMEOUT))
+        return tuple(answer.nodes) if answer is not None else ()
+
+    async def _info(self, name: str) -> server_pb.GetServerInfoResponse | None:
+        request, stub = server_pb.GetServerInfoRequest(), self.servers[name]
+        return await _answer(lambda: stub.GetServerInfo(request, timeout=_TIMEOUT))
+
+    async def follow_allocations(self, events: list[scheduler_pb.AllocationEvent]) -> None:
+        """Collect the scheduler's audit log into `events`; runs until cancelled."""
+        while True:
+            last = events[-1].sequence if events else 0
+            request = scheduler_pb.WatchAllocationsRequest(run_id=self.run_id, after_sequence=last)
+            try:
+                async for response in self.scheduler.WatchAllocations(request):
+                    events.extend(event for event in response.events if event.HasField("node"))
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.5)  # the scheduler restarts; its log survives
+
+
+@asynccontextmanager
+async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Services]:
+    """Channels to all services of a run; they connect when first used."""
+    async with AsyncExitStack() as stack:
+
+        async def channel(name: str) -> Any:
+            return await stack.enter_async_context(clients.channel(config, layout.address(name)))
+
+        manager = await channel("trajectory_manager")
+        servers = {
+            name.partition("/")[2]: RolloutServerServiceStub(await channel(name))
+            for name in layout.ports
+            if name.startswith("rollout_server/")
+        }
+        yield Services(
+            run_id=layout.run_id,
+            trajectories=TrajectoryServiceStub(manager),  # type: ignore[arg-type]
+            samples=SampleServiceStub(manager),  # type: ignore[arg-type]
+            tasks=TaskServiceStub(manager),  # type: ignore[arg-type]
+            scheduler=SchedulerServiceStub(await channel("scheduler")),  # type: ignore[arg-type]
+            trainer=TrainerServiceStub(await channel("trainer")),  # type: ignore[arg-type]
+            servers=servers,  # type: ignore[arg-type]
+            ranker=RankerServiceStub(await channel("ranker")) if "ranker" in layout.ports else None,  # type: ignore[arg-type]
+        )
+
+
+async def _answer(call: Callable[[], Awaitable[T]]) -> T | None:
+    try:
+        return await call()
+    except grpc.aio.AioRpcError:
+        return None

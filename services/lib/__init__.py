@@ -1,0 +1,1 @@
+"""Domain code that two or more processes share."""

@@ -1,0 +1,136 @@
+"""One chunk of a weight file on the wire: `weights.v1.FetchShardsResponse`, without its copies.
+
+Weights are the one stream of seamflow that is bound by memory bandwidth. The general encoder and
+decoder of protobuf copy `data` four times on its way; these two do so once, and give the same bytes
+(`tests/lib/test_shard_chunks.py` holds them against the generated class).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+from seamflow.weights.v1.weight_service_pb2 import FetchShardsResponse, ShardEncoding
+
+__all__ = ["CHUNK_BYTES", "ShardChunk", "decode_chunk", "encode_chunk", "keep_freed_memory"]
+
+CHUNK_BYTES = 1024 * 1024
+"""Bytes of a file in one chunk, at most."""
+
+_KEPT_BYTES = 31 * 1024 * 1024  # glibc learns from blocks of up to 32 MiB
+_DATA_TAG = b"\x1a"
+_VARINT, _FIXED64, _BYTES = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardChunk:
+    """A chunk as it was received."""
+
+    name: str
+    """File it belongs to."""
+    offset: int
+    """Where in the file."""
+    data: memoryview
+    """As sent; shares the message's memory."""
+    checksum: int | None
+    """XXH3-64 of `data`; None: a sender of 0.1.0."""
+    encoding: ShardEncoding.ValueType
+    """What `data` is."""
+    num_bytes: int
+    """Bytes of the file it stands for."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether `data` is what was sent, as far as anybody said."""
+        return self.checksum is None or xxhash.xxh3_64_intdigest(self.data) == self.checksum
+
+
+def encode_chunk(
+    name: str,
+    offset: int,
+    data: bytes,
+    encoding: ShardEncoding.ValueType = ShardEncoding.SHARD_ENCODING_UNSPECIFIED,
+    num_bytes: int | None = None,
+) -> bytes:
+    """The bytes of a response; `num_bytes` is what `data` stands for, its length by default."""
+    head = FetchShardsResponse(
+        name=name,
+        offset=offset,
+        checksum=xxhash.xxh3_64_intdigest(data),
+        encoding=encoding,
+        num_bytes=len(data) if num_bytes is None else num_bytes,
+    )
+    return b"".join((head.SerializeToString(), _DATA_TAG, _varint(len(data)), data))
+
+
+def decode_chunk(message: bytes) -> ShardChunk:
+    """The chunk in a response.
+
+    Raises:
+        ValueError: the bytes are no response.
+    """
+    view, position = memoryview(message), 0
+    numbers: dict[int, int] = {}
+    texts: dict[int, memoryview] = {}
+    while position < len(view):
+        key, position = _read_varint(view, position)
+        field, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            numbers[field], position = _read_varint(view, position)
+        elif kind == _FIXED64:
+            numbers[field] = int.from_bytes(_slice(view, position, 8), "little")
+            position += 8
+        elif kind == _BYTES:
+            size, position = _read_varint(view, position)
+            texts[field] = _slice(view, position, size)
+            position += size
+        else:
+            raise ValueError(f"byte {position} of a chunk: wire type {kind}")
+    data = texts.get(3, view[:0])
+    return ShardChunk(
+        name=str(texts.get(1, b""), "utf-8"),
+        offset=numbers.get(2, 0),
+        data=data,
+        checksum=numbers.get(4),
+        encoding=ShardEncoding.ValueType(numbers.get(5, 0)),
+        num_bytes=numbers.get(6, len(data)),
+    )
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory of one chunk for the next.
+
+    glibc gives blocks as large as a chunk back to the kernel, which has to clear their pages when
+    they are asked for again: a third of what a stream costs. glibc stops that for all blocks
+    smaller than the largest one it saw freed (mallopt(3), M_MMAP_THRESHOLD), and then keeps up to
+    twice that size. Other C libraries are not changed by this.
+    """
+    bytes(_KEPT_BYTES)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    number = shift = 0
+    while shift < 64 and position < len(view):
+        byte = view[position]
+        number |= (byte & 0x7F) << shift
+        position += 1
+        if byte < 0x80:
+            return number, position
+        shift += 7
+    raise ValueError(f"byte {position} of a chunk: a number without an end")
+
+
+def _slice(view: memoryview, position: int, size: int) -> memoryview:
+    part = view[position : position + size]
+    if len(part) != size:
+        raise ValueError(f"byte {position} of a chunk: {size} bytes wanted, {len(part)} left")
+    return part

@@ -1,0 +1,223 @@
+"""`WeightService.FetchShards`, for whoever has weights: the weights service and relaying servers.
+
+A shard may still be arriving: its verified beginning is sent on while the rest comes in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import os
+import stat
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+from seamflow.weights.v1.weight_service_pb2 import FetchShardsRequest, ShardEncoding, WeightFile
+
+from services.chassis.errors import (
+    Reason,
+    ServiceError,
+    invalid_argument,
+    not_found,
+    unavailable,
+)
+from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_chunk, keep_freed_memory
+
+__all__ = ["OpenShard", "ShardSender", "ShardSource", "ShardVersion", "open_regular"]
+
+_AHEAD = 4
+"""Chunks that are read together, while those before them are sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenShard:
+    """One file of a version, open for reading."""
+
+    described: WeightFile
+    """As in the manifest."""
+    file: io.BufferedReader
+    """Its bytes; closed by the sender."""
+    available: Callable[[int], Awaitable[int]] | None = None
+    """Waits until there are bytes beyond an offset and returns how many there are in all; None:
+    they are all there."""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes at `offset`.
+
+        Raises:
+            ServiceError: DATA_LOSS when the file is shorter, UNAVAILABLE when the disk fails.
+        """
+        where = f"file {self.described.name!r}"
+        try:
+            self.file.seek(offset)
+            data = self.file.read(size)
+        except OSError as error:
+            message = f"cannot read {where}: {error.strerror}"
+            raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+        if len(data) < size:
+            total = self.described.num_bytes
+            raise _lost(f"{where} ends at byte {offset + len(data)} of {total}")
+        return data
+
+
+class ShardVersion(Protocol):
+    """A version that can be read from; it is not deleted meanwhile."""
+
+    @property
+    def files(self) -> Sequence[WeightFile]:
+        """All of its files, in the manifest's order."""
+        ...
+
+    async def open(self, file: WeightFile) -> OpenShard:
+        """Open one of `files`. Raises `ServiceError` where it cannot be read."""
+        ...
+
+
+class ShardSource(Protocol):
+    """Where versions are read from."""
+
+    def version(
+        self, run_id: str, model: str, weight_version: int
+    ) -> AbstractAsyncContextManager[ShardVersion]:
+        """A version. Raises `ServiceError` NOT_FOUND if it is not here."""
+        ...
+
+
+class ShardSender:
+    """Streams shards as encoded responses, which the interceptors pass on as they are."""
+
+    def __init__(self, source: ShardSource) -> None:
+        self._source = source
+        keep_freed_memory()
+
+    async def send(self, request: FetchShardsRequest) -> AsyncGenerator[tuple[bytes, int], None]:
+        """Yield encoded responses and the length of their data.
+
+        A slow reader slows the reads down: four chunks are read ahead, no more.
+        """
+        async with AsyncExitStack() as stack:
+            version = await stack.enter_async_context(
+                self._source.version(request.run_id, request.model, request.weight_version)
+            )
+            chosen = _chosen(version.files, request)
+            base = await self._base(stack, request, chosen[0]) if chosen else None
+            for file in chosen:
+                shard = await version.open(file)
+                with shard.file:
+                    stream = _Stream(shard, base, frozenset(request.accepted_encodings))
+                    async with aclosing(stream.messages(request.offset)) as messages:
+                        async for message in messages:
+                            yield message
+
+    async def _base(
+        self, stack: AsyncExitStack, request: FetchShardsRequest, file: WeightFile
+    ) -> OpenShard | None:
+        """The file that a delta may start from; None: there is none that both sides have."""
+        wanted = ShardEncoding.SHARD_ENCODING_DELTA in request.accepted_encodings
+        if not wanted or not request.base_weight_version:
+            return None
+        try:
+            version = await stack.enter_async_context(
+                self._source.version(request.run_id, request.model, request.base_weight_version)
+            )
+            for held in version.files:
+                same = held.sha256 == request.base_sha256 and held.num_bytes == file.num_bytes
+                if held.name == file.name and same:
+                    shard = await version.open(held)
+                    stack.callback(shard.file.close)
+                    return shard
+        except ServiceError:
+            return None  # what is lost of an old version only costs bytes
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    shard: OpenShard
+    base: OpenShard | None
+    accepted: frozenset[int]
+
+    async def messages(self, offset: int) -> AsyncGenerator[tuple[bytes, int], None]:
+        ahead = asyncio.ensure_future(self._next(offset))
+        try:
+            while True:
+                messages, offset = await ahead
+                last = offset >= self.shard.described.num_bytes
+                if not last:
+                    ahead = asyncio.ensure_future(self._next(offset))
+                for message in messages:
+                    yield message
+                if last:
+                    return
+        finally:
+            ahead.cancel()
+
+    async def _next(self, offset: int) -> tuple[list[tuple[bytes, int]], int]:
+        end = self.shard.described.num_bytes
+        if self.shard.available is not None and offset < end:
+            end = min(end, await self.shard.available(offset))
+        end = min(end, offset + _AHEAD * CHUNK_BYTES)
+        return await asyncio.to_thread(self._all_encoded, offset, end), end
+
+    def _all_encoded(self, offset: int, end: int) -> list[tuple[bytes, int]]:
+        if offset == end:
+            return [self._encoded(offset, 0)]
+        return [
+            self._encoded(start, min(CHUNK_BYTES, end - start))
+            for start in range(offset, end, CHUNK_BYTES)
+        ]
+
+    def _encoded(self, offset: int, size: int) -> tuple[bytes, int]:
+        name, plain = self.shard.described.name, self.shard.read(offset, size)
+        encoding, data = self._smallest(offset, plain)
+        return encode_chunk(name, offset, data, encoding, size), len(data)
+
+    def _smallest(self, offset: int, plain: bytes) -> tuple[ShardEncoding.ValueType, bytes]:
+        if not self.accepted:
+            return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
+        from services.lib.weight_files import (
+            deltas,  # only transfers that ask for it need its libraries
+        )
+
+        if self.base is not None:
+            delta = deltas.make_delta(plain, self.base.read(offset, len(plain)))
+            if delta is not None:
+                return ShardEncoding.SHARD_ENCODING_DELTA, delta
+        if ShardEncoding.SHARD_ENCODING_ZSTD in self.accepted:
+            compressed = deltas.compress(plain)
+            if len(compressed) < len(plain):
+                return ShardEncoding.SHARD_ENCODING_ZSTD, compressed
+        return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """A regular file for reading; symbolic links, FIFOs and devices are refused (`OSError`)."""
+    # O_NONBLOCK: opening a FIFO must fail below, not wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _chosen(files: Sequence[WeightFile], request: FetchShardsRequest) -> list[WeightFile]:
+    """The files that are asked for, in the manifest's order; no names: all."""
+    names = set(request.names)
+    if unknown := names - {file.name for file in files}:
+        raise not_found("file", min(unknown))
+    chosen = [file for file in files if not names or file.name in names]
+    if (request.offset or request.base_weight_version) and len(names) != 1:
+        cure = "an offset and a base belong to one file: give its name alone"
+        raise invalid_argument("names", sorted(names), cure)
+    if not 0 <= request.offset <= min(file.num_bytes for file in chosen):
+        raise invalid_argument("offset", request.offset, "it must lie within the file")
+    return chosen
+
+
+def _lost(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.DATA_LOSS, Reason.INCOMPLETE_PUBLISH, message)

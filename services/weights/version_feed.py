@@ -1,0 +1,85 @@
+"""Tells watchers of new versions: this replica's at once, other replicas' by one shared poll."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from services.chassis.errors import Reason, ServiceError, unavailable
+from services.chassis.log import get_logger
+from services.weights.store_interface import Scope, Store
+
+__all__ = ["VersionFeed"]
+
+
+@dataclass(slots=True)
+class _Watched:
+    newest: int = 0
+    watchers: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class VersionFeed:
+    """Watchers wait in memory; one read per interval and scope serves them all."""
+
+    def __init__(self, store: Store, poll_seconds: float) -> None:
+        self._store = store
+        self._poll_seconds = poll_seconds
+        self._watched: dict[Scope, _Watched] = {}
+        self._closed = False
+
+    async def newer(self, scope: Scope, after: int) -> int:
+        """Wait for a committed version above `after` and return the newest.
+
+        Raises:
+            ServiceError: UNAVAILABLE once the process drains.
+        """
+        with self._watch(scope) as watched:
+            self.announce(scope, await self._store.newest(scope))
+            while watched.newest <= after:
+                if self._closed:
+                    raise unavailable(Reason.DRAINING, "this replica is going; watch another")
+                await watched.changed.wait()
+            return watched.newest
+
+    def announce(self, scope: Scope, version: int) -> None:
+        """Wake the watchers of `scope` if `version` is news to them."""
+        watched = self._watched.get(scope)
+        if watched is not None and version > watched.newest:
+            watched.newest = version
+            _wake(watched)
+
+    async def poll(self) -> None:
+        """Look for other replicas' commits, for as long as the process serves."""
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            try:
+                for scope in list(self._watched):
+                    self.announce(scope, await self._store.newest(scope))
+            except ServiceError as error:
+                # Watchers lose nothing: they hear of the newest version once the store is back.
+                get_logger().warning("poll_failed", reason=error.reason, detail=error.message)
+
+    async def close(self) -> None:
+        """Send all watchers away."""
+        self._closed = True
+        for watched in self._watched.values():
+            _wake(watched)
+
+    @contextmanager
+    def _watch(self, scope: Scope) -> Iterator[_Watched]:
+        watched = self._watched.setdefault(scope, _Watched())
+        watched.watchers += 1
+        try:
+            yield watched
+        finally:
+            watched.watchers -= 1
+            if not watched.watchers:
+                del self._watched[scope]
+
+
+def _wake(watched: _Watched) -> None:
+    waiting, watched.changed = watched.changed, asyncio.Event()
+    waiting.set()

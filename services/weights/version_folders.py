@@ -1,0 +1,154 @@
+"""The disk side of versions: where they lie, whether they are whole, how they are read and deleted.
+
+Everything that touches the disk runs in a thread; names are checked before they get here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from seamflow.weights.v1.weight_service_pb2 import WeightFile
+
+from services.chassis.errors import (
+    Reason,
+    ServiceError,
+    exhausted,
+    failed_precondition,
+    unavailable,
+)
+from services.lib.weight_files.folder_names import folder_name, versions_in
+from services.lib.weight_files.shard_sender import OpenShard, open_regular
+from services.weights.store_interface import Scope
+
+__all__ = ["WeightFolders"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL_RETRY_SECONDS = 30.0
+
+
+class WeightFolders:
+    """`<root>/<run>/<model>/weight_v000001/`: one folder a version, flat, written by the trainer.
+
+    Raises ServiceErrors only: a full disk is RESOURCE_EXHAUSTED, a broken one UNAVAILABLE, a file
+    that is not as described FAILED_PRECONDITION before the commit and DATA_LOSS after it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """`root` is created by the first publish."""
+        self._root = root.resolve()
+        self._readers: Counter[tuple[Scope, int]] = Counter()
+
+    def path(self, scope: Scope, version: int) -> Path:
+        """Where the files of `version` lie."""
+        return self._of(scope) / folder_name(version)
+
+    async def make(self, scope: Scope, version: int) -> Path:
+        """The folder of `version`, created if need be."""
+        folder = self.path(scope, version)
+        with _disk_errors(f"create {folder}"):
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        return folder
+
+    async def highest(self, scope: Scope) -> int:
+        """The highest version that has a folder, committed or not; 0: none."""
+        return max(await self._present(scope), default=0)
+
+    async def verify(self, scope: Scope, version: int, files: Sequence[WeightFile]) -> None:
+        """Check size and SHA-256 of every file, and make files and folder durable."""
+        folder = self.path(scope, version)
+        checks = [asyncio.to_thread(_verify, folder, file) for file in files]
+        await asyncio.gather(*checks)
+        with _disk_errors(f"sync {folder}"):
+            await asyncio.to_thread(_sync_folder, folder)
+
+    @contextmanager
+    def reading(self, scope: Scope, version: int) -> Iterator[Path]:
+        """The folder of `version`, which is not deleted while it is being read here."""
+        self._readers[scope, version] += 1
+        try:
+            yield self.path(scope, version)
+        finally:
+            self._readers[scope, version] -= 1
+            self._readers += Counter()  # drops the zeros
+
+    async def open(self, folder: Path, file: WeightFile) -> OpenShard:
+        """Open a committed file."""
+        where = f"file {file.name!r} in {folder}"
+        with _disk_errors(f"read {where}"):
+            try:
+                opened = await asyncio.to_thread(open_regular, folder / file.name)
+            except FileNotFoundError as error:
+                raise _lost(f"{where} is gone") from error
+        return OpenShard(described=file, file=opened)
+
+    async def prune(self, scope: Scope, oldest: int) -> None:
+        """Delete every version below `oldest` that is not being read; holes go with them."""
+        for version in await self._present(scope):
+            if version < oldest and not self._readers[scope, version]:
+                folder = self.path(scope, version)
+                with _disk_errors(f"delete {folder}"):
+                    await asyncio.to_thread(shutil.rmtree, folder)
+
+    def _of(self, scope: Scope) -> Path:
+        return self._root / scope.run_id / scope.model
+
+    async def _present(self, scope: Scope) -> list[int]:
+        with _disk_errors(f"list {self._of(scope)}"):
+            return await asyncio.to_thread(versions_in, self._of(scope))
+
+
+def _verify(folder: Path, wanted: WeightFile) -> None:
+    where = f"file {wanted.name!r} in {folder}"
+    with _disk_errors(f"check {where}"):
+        try:
+            file = open_regular(folder / wanted.name)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+                message = f"{where} is missing or not a regular file"
+                raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message) from error
+            raise
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size != wanted.num_bytes:
+                message = f"{where} has {size} bytes, the manifest says {wanted.num_bytes}"
+                raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
+            if hashlib.file_digest(file, "sha256").hexdigest() != wanted.sha256:
+                message = f"{where} does not have the SHA-256 that the manifest says"
+                raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
+            # The trainer may have synced already; then this costs nothing.
+            os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable, and its own entry in its parent."""
+    for path in (folder, folder.parent):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _lost(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.DATA_LOSS, Reason.INCOMPLETE_PUBLISH, message)
+
+
+@contextmanager
+def _disk_errors(operation: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot {operation}: {error.strerror or error}"
+        if error.errno in _FULL:
+            cure = f"{message}; free space, or lower keep_versions"
+            raise exhausted(Reason.STORE_FULL, cure, _FULL_RETRY_SECONDS) from error
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error

@@ -1,0 +1,81 @@
+"""What the emulated GPU work costs, read from `costs.toml`, which names its sources."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.lib.decode_latency import DecodeLatency
+
+__all__ = ["Costs", "EngineCosts", "SwitchingCosts", "TrainingCosts", "load_costs"]
+
+_FILE = Path(__file__).with_name("costs.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCosts:
+    """An inference engine on one node."""
+
+    decode_seconds: DecodeLatency
+    """Seconds of a decode step by sequences in the batch."""
+    decode_seconds_per_cached_token: float
+    """Added to each step for every token of keys and values it reads."""
+    cached_tokens: int
+    """Tokens whose keys and values fit."""
+    prefill_tokens_per_second: float
+    """Prompt tokens; decoding waits meanwhile."""
+    update_seconds: float
+    """Pause, swap of fetched weights, resume; keys and values are then computed again."""
+
+    def step_seconds(self, sequences: int, cached_tokens: float) -> float:
+        """Seconds of one decode step, one token for each of `sequences`."""
+        attention = self.decode_seconds_per_cached_token * cached_tokens
+        return self.decode_seconds.seconds(sequences) + attention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCosts:
+    """An optimizer step on a gang of nodes."""
+
+    tokens_per_second: float
+    """Of one node."""
+    step_seconds: float
+    """Of every step, however many tokens and nodes."""
+
+    def seconds(self, tokens: int, nodes: int, *, share: float = 1.0) -> float:
+        """Seconds of `share` of an optimizer step on `tokens`, perfectly balanced over `nodes`."""
+        return tokens / (self.tokens_per_second * nodes) + share * self.step_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchingCosts:
+    """A node changes its activity; processes stay."""
+
+    activate_seconds: float
+    """Device state in."""
+    deactivate_seconds: float
+    """Device state out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """All of them."""
+
+    engine: EngineCosts
+    """Generation."""
+    training: TrainingCosts
+    """Training, scoring by a reference included."""
+    switching: SwitchingCosts
+    """In between."""
+
+
+def load_costs(file: Path = _FILE) -> Costs:
+    """Read a cost model."""
+    table = tomllib.loads(file.read_text())
+    latency = DecodeLatency.from_table(table["engine"].pop("decode_seconds"))
+    return Costs(
+        engine=EngineCosts(decode_seconds=latency, **table["engine"]),
+        training=TrainingCosts(**table["training"]),
+        switching=SwitchingCosts(**table["switching"]),
+    )

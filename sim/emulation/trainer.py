@@ -1,0 +1,135 @@
+"""An emulated trainer: the real loop, whose gang takes as long as the cost model says.
+
+    python -m sim.emulation.trainer --config FILE
+
+Its table is the real trainer's; the gang's nodes are those it asks the scheduler for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
+
+from services.chassis.rpc.server import Service, run
+from sim.costs import Costs, load_costs
+from sim.emulation.prompts import Emulation
+from trainer.checkpoint.checkpoint_files import shard_name
+from trainer.cli import peers
+from trainer.config import TrainerConfig
+from trainer.device_lease import Device
+from trainer.loop import Trainer
+from trainer.policy.commands import Accumulate, Command, Gather, Optimize, Release, Restore
+from trainer.servicer import TrainerServicer
+from trainer.tracking.tracker import Trackers
+
+__all__ = ["EmulatedGang", "build"]
+
+_POLL_SECONDS = 0.05
+
+
+class EmulatedGang:
+    """Looks like a `trainer.device_lease.GangThread` and computes nothing.
+
+    Writes what it did into a file of JSON lines: {"doing": ..., "begin": ..., "end": ...}, in
+    seconds since 1970.
+    """
+
+    def __init__(
+        self, costs: Costs, emulation: Emulation, nodes: int, parts: int, file: Path
+    ) -> None:
+        """`parts`: leases that make up one optimizer step.
+
+        Beside `file`, a file called "barrier" holds new weights back as long as it exists.
+        """
+        self._costs, self._emulation = costs, emulation
+        self._nodes, self._parts = nodes, parts
+        self._file = file
+
+    @property
+    def world_size(self) -> int:
+        """One share: a perfectly balanced gang needs no more."""
+        return 1
+
+    @property
+    def packed(self) -> bool:
+        """Its cost model counts tokens, and no padding."""
+        return True
+
+    async def do(self, command: Command) -> list[dict[str, float]]:
+        """Take as long as the command takes."""
+        return await self.do_each([command])
+
+    async def do_each(self, commands: Sequence[Command]) -> list[dict[str, float]]:
+        """See `do`."""
+        command = commands[0]
+        switching = self._costs.switching
+        match command:
+            case Accumulate():
+                await self._spend("training", self._training_seconds(command))
+            case Optimize():
+                return [{"loss": 0.0}]
+            case Gather():
+                while self._file.with_name("barrier").exists():
+                    await asyncio.sleep(_POLL_SECONDS)
+            case Release():
+                await self._spend("switching", switching.deactivate_seconds)
+                return [{"num_bytes": 0.0}]
+            case Restore():
+                await self._spend("switching", switching.activate_seconds)
+        return [{}]
+
+    async def save(self, folder: Path) -> None:
+        """An empty shard."""
+        (folder / shard_name(0, 1)).touch()
+
+    async def written(self, folder: Path) -> None:
+        """It is, at once."""
+
+    def gathered(self) -> dict[str, torch.Tensor]:
+        """Weights of one number."""
+        return {"weight": torch.zeros(1)}
+
+    async def stop(self) -> None:
+        """Nothing to end."""
+
+    def _training_seconds(self, command: Accumulate) -> float:
+        tokens = sum(int(np.count_nonzero(batch.token_ids_BT)) for batch in command.micro_batches)
+        share = 1 / self._parts
+        model_tokens = tokens * self._emulation.thinning
+        return self._costs.training.seconds(model_tokens, self._nodes, share=share)
+
+    async def _spend(self, doing: str, seconds: float) -> None:
+        begin = time.time()
+        await asyncio.sleep(seconds / self._emulation.speed)
+        line = json.dumps({"doing": doing, "begin": begin, "end": time.time()})
+        with self._file.open("a") as file:
+            file.write(line + "\n")
+
+
+@asynccontextmanager
+async def build(config: TrainerConfig) -> AsyncIterator[Service]:
+    """The trainer's own loop and service around an emulated gang."""
+    emulation = Emulation(**json.loads((config.model / "emulation.json").read_text()))
+    file = config.checkpoint_folder.parent / "gang.jsonl"
+    gang = EmulatedGang(load_costs(), emulation, config.gang_nodes, config.publish_every, file)
+    async with AsyncExitStack() as stack:
+        device = Device(gang, config.gang_nodes)  # type: ignore[arg-type]
+        samples, nodes, publisher = await peers(config, stack)
+        trainer = Trainer(config, gang, device, samples, nodes, publisher, Trackers(config))  # type: ignore[arg-type]
+        servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
+        yield Service(
+            servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
+            background=[trainer.train, samples.keep_leases],
+        )
+
+
+if __name__ == "__main__":
+    run("trainer", TrainerConfig, build)

@@ -1,0 +1,142 @@
+"""The two ways to store tokens: a call for each chunk, or the gateway's messages for many turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import SeamflowError, StaleEpochError
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from rollout.gateway.record.recorder import Recorder
+from services.chassis.errors import ServiceError
+from tests.chaos.calls import patiently_async
+from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
+
+__all__ = ["OneByOne", "Place", "Recording", "Together"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where tokens go, and under which fence."""
+
+    run_id: str
+    """Training job."""
+    rollout_id: str
+    """Open rollout."""
+    turn_id: str
+    """Open turn."""
+    epoch: int
+    """From BeginTurn."""
+    offset: int
+    """Tokens of the turn before these."""
+
+
+class Recording(Protocol):
+    """Each method returns once the store has acknowledged, or raises its SeamflowError."""
+
+    async def append(self, place: Place, tokens: tokens_pb2.Tokens) -> float:
+        """Store tokens; the monotonic time at which they were first sent, or a time before."""
+
+    async def end(self, place: Place) -> None:
+        """Close the turn."""
+
+    async def finish(self, finished: pb.FinishRolloutRequest) -> None:
+        """Close the rollout."""
+
+
+class OneByOne:
+    """AppendTokens, EndTurn, FinishRollout."""
+
+    def __init__(self, trajectories: TrajectoryServiceStub) -> None:
+        self._trajectories = trajectories
+
+    async def append(self, place: Place, tokens: tokens_pb2.Tokens) -> float:
+        """See `Recording`."""
+        request = pb.AppendTokensRequest(
+            run_id=place.run_id,
+            rollout_id=place.rollout_id,
+            turn_id=place.turn_id,
+            epoch=place.epoch,
+            offset=place.offset,
+            tokens=tokens,
+        )
+        _, sent = await patiently_async(self._trajectories.AppendTokens, request)
+        return sent
+
+    async def end(self, place: Place) -> None:
+        """See `Recording`."""
+        request = pb.EndTurnRequest(
+            run_id=place.run_id,
+            rollout_id=place.rollout_id,
+            turn_id=place.turn_id,
+            epoch=place.epoch,
+            finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        )
+        await patiently_async(self._trajectories.EndTurn, request)
+
+    async def finish(self, finished: pb.FinishRolloutRequest) -> None:
+        """See `Recording`."""
+        await patiently_async(self._trajectories.FinishRollout, finished)
+
+
+class Together:
+    """AppendSegments, as the gateway sends it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """`recorder` is the gateway's own; somebody runs its `keep_sending`."""
+        self._recorder = recorder
+
+    async def append(self, place: Place, tokens: tokens_pb2.Tokens) -> float:
+        """See `Recording`."""
+        packed = tokens_pb2.PackedTokens(
+            token_ids=pack_ids(tokens.token_ids),
+            logprobs=pack_logprobs(tokens.logprobs),
+            spans=tokens.spans,
+        )
+        sent = time.monotonic()
+        with _as_called():
+            await self._recorder.record(_append(place, tokens=packed))
+        return sent
+
+    async def end(self, place: Place) -> None:
+        """See `Recording`."""
+        with _as_called():
+            await self._recorder.record(_append(place, finish_reason=tokens_pb2.FINISH_REASON_STOP))
+
+    async def finish(self, finished: pb.FinishRolloutRequest) -> None:
+        """See `Recording`."""
+        with _as_called():
+            await self._recorder.finish(finished)
+
+
+def _append(
+    place: Place,
+    tokens: tokens_pb2.PackedTokens | None = None,
+    finish_reason: tokens_pb2.FinishReason.ValueType = tokens_pb2.FINISH_REASON_UNSPECIFIED,
+) -> pb.Append:
+    return pb.Append(
+        run_id=place.run_id,
+        rollout_id=place.rollout_id,
+        turn_id=place.turn_id,
+        epoch=place.epoch,
+        offset=place.offset,
+        tokens=tokens,
+        finish_reason=finish_reason,
+    )
+
+
+@contextmanager
+def _as_called() -> Iterator[None]:
+    """The gateway's errors as a caller of the store would get them."""
+    try:
+        yield
+    except ServiceError as error:
+        kind = StaleEpochError if error.code is grpc.StatusCode.ABORTED else SeamflowError
+        raise kind(error.message, error.reason.value) from error

@@ -1,0 +1,108 @@
+"""Producers that write rollouts for as long as a trainer lives, dies and lives again.
+
+Each leases a task as an agent runner does and writes its rollout as the gateway does, without an
+engine: tokens are made up, under the newest weights that were published.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import task_service_pb2, trajectory_service_pb2
+
+from tests.chaos.calls import CREDENTIAL, Caller, patiently
+from tests.chaos.trainer.rig import STEPS, Job
+from tests.chaos.trainer.samples import GROUPS_PER_STEP, TEMPERATURE, answer, prompt, reward
+
+__all__ = ["Agents"]
+
+_AGENTS = 4
+_TASKS = (STEPS + 8) * GROUPS_PER_STEP
+"""More than the steps need: what is admitted beyond them must be there to be had in the end."""
+_WAIT_SECONDS = 1
+
+
+class Agents:
+    """Writes rollouts of one job, and remembers which were acknowledged as finished."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        """`seed` decides what they write; who writes which rollout is left to chance."""
+        self._job = job
+        self._seed = seed
+        self._stopping = threading.Event()
+        self.finished: list[str] = []
+        """Rollouts whose end the store acknowledged."""
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """Write while the block runs; each agent finishes its rollout first."""
+        with self._job.caller() as caller, ThreadPoolExecutor(_AGENTS) as pool:
+            caller.submit(*(f"task-{number:05d}" for number in range(_TASKS)))
+            work = [pool.submit(self._play, caller) for _ in range(_AGENTS)]
+            try:
+                yield
+            finally:
+                self._stopping.set()
+            for done in work:
+                done.result()
+
+    def _play(self, caller: Caller) -> None:
+        request = task_service_pb2.LeaseTaskRequest(
+            run_id=caller.run_id, wait=Duration(seconds=_WAIT_SECONDS)
+        )
+        while not self._stopping.is_set():
+            lease = patiently(caller.tasks.LeaseTask, request)
+            if lease.rollout_id:
+                self._rollout(caller, lease)
+                self.finished.append(lease.rollout_id)
+
+    def _rollout(self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse) -> None:
+        random = Random(f"{self._seed}/{lease.rollout_id}")
+        start = trajectory_service_pb2.StartRolloutRequest(
+            run_id=caller.run_id,
+            rollout_id=lease.rollout_id,
+            lease_token=lease.lease_token,
+            purpose=tokens_pb2.PURPOSE_TRAIN,
+            credential_digest=CREDENTIAL,
+        )
+        patiently(caller.trajectories.StartRollout, start)
+        self._turn(caller, lease, random)
+        finish = trajectory_service_pb2.FinishRolloutRequest(
+            run_id=caller.run_id,
+            rollout_id=lease.rollout_id,
+            credential_digest=CREDENTIAL,
+            rewards=[reward(random)],
+        )
+        patiently(caller.trajectories.FinishRollout, finish)
+
+    def _turn(
+        self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse, random: Random
+    ) -> None:
+        place: dict[str, Any] = {
+            "run_id": caller.run_id,
+            "rollout_id": lease.rollout_id,
+            "turn_id": "turn",
+        }
+        prompt_ids, newest = prompt(lease.task.task_id), self._job.newest().weight_version
+        begin = trajectory_service_pb2.BeginTurnRequest(
+            **place,
+            attempt_id="attempt",
+            token_ids=prompt_ids,
+            temperature=TEMPERATURE,
+            credential_digest=CREDENTIAL,
+        )
+        epoch = patiently(caller.trajectories.BeginTurn, begin).epoch
+        tokens = answer(random, prompt_ids, (max(0, newest - 1), newest))
+        append = trajectory_service_pb2.AppendTokensRequest(**place, epoch=epoch, tokens=tokens)
+        patiently(caller.trajectories.AppendTokens, append)
+        end = trajectory_service_pb2.EndTurnRequest(
+            **place, epoch=epoch, finish_reason=tokens_pb2.FINISH_REASON_STOP
+        )
+        patiently(caller.trajectories.EndTurn, end)

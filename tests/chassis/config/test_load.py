@@ -1,0 +1,219 @@
+"""Configuration: sources, types, secrets, and mistakes that name their cure."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from services.chassis.config.load import ConfigError, ServerConfig, UsageError, load, redacted
+from services.chassis.errors import ExitCode
+from tests.chassis.support import DemoConfig, demo
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of whoever runs the tests do not count."""
+    for name in list(os.environ):
+        if name.startswith("SEAMFLOW_"):
+            monkeypatch.delenv(name)
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "seamflow.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_flag_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several sources the one closest to the person wins."""
+    path = _file(tmp_path, '[demo]\nport = 1\nadmin_port = 1\ninstance = "file"\n')
+    monkeypatch.setenv("SEAMFLOW_DEMO_PORT", "2")
+    monkeypatch.setenv("SEAMFLOW_DEMO_ADMIN_PORT", "2")
+    config = load(DemoConfig, "demo", ["--config", path, "--port=3"])
+    assert (config.port, config.admin_port, config.instance) == (3, 2, "file")
+    assert config.host == "127.0.0.1"
+
+
+def test_every_type_is_read_from_text_and_from_toml(tmp_path: Path) -> None:
+    """Lists, numbers, paths, choices and optional values arrive typed from both kinds of source."""
+    certificate = _file(tmp_path, "")
+    text = ["--names=a,b", "--rate=0.5", "--limit=", "--development", "--admin-port", "-1"]
+    config = load(DemoConfig, "demo", text)
+    assert (config.names, config.rate, config.limit) == (("a", "b"), 0.5, None)
+    assert (config.development, config.admin_port) == (True, -1)
+    toml = f'[demo]\nnames=["a"]\nrate=1\nlimit=4\nlog_level="debug"\ntls_ca_file="{certificate}"'
+    config = load(DemoConfig, "demo", ["--config", _file(tmp_path, toml)])
+    assert (config.names, config.rate, config.limit) == (("a",), 1.0, 4)
+    assert (config.log_level, config.tls_ca_file) == ("debug", Path(certificate))
+
+
+def test_a_switch_can_be_turned_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--no-development` overrides the environment."""
+    monkeypatch.setenv("SEAMFLOW_DEMO_DEVELOPMENT", "true")
+    assert load(DemoConfig, "demo", []).development
+    assert not load(DemoConfig, "demo", ["--no-development"]).development
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[demo]\nprot = 1", r"\[demo\] prot: unknown key; did you mean port\?"),
+        ("[scheduller]\nport = 1", r"unknown table \[scheduller\]; did you mean scheduler\?"),
+        ('[demo]\nport = "1"', r"'1' is not a whole number"),
+        ("[demo]\nnames = [1]", r"is not a list of strings"),
+        ('[demo]\nlog_level = "loud"', r"is not one of debug, info, warning, error"),
+        ("[demo]\nrate = -1", r"rate is -1.0: give a number >= 0"),
+        ("[demo\n", r"seamflow\.toml: "),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_key_and_the_cure(
+    tmp_path: Path, toml: str, message: str
+) -> None:
+    """No wrong key, table, type or value passes."""
+    with pytest.raises(ConfigError, match=message):
+        load(DemoConfig, "demo", ["--config", _file(tmp_path, toml)])
+
+
+def test_tables_of_other_processes_are_left_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file and one environment serve all processes."""
+    monkeypatch.setenv("SEAMFLOW_SCHEDULER_PORT", "7")
+    path = _file(tmp_path, "[trainer]\nanything = 1\n[demo]\nport = 2\n")
+    assert load(DemoConfig, "demo", ["--config", path]).port == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("SEAMFLOW_DEMO_PROT", "SEAMFLOW_DEMO_PORT"),
+        ("SEAMFLOW_DEMOO_PORT", "SEAMFLOW_DEMO_PORT"),
+        ("SEAMFLOW_DEMO_TOKEN_FIL", "SEAMFLOW_DEMO_TOKEN_FILE"),
+        ("SEAMFLOW_UVLOPO", "SEAMFLOW_UVLOOP"),
+        ("SEAMFLOW_SCHEDULR_PORT", "SEAMFLOW_SCHEDULER_"),
+    ],
+)
+def test_an_unknown_variable_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, variable: str, nearest: str
+) -> None:
+    """A misspelt variable is never ignored."""
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"{variable}; did you mean {nearest}"):
+        load(DemoConfig, "demo", [])
+
+
+def test_an_unknown_flag_is_a_usage_error() -> None:
+    """A misspelt flag names its nearest neighbour, and no flag can be abbreviated."""
+    with pytest.raises(UsageError, match=r"--prot=1; did you mean --port\?"):
+        load(DemoConfig, "demo", ["--prot=1"])
+    with pytest.raises(UsageError, match="did you mean --instance"):
+        load(DemoConfig, "demo", ["--inst", "1"])
+    with pytest.raises(UsageError, match="expected one argument"):
+        load(DemoConfig, "demo", ["--port"])
+
+
+def test_a_secret_comes_from_a_mounted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`..._FILE` and `--...-file` read the secret and drop the final newline."""
+    path = tmp_path / "token"
+    path.write_text("s3cret\n")
+    assert load(DemoConfig, "demo", ["--token-file", str(path)]).token == "s3cret"
+    monkeypatch.setenv("SEAMFLOW_DEMO_TOKEN_FILE", str(path))
+    assert load(DemoConfig, "demo", []).token == "s3cret"
+    with pytest.raises(ConfigError, match="give one of them"):
+        load(DemoConfig, "demo", ["--token-file", str(path), "--token=other"])
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        load(DemoConfig, "demo", [])
+
+
+def test_a_secret_never_shows_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the printed configuration nor the object's repr holds a secret."""
+    monkeypatch.setenv("SEAMFLOW_DEMO_PASSWORD", "s3cret")
+    config = load(DemoConfig, "demo", [])
+    assert config.password == "s3cret"
+    assert "s3cret" not in repr(config)
+    assert redacted(config)["password"] == "***"
+    assert redacted(config)["token"] is None
+
+
+def test_beyond_loopback_plaintext_must_be_asked_for() -> None:
+    """A process that others can reach needs TLS and a token, or the word `development`."""
+    with pytest.raises(ConfigError, match="reachable from other machines"):
+        load(ServerConfig, "demo", ["--host=0.0.0.0"])
+    assert load(ServerConfig, "demo", ["--host=0.0.0.0", "--development"]).host == "0.0.0.0"
+
+
+def test_half_a_key_pair_is_an_error(tmp_path: Path) -> None:
+    """A certificate without its key would mean plaintext."""
+    with pytest.raises(ConfigError, match="together or not at all"):
+        load(ServerConfig, "demo", ["--tls-cert-file", _file(tmp_path, "")])
+
+
+def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
+    """Usage is 64, configuration 78, a missing dependency 69, a crash 70; stderr says why."""
+    usage = demo("--prot=1")
+    assert (usage.returncode, usage.stderr) == (
+        ExitCode.USAGE,
+        "demo: unknown argument --prot=1; did you mean --port?\n",
+    )
+    assert demo(SEAMFLOW_DEMO_PROT="1").returncode == ExitCode.CONFIG
+    dependency = demo("--mode=dependency")
+    assert (dependency.returncode, dependency.stderr) == (
+        ExitCode.UNAVAILABLE,
+        "demo: demo: nobody there\n",
+    )
+    assert demo("--mode=crash").returncode == ExitCode.BUG
+
+
+def test_print_config_shows_values_and_where_they_come_from() -> None:
+    """--print-config prints TOML with the origin of each value and no secret; nothing is served."""
+    shown = demo("--print-config", "--port=5", SEAMFLOW_DEMO_TOKEN="s3cret")
+    assert shown.returncode == ExitCode.CLEAN
+    assert "port = 5  # --port\n" in shown.stdout
+    assert 'token = "***"  # SEAMFLOW_DEMO_TOKEN\n' in shown.stdout
+    assert 'host = "127.0.0.1"  # default\n' in shown.stdout
+    assert "s3cret" not in shown.stdout + shown.stderr
+
+
+def test_help_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help shows the docstring under each field, inherited ones too."""
+    with pytest.raises(SystemExit) as stopped:
+        load(DemoConfig, "demo", ["--help"])
+    assert stopped.value.code == ExitCode.CLEAN
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--rate NUMBER A number. (default 1.0)" in shown
+    assert "Seconds that calls in flight get to finish after SIGTERM." in shown
+    assert "--token-file" in shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassingConfig(ServerConfig):
+    """A process that starts another program."""
+
+    other_flags: tuple[str, ...] = field(default=(), metadata={"flags": "other"})
+    """Flags of the other program."""
+    other_url: str | None = None
+    """A flag of ours that begins alike."""
+
+
+def test_flags_of_another_program_are_passed_on(tmp_path: Path) -> None:
+    """--PREFIX-FLAG and its values go to the field that collects them; ours stay ours."""
+    command = ["--other-size", "2", "--port", "1", "--other-list=[1,2]", "--other-quiet"]
+    config = load(PassingConfig, "demo", [*command, "--other-range", "-1", "5"])
+    expected = ("--size", "2", "--list=[1,2]", "--quiet", "--range", "-1", "5")
+    assert (config.other_flags, config.port) == (expected, 1)
+    config = load(PassingConfig, "demo", ["--other-url", "x"])
+    assert (config.other_flags, config.other_url) == ((), "x")
+    path = _file(tmp_path, '[demo]\nother_flags = ["--size", "2"]')
+    assert load(PassingConfig, "demo", ["--config", path]).other_flags == ("--size", "2")
+    with pytest.raises(ConfigError, match="--other-flags and its flags one by one"):
+        load(PassingConfig, "demo", ["--other-flags=size", "--other-size", "2"])
+    with pytest.raises(UsageError, match="unknown argument --othr-size"):
+        load(PassingConfig, "demo", ["--othr-size", "2"])

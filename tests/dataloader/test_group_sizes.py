@@ -1,0 +1,208 @@
+"""Tasks get as many rollouts as it takes for one to succeed, by what a real manager recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import task_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory
+
+from services.chassis.errors import ConfigError, Reason, unavailable
+from services.dataloader.config import DataloaderConfig
+from services.dataloader.group_sizes import GroupSizes, enough_samples
+from tests.dataloader.support import Queue, load, numbered, serving, write_jsonl
+from tests.ranker.support import manager, record, turn
+
+LEAST, MOST = 2, 16
+
+
+def recorded(task_id: str, outcomes: Sequence[float], name: str = "success") -> Any:
+    """A group of closed rollouts with these rewards."""
+    rollouts = [
+        trajectory.RecordedRollout(
+            turns=[turn("a", [1], 2)], rewards=[tokens_pb2.Reward(name=name, value=value)]
+        )
+        for value in outcomes
+    ]
+    return trajectory.RecordedGroup(task_id=task_id, payload_json="{}", rollouts=rollouts)
+
+
+def settings(address: str = "", **changes: Any) -> DataloaderConfig:
+    """Of a loader that sizes its tasks."""
+    given = {"max_samples": MOST, "min_samples": LEAST, "resume": True, "state_file": Path("s")}
+    return DataloaderConfig(
+        run_id="run", tasks="t.jsonl", trajectory_manager=address, **{**given, **changes}
+    )
+
+
+@asynccontextmanager
+async def sizing(**changes: Any) -> AsyncIterator[tuple[Any, GroupSizes, list[float]]]:
+    """A manager's stub, sizes that learn from it, and the time that they go by."""
+    now = [0.0]
+    async with (
+        manager("run", group_size=8) as (address, stub),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield stub, GroupSizes(settings(address, **changes), channel, lambda: now[0]), now
+
+
+@pytest.mark.parametrize("success", [0.001, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("chance", [0.01, 0.5, 0.9, 0.99])
+def test_no_fewer_samples_are_enough(success: float, chance: float) -> None:
+    """n samples fail all with (1 - p)^n; one fewer would fail too often."""
+    number = enough_samples(success, chance)
+    assert number >= 1
+    assert 1 - (1 - success) ** number >= chance - 1e-12
+    assert number == 1 or 1 - (1 - success) ** (number - 1) < chance
+
+
+async def test_what_seldom_succeeds_gets_more_rollouts() -> None:
+    """Within the two limits; a task that nobody tried gets as many as any."""
+    async with sizing(num_samples=5) as (stub, sizes, _):
+        groups = [
+            recorded("never@0", [0.0] * 8),
+            recorded("seldom@0", [1.0] + [0.0] * 7),
+            recorded("often@0", [1.0] * 5 + [0.0] * 3),
+            recorded("always@0", [1.0] * 8),
+        ]
+        await record(stub, "run", groups)
+        await sizes.look()
+        names = ("never", "seldom", "often", "always")
+        found = [sizes.of(f"{name}@1") for name in names]
+        assert found == sorted(found, reverse=True)
+        assert found[0] == MOST
+        assert found[0] > found[1] > found[2] >= found[3] == LEAST
+        assert sizes.of("new@1") == 5
+
+
+async def test_what_was_learned_since_counts_more() -> None:
+    """A task that used to fail and now succeeds gets fewer, one that was forgotten more."""
+    async with sizing() as (stub, sizes, now):
+        await record(stub, "run", [recorded("a@0", [0.0] * 8), recorded("b@0", [1.0] * 8)])
+        await sizes.look()
+        before = sizes.of("a@1"), sizes.of("b@1")
+        await record(stub, "run", [recorded("a@1", [1.0] * 8), recorded("b@1", [0.0] * 8)])
+        now[0] += 60
+        await sizes.look()
+        assert sizes.of("a@2") < before[0]
+        assert sizes.of("b@2") > before[1]
+        # As often as not over all: the newer half decides.
+        assert sizes.of("a@2") < sizes.of("b@2")
+
+
+async def test_each_rollout_is_learned_once_and_seldom_asked_for() -> None:
+    """A second look sees nothing old; within seconds of the first it asks nobody."""
+    async with sizing() as (stub, sizes, now):
+        await record(stub, "run", [recorded("a@0", [0.0] * 4 + [1.0] * 4)])
+        await sizes.look()
+        once = dict(sizes._outcomes)
+        await record(stub, "run", [recorded("b@0", [1.0])])
+        await sizes.look()
+        assert sizes._outcomes == once
+        now[0] += 60
+        await sizes.look()
+        assert sizes._outcomes["a"] == once["a"]
+        assert "b" in sizes._outcomes
+
+
+async def test_rollouts_without_the_reward_tell_nothing() -> None:
+    """Another reward is no success."""
+    async with sizing(num_samples=3) as (stub, sizes, _):
+        await record(stub, "run", [recorded("a@0", [0.0] * 8, name="length")])
+        await sizes.look()
+        assert sizes.of("a@1") == 3
+
+
+async def test_nothing_waits_for_what_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that does not exist yet, or a manager that does not answer."""
+    async with manager("other") as (address, _), grpc.aio.insecure_channel(address) as channel:
+        sizes = GroupSizes(settings(address, num_samples=3), channel)
+        await sizes.look()
+        assert sizes.of("a@1") == 3
+    monkeypatch.setattr("services.dataloader.group_sizes._PATIENCE_SECONDS", 0.1)
+    async with grpc.aio.insecure_channel(address) as channel:
+        sizes = GroupSizes(settings(address, num_samples=3), channel)
+        await sizes.look()
+        assert sizes.of("a@1") == 3
+
+
+class Growing(GroupSizes):
+    """Decides otherwise each time it is asked."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    async def look(self) -> None:
+        """Nothing to see."""
+
+    def of(self, task_id: str) -> int:
+        """One more than the last."""
+        self._next += 1
+        return self._next
+
+
+class Deaf(Queue):
+    """Takes tasks, and its answers are lost until it is told to answer."""
+
+    answers = False
+
+    async def SubmitTasks(
+        self, request: pb.SubmitTasksRequest, context: Any
+    ) -> pb.SubmitTasksResponse:
+        """Take them all the same."""
+        taken = await super().SubmitTasks(request, context)
+        if not self.answers:
+            raise unavailable(Reason.STORE_UNAVAILABLE, "the answer is lost")
+        return taken
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+async def test_a_task_keeps_its_size_after_a_crash(tmp_path: Path, remembers: bool) -> None:
+    """Submitted and not known to be: the next loader would size it anew and be refused."""
+    state = tmp_path / "state.json"
+    fields = {"max_samples": 99, "state_file": state, "resume": True}
+    given = {**fields, "tasks": write_jsonl(tmp_path / "t.jsonl", numbered(5))}
+    queue = Deaf()
+    async with serving(queue) as address:
+        loading = asyncio.create_task(load(address, Growing(10), **given))
+        await queue.until(1)
+        loading.cancel()
+        await asyncio.wait([loading])
+        submitted = {name: task.num_samples for name, task in queue.tasks.items()}
+        queue.answers = True
+        if remembers:
+            await load(address, Growing(50), **given)
+            assert len(queue.tasks) == 5
+            assert {name: queue.tasks[name].num_samples for name in submitted} == submitted
+            assert "sizes" not in json.loads(state.read_text())
+        else:
+            state.write_text(json.dumps({**json.loads(state.read_text()), "sizes": {}}))
+            with pytest.raises(ConfigError, match="t0@0"):
+                await load(address, Growing(50), **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_samples": -1}, "max_samples is -1"),
+        ({"min_samples": 17}, "min_samples is 17: give 1 to max_samples, 16"),
+        ({"min_samples": 0}, "min_samples is 0"),
+        ({"success_chance": 1.0}, "success_chance is 1.0: give one between 0 and 1"),
+        ({"success_chance": math.nan}, "success_chance is nan"),
+        ({"purpose": "eval"}, "max_samples is 16 and purpose eval"),
+        ({"resume": False}, "max_samples is 16 without resume"),
+    ],
+)
+def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    """With the value and the cure."""
+    with pytest.raises(ValueError, match=message):
+        settings(**changes)

@@ -1,0 +1,137 @@
+"""A mode is nothing but tags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from rollout.gateway.config import GatewayConfig
+from services.chassis.config.load import TABLES, load
+from services.chassis.errors import ConfigError
+from services.launcher.cli import _check
+from services.launcher.config import LauncherConfig
+from services.launcher.process_plan import plan
+from services.lib.run_rules import rules
+from services.ranker.config import RankerConfig
+from tests.launcher.support import make_config, make_layout
+
+SKEW_AWARE = Path(__file__).parents[2] / "examples/quickstart/skew_aware.toml"
+MODES = {
+    "colocated": ("node-a: rollout train",),
+    "disaggregated": ("node-a: rollout", "node-b: train"),
+    "multiplexed": ("node-a: rollout", "node-b: rollout train"),
+}
+
+
+@pytest.mark.parametrize("nodes", MODES.values(), ids=MODES)
+def test_each_tag_has_its_process(nodes: tuple[str, ...], tmp_path: Path) -> None:
+    """A rollout server for each node that can roll out, one trainer, an agent for each node."""
+    config = make_config(nodes=nodes)
+    names = list(plan(config, make_layout(config, tmp_path)))
+    num_rollout = sum("rollout" in node for node in nodes)
+    assert sum(name.startswith("rollout_server") for name in names) == num_rollout
+    assert sum(name.startswith("node_agent") for name in names) == len(nodes)
+    assert names.count("trainer") == 1
+
+
+def test_servers_see_the_folder_that_weights_are_written_to(tmp_path: Path) -> None:
+    """Of one machine nothing has to be sent."""
+    config = make_config(nodes=MODES["disaggregated"])
+    processes = plan(config, make_layout(config, tmp_path))
+    written = processes["weights"].environment["SEAMFLOW_WEIGHTS_FOLDER"]
+    [server] = [process for name, process in processes.items() if "rollout_server" in name]
+    assert server.environment["SEAMFLOW_ROLLOUT_SERVER_WEIGHT_FOLDER"] == written
+
+
+def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
+    """World size 2 is a flag of torchrun, not another trainer."""
+    config = make_config(trainer_ranks=2)
+    command = plan(config, make_layout(config, tmp_path))["trainer"].command
+    assert "torch.distributed.run" in command
+    assert "--nproc-per-node=2" in command
+
+
+def test_a_reference_is_scored_and_known_to_the_trainer(tmp_path: Path) -> None:
+    """One folder: a service that scores by it, a column of the run, and the trainer's setting."""
+    config = make_config(reference="{run}/teacher")
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    assert processes["scoring"].environment["SEAMFLOW_SCORING_MODEL"] == f"{tmp_path}/teacher"
+    column = processes["scoring"].environment["SEAMFLOW_SCORING_COLUMN"]
+    assert processes["trainer"].environment["SEAMFLOW_TRAINER_REFERENCE_COLUMN"] == column
+    assert config.columns == (column,)
+    assert "scoring" in TABLES, "its table may be in the run's file"
+    plain = make_config()
+    assert "scoring" not in plan(plain, make_layout(plain, tmp_path))
+    assert plain.columns == ()
+
+
+def test_the_gateway_asks_the_ranker_that_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example, read by the classes that will read it, with what each process is told."""
+    arguments = ["--config", str(SKEW_AWARE)]
+    config = load(LauncherConfig, "launcher", arguments)
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    for name in ("ranker", "rollout_gateway"):
+        for variable, value in processes[name].environment.items():
+            monkeypatch.setenv(variable, value)
+    ranker = load(RankerConfig, "ranker", arguments)
+    gateway = load(GatewayConfig, "rollout_gateway", arguments)
+    assert gateway.lengths == "ranker"
+    assert gateway.ranker == layout.addresses()["ranker"] == f"127.0.0.1:{ranker.port}"
+    assert gateway.dispatch == "skew_aware"
+    assert ranker.run_id == gateway.run_id == config.name
+    assert processes["ranker"].optional
+
+
+def test_there_is_no_ranker_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """Nor does the gateway look for one."""
+    config = make_config()
+    processes = plan(config, make_layout(config, tmp_path))
+    assert "ranker" not in processes
+    assert not any("LENGTHS" in name for name in processes["rollout_gateway"].environment)
+
+
+def test_a_ranker_without_its_library_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that installs it."""
+    config = make_config(ranker=True, prepare="examples.quickstart.prepare")
+    _check(config, make_layout(config, tmp_path))
+    monkeypatch.setattr("services.launcher.cli.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker\]'"):
+        _check(config, make_layout(config, tmp_path))
+
+
+def test_replicated_needs_a_redis_with_a_replica() -> None:
+    """The private one has none; what the launcher is told to use may have."""
+    with pytest.raises(ValueError, match="give redis_url"):
+        make_config(durability="replicated")
+    config = make_config(durability="replicated", redis_url="redis://127.0.0.1:1")
+    assert rules(config).durability == trajectory_pb2.DURABILITY_REPLICATED
+
+
+def test_ports_differ(tmp_path: Path) -> None:
+    """No two processes share an address."""
+    ports = make_layout(make_config(), tmp_path).ports
+    assert len(set(ports.values())) == len(ports)
+
+
+@pytest.mark.parametrize(
+    ("changes", "cure"),
+    [
+        ({"nodes": ("node-a rollout",)}, "write 'name: tags'"),
+        ({"nodes": ("node-a: rolout",)}, "write 'name: tags'"),
+        ({"nodes": ("node-a: rollout",)}, "exactly one node"),
+        ({"group_size": 0}, "at least 1"),
+        ({"name": "a/b"}, "use letters"),
+    ],
+)
+def test_mistakes_name_the_cure(changes: dict[str, object], cure: str) -> None:
+    """Each message says what would be right."""
+    with pytest.raises(ValueError, match=cure):
+        make_config(**changes)

@@ -1,0 +1,77 @@
+"""Seconds of a decode step by batch size."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from services.lib.decode_latency import DecodeLatency
+
+STREAMRL = {8: 0.0085, 32: 0.010, 64: 0.0115, 128: 0.015, 256: 0.021, 512: 0.037}
+"""7B on H800, read off a figure of arXiv 2504.15930."""
+
+
+def test_measured_points_are_exact_and_the_rest_lies_on_the_lines() -> None:
+    """Constant below the first point, linear between two, the last piece goes on."""
+    latency = DecodeLatency.of(STREAMRL)
+    for batch, seconds in STREAMRL.items():
+        assert latency.seconds(batch) == pytest.approx(seconds, rel=1e-12)
+    assert latency.seconds(1) == 0.0085
+    assert latency.seconds(20) == pytest.approx(0.00925)
+    assert latency.seconds(1024) == pytest.approx(0.037 + 512 * 0.016 / 256)
+
+
+def test_a_single_point_is_constant() -> None:
+    """Nothing is known of how it grows."""
+    latency = DecodeLatency.of({16: 0.01})
+    assert {latency.seconds(batch) for batch in (1, 16, 1000)} == {0.01}
+    assert latency.saturation(1.0) == 16
+
+
+def test_saturation_is_the_largest_batch_within_the_factor() -> None:
+    """Against trying every batch size, on random tables."""
+    draw = random.Random(0)
+    for _ in range(200):
+        batches = sorted(draw.sample(range(1, 300), draw.randint(1, 6)))
+        times = sorted(draw.uniform(0.001, 0.05) for _ in batches)
+        latency = DecodeLatency.of(dict(zip(batches, times, strict=True)))
+        factor = draw.uniform(1, 4)
+        flat = [b for b in range(1, batches[-1] + 1) if latency.seconds(b) <= factor * times[0]]
+        assert latency.saturation(factor) == max(flat)
+
+
+def test_a_toml_table_gives_the_same_as_numbers_in_any_order() -> None:
+    """Its keys are text."""
+    expected = DecodeLatency.of({8: 0.0085, 32: 0.010})
+    assert DecodeLatency.of({32: 0.010, 8: 0.0085}) == expected
+    assert DecodeLatency.from_table({"32": 0.010, "8": 0.0085}) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({}, "at least one point"),
+        ({"eight": 0.1}, "names batch size 'eight': give a whole number"),
+        ({"8.0": 0.1}, "names batch size '8.0': give a whole number"),
+        ({"8": "fast"}, "at batch size 8 is 'fast': give seconds as a number"),
+        ({"8": True}, "at batch size 8 is True: give seconds as a number"),
+        ({"0": 0.1}, "positive batch sizes"),
+        ({"8": 0}, "at batch size 8 is 0.0 s: give a positive, finite"),
+        ({"8": float("nan")}, "positive, finite"),
+        (
+            {"16": 0.1, "8": 0.2},
+            "at batch size 16 is 0.1 s, below the 0.2 s of batch size 8: .* measure both again",
+        ),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(table: dict[str, object], told: str) -> None:
+    """The message says which entry, and the cure."""
+    with pytest.raises(ValueError, match=told):
+        DecodeLatency.from_table(table)
+
+
+def test_a_factor_below_one_is_refused() -> None:
+    """No batch is faster than the fastest."""
+    with pytest.raises(ValueError, match=r"factor is 0\.9: it must be at least 1"):
+        DecodeLatency.of(STREAMRL).saturation(0.9)

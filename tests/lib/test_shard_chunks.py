@@ -1,0 +1,143 @@
+"""The chunk codec is the generated class's, only faster; deltas give back the new bytes."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seamflow.weights.v1.weight_service_pb2 import FetchShardsResponse, ShardEncoding
+
+from services.lib.weight_files import deltas
+from services.lib.weight_files.shard_chunks import decode_chunk, encode_chunk
+
+names = st.text(max_size=40)
+offsets = st.integers(0, 2**63 - 1)
+
+
+@given(names, offsets, st.binary(max_size=300), st.sampled_from([0, 1, 2]), st.integers(0, 2**40))
+def test_what_is_encoded_is_what_protobuf_reads(
+    name: str, offset: int, data: bytes, encoding: ShardEncoding.ValueType, num_bytes: int
+) -> None:
+    """Other languages read our chunks by the contract alone."""
+    message = encode_chunk(name, offset, data, encoding, num_bytes)
+    read = FetchShardsResponse.FromString(message)
+    assert (read.name, read.offset, read.data) == (name, offset, data)
+    assert (read.encoding, read.num_bytes) == (encoding, num_bytes)
+    assert decode_chunk(message).checksum == read.checksum
+
+
+@given(names, offsets, st.binary(max_size=300), st.none() | st.integers(0, 2**64 - 1))
+def test_what_protobuf_writes_is_decoded(
+    name: str, offset: int, data: bytes, checksum: int | None
+) -> None:
+    """A sender that uses the generated class is understood, also one of 0.1.0."""
+    message = FetchShardsResponse(name=name, offset=offset, data=data, checksum=checksum)
+    chunk = decode_chunk(message.SerializeToString())
+    assert (chunk.name, chunk.offset, bytes(chunk.data)) == (name, offset, data)
+    assert (chunk.checksum, chunk.num_bytes) == (checksum, len(data))
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 10_000))
+def test_no_flipped_bit_passes(data: bytes, bit: int) -> None:
+    """Wherever in the data a bit flips, the chunk is not intact; untouched it is."""
+    message = bytearray(encode_chunk("m", 0, data))
+    assert decode_chunk(bytes(message)).intact
+    position = len(message) - 1 - bit % len(data)
+    message[position] ^= 1 << bit % 8
+    assert not decode_chunk(bytes(message)).intact
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_chunk_are_a_value_error(garbage: bytes) -> None:
+    """Nothing from the wire raises anything else."""
+    try:
+        decode_chunk(garbage)
+    except ValueError:
+        return
+
+
+def test_a_cut_chunk_is_refused() -> None:
+    """A chunk whose end is missing is not taken for a shorter one."""
+    message = encode_chunk("m", 0, b"12345")
+    with pytest.raises(ValueError, match="5 bytes wanted, 4 left"):
+        decode_chunk(message[:-1])
+
+
+@given(st.binary(min_size=64, max_size=2000), st.data())
+def test_a_delta_gives_the_new_bytes(base: bytes, data: st.DataObject) -> None:
+    """What was changed anywhere, in chunks of odd length too, comes back exactly."""
+    new = bytearray(base)
+    for _ in range(data.draw(st.integers(0, 3))):
+        new[data.draw(st.integers(0, len(new) - 1))] ^= data.draw(st.integers(0, 255))
+    delta = deltas.make_delta(bytes(new), base)
+    if delta is not None:
+        assert deltas.apply_delta(memoryview(delta), base) == bytes(new)
+        assert len(delta) < len(new)
+
+
+def test_no_delta_where_it_would_not_be_smaller() -> None:
+    """Weights that all changed, or have another size, are sent in full."""
+    rng = np.random.default_rng(0)
+    one, other = rng.bytes(10_000), rng.bytes(10_000)
+    assert deltas.make_delta(one, other) is None
+    assert deltas.make_delta(one, one + b"x") is None
+    assert deltas.make_delta(one, one) is not None
+
+
+def test_a_delta_on_another_base_gives_other_bytes() -> None:
+    """Negative control: only the digest of the whole tells that the base was wrong."""
+    rng = np.random.default_rng(0)
+    base = bytearray(rng.bytes(10_000))
+    new = bytes(base[:5000]) + b"changed!" + bytes(base[5008:])
+    delta = deltas.make_delta(new, bytes(base))
+    assert delta is not None
+    base[17] ^= 1
+    assert deltas.apply_delta(memoryview(delta), bytes(base)) != new
+
+
+@pytest.mark.parametrize("spoil", [b"", b"no frame", deltas.compress(b"\xff\xff\xff\xff")])
+def test_what_is_no_delta_is_refused(spoil: bytes) -> None:
+    """Neither another format nor a count beyond its bytes gets anywhere."""
+    with pytest.raises(deltas.DeltaError):
+        deltas.apply_delta(memoryview(spoil), bytes(1000))
+
+
+def test_a_frame_that_would_fill_the_memory_is_refused() -> None:
+    """What a frame says of its size is checked before it is unpacked."""
+    bomb = deltas.compress(bytes(1_000_000))
+    with pytest.raises(deltas.DeltaError, match="1000000 bytes"):
+        deltas.decompress(memoryview(bomb), 1000)
+    assert len(deltas.decompress(memoryview(bomb), 1_000_000)) == 1_000_000
+
+
+_PAGE_FAULTS = """
+import resource
+from services.lib.weight_files.shard_chunks import CHUNK_BYTES, keep_freed_memory
+{prepare}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(2):
+    chunks = [bytearray(CHUNK_BYTES) for _ in range(8)]
+before = faults()
+for _ in range(10):
+    del chunks
+    chunks = [bytearray(CHUNK_BYTES) for _ in range(8)]
+print(faults() - before)
+"""
+
+
+def page_faults(prepare: str) -> int:
+    """How often the kernel had to find a page for 80 chunks, after some that were freed."""
+    command = [sys.executable, "-c", _PAGE_FAULTS.format(prepare=prepare)]
+    return int(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc learns")
+def test_chunks_are_put_where_others_were() -> None:
+    """Once told, the C library hands freed pages out again; left alone it returns them."""
+    assert page_faults("keep_freed_memory()") < 1000 < 10_000 < page_faults("")

@@ -1,0 +1,92 @@
+"""Cutting and making token records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seamflow.common.v1 import tokens_pb2
+
+from rollout.gateway.record import token_messages
+
+LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+
+
+def record(lengths: list[int]) -> tokens_pb2.Tokens:
+    """Spans of these lengths: the prompt, then one weight version after the other."""
+    spans, start = [], 0
+    for version, length in enumerate(lengths):
+        origin = tokens_pb2.ORIGIN_POLICY if version else tokens_pb2.ORIGIN_ENVIRONMENT
+        spans.append(
+            tokens_pb2.Span(
+                start=start, num_tokens=length, origin=origin, weight_version=version, server_id="s"
+            )
+        )
+        start += length
+    ids = list(range(start))
+    return tokens_pb2.Tokens(token_ids=ids, logprobs=[-1.0 * i for i in ids], spans=spans)
+
+
+def versions(of: tokens_pb2.Tokens) -> list[int]:
+    """Weight version of each token; fails unless the spans cover them exactly."""
+    each: list[int] = []
+    for span in of.spans:
+        assert (span.start, span.num_tokens > 0) == (len(each), True)
+        each += [span.weight_version] * span.num_tokens
+    assert len(each) == len(of.token_ids) == len(of.logprobs)
+    return each
+
+
+@given(lengths=LENGTHS, data=st.data())
+def test_after_keeps_ids_logprobs_and_versions_of_the_rest(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    """Cut anywhere: every remaining token keeps its id, log-prob and version."""
+    whole = record(lengths)
+    start = data.draw(st.integers(0, len(whole.token_ids)))
+    rest = token_messages.after(whole, start)
+    assert list(rest.token_ids) == whole.token_ids[start:]
+    assert list(rest.logprobs) == whole.logprobs[start:]
+    assert versions(rest) == versions(whole)[start:]
+
+
+@given(lengths=LENGTHS, first=st.integers(0, 5), second=st.integers(0, 5))
+def test_cutting_twice_is_cutting_once(lengths: list[int], first: int, second: int) -> None:
+    """after(after(t, a), b) == after(t, a + b)."""
+    whole = record(lengths)
+    twice = token_messages.after(token_messages.after(whole, first), second)
+    assert twice == token_messages.after(whole, first + second)
+
+
+def test_nothing_is_left_after_the_end() -> None:
+    """No empty span remains."""
+    assert token_messages.after(record([2, 3]), 5) == tokens_pb2.Tokens()
+
+
+@pytest.mark.parametrize("ids", [[], [4, 5, 6]])
+def test_a_prompt_is_environment_tokens(ids: list[int]) -> None:
+    """One span with log-prob 0, and none for no tokens."""
+    prompt = token_messages.environment(ids)
+    assert list(prompt.token_ids) == ids
+    assert list(prompt.logprobs) == [0.0] * len(ids)
+    assert [(s.num_tokens, s.origin) for s in prompt.spans] == (
+        [(3, tokens_pb2.ORIGIN_ENVIRONMENT)] if ids else []
+    )
+    assert token_messages.num_environment(prompt) == len(ids)
+
+
+def test_the_prompt_ends_at_the_first_sampled_token() -> None:
+    """A turn stores its prompt first."""
+    assert token_messages.num_environment(record([3, 2, 2])) == 3
+    assert token_messages.num_environment(token_messages.after(record([3, 2]), 3)) == 0
+
+
+@given(lengths=LENGTHS, start=st.integers(0, 5))
+def test_joining_undoes_cutting(lengths: list[int], start: int) -> None:
+    """Ids, log-probs and the origin of each token are as before."""
+    whole = record(lengths)
+    head = token_messages.after(whole, len(whole.token_ids))
+    assert token_messages.joined(head, whole) == whole
+    tail = token_messages.after(whole, start)
+    both = token_messages.joined(tail, tail)
+    assert token_messages.after(both, len(tail.token_ids)) == tail

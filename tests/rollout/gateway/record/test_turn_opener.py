@@ -1,0 +1,173 @@
+"""Opening in batches: few messages, one answer per part, with stores of either kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from rollout.gateway.record.turn_opener import Opener
+from services.chassis.errors import Reason, ServiceError
+from tests.rollout.gateway.support import failed, refusal, until_idle
+
+REFUSED = refusal(grpc.StatusCode.NOT_FOUND, "NOT_FOUND").error
+FULL = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS").error
+
+
+class Store:
+    """Opens everything but what is called "bad"; answers when it may."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[str]] = []
+        self.failures: list[grpc.aio.AioRpcError] = []
+        """Raised for whole messages, one each."""
+        self.full: list[str] = []
+        """Pushed back once, by name."""
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def OpenTurns(self, request: pb.OpenTurnsRequest) -> pb.OpenTurnsResponse:
+        """See `TrajectoryService`."""
+        self.messages.append([part.rollout_id for part in (*request.starts, *request.begins)])
+        await self.may_answer.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        answer = pb.OpenTurnsResponse()
+        for start in request.starts:
+            if not self._refused(answer.starts.add(), start.rollout_id):
+                answer.starts[-1].response.group_id = start.rollout_id
+        for begin in request.begins:
+            if not self._refused(answer.begins.add(), begin.rollout_id):
+                answer.begins[-1].response.epoch = len(begin.rollout_id)
+        return answer
+
+    def _refused(self, result: Any, name: str) -> bool:
+        if name == "bad":
+            result.error.CopyFrom(REFUSED)
+        if name in self.full:
+            self.full.remove(name)
+            result.error.CopyFrom(FULL)
+        return bool(result.HasField("error"))
+
+
+class OldStore:
+    """Of a release before OpenTurns; away for the first call of each rollout."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def OpenTurns(self, request: pb.OpenTurnsRequest) -> pb.OpenTurnsResponse:
+        """No such call."""
+        raise failed(grpc.StatusCode.UNIMPLEMENTED)
+
+    async def StartRollout(self, request: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
+        """See `TrajectoryService`."""
+        self._call(request.rollout_id)
+        return pb.StartRolloutResponse(group_id=request.rollout_id)
+
+    async def BeginTurn(self, request: pb.BeginTurnRequest) -> pb.BeginTurnResponse:
+        """See `TrajectoryService`."""
+        self._call(request.rollout_id)
+        return pb.BeginTurnResponse(epoch=len(request.rollout_id))
+
+    def _call(self, rollout_id: str) -> None:
+        self.calls.append(rollout_id)
+        if self.calls.count(rollout_id) == 1:
+            raise failed(grpc.StatusCode.UNAVAILABLE)
+        if rollout_id == "bad":
+            raise failed(grpc.StatusCode.NOT_FOUND)
+
+
+@asynccontextmanager
+async def opening(store: Any) -> AsyncIterator[Opener]:
+    """An opener in front of `store`, with one message at a time."""
+    opener = Opener(store, max_under_way=1)
+    sending = asyncio.create_task(opener.keep_sending())
+    try:
+        yield opener
+    finally:
+        sending.cancel()
+
+
+def start(rollout_id: str) -> pb.StartRolloutRequest:
+    """What opens a rollout."""
+    return pb.StartRolloutRequest(rollout_id=rollout_id)
+
+
+def begin(rollout_id: str) -> pb.BeginTurnRequest:
+    """What opens a turn."""
+    return pb.BeginTurnRequest(rollout_id=rollout_id)
+
+
+async def test_callers_that_come_together_share_a_message() -> None:
+    """The first goes alone; each gets its own answer, whatever its kind and its place."""
+    store = Store()
+    store.may_answer.clear()
+    async with opening(store) as opener, asyncio.TaskGroup() as group:
+        first = group.create_task(opener.start(start("a")))
+        await until_idle()
+        begun = [group.create_task(opener.begin(begin(name))) for name in ("bb", "cccc")]
+        started = group.create_task(opener.start(start("d")))
+        await until_idle()
+        store.may_answer.set()
+    assert store.messages == [["a"], ["d", "bb", "cccc"]]
+    assert (first.result().group_id, started.result().group_id) == ("a", "d")
+    assert [task.result().epoch for task in begun] == [2, 4]
+
+
+@pytest.mark.parametrize("make", [Store, OldStore], ids=["new", "before OpenTurns"])
+async def test_each_caller_gets_its_own_refusal(make: Callable[[], Any]) -> None:
+    """Also from a manager that is not upgraded yet, which opens one by one."""
+    async with opening(make()) as opener:
+        answers: list[Any] = await asyncio.gather(
+            opener.start(start("a")),
+            opener.begin(begin("bad")),
+            opener.begin(begin("ccc")),
+            return_exceptions=True,
+        )
+    assert answers[0].group_id == "a"
+    assert isinstance(answers[1], ServiceError)
+    assert answers[1].code is grpc.StatusCode.NOT_FOUND
+    assert answers[1].reason in (Reason.NOT_FOUND, Reason.INTERNAL)
+    assert answers[2].epoch == 3
+
+
+async def test_what_is_pushed_back_goes_again_by_itself() -> None:
+    """Its neighbours are not kept waiting."""
+    store = Store()
+    store.full = ["bb"]
+    async with opening(store) as opener:
+        answers = await asyncio.gather(opener.start(start("a")), opener.begin(begin("bb")))
+    assert store.messages == [["a", "bb"], ["bb"]]
+    assert (answers[0].group_id, answers[1].epoch) == ("a", 2)
+
+
+async def test_after_an_outage_only_those_who_still_wait_are_opened() -> None:
+    """An agent that is gone may have begun its turn elsewhere: an older attempt must not follow."""
+    store = Store()
+    store.failures = [failed(grpc.StatusCode.UNAVAILABLE)]
+    store.may_answer.clear()
+    async with opening(store) as opener:
+        gone = asyncio.create_task(opener.begin(begin("gone")))
+        stays = asyncio.create_task(opener.begin(begin("stays")))
+        await until_idle()
+        gone.cancel()
+        store.may_answer.set()
+        assert (await stays).epoch == 5
+    assert store.messages == [["gone", "stays"], ["stays"]]
+
+
+async def test_a_message_that_is_refused_is_everybodys_refusal() -> None:
+    """And the next one goes out all the same."""
+    store = Store()
+    store.failures = [failed(grpc.StatusCode.PERMISSION_DENIED)]
+    async with opening(store) as opener:
+        calls = (opener.start(start(name)) for name in "ab")
+        answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answer.code for answer in answers] == [grpc.StatusCode.PERMISSION_DENIED] * 2
+        assert (await opener.start(start("c"))).group_id == "c"

@@ -1,0 +1,157 @@
+"""Senders of shards over real gRPC that count, cut off, flip bits and go away."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import (
+    WeightServiceServicer,
+    add_WeightServiceServicer_to_server,
+)
+
+from rollout.server.config import RolloutServerConfig
+from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.transports import TransportContext
+from services.chassis.config.load import ServerConfig
+from services.chassis.errors import Reason, not_found, unavailable
+from services.chassis.rpc.server import Service, started
+from services.lib.weight_files.shard_chunks import decode_chunk
+from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_regular
+
+MIB = 1 << 20
+
+
+@dataclass
+class Sender(WeightServiceServicer):
+    """Answers FetchShards from folders, and GetSources with `sources`; misbehaves as told."""
+
+    versions: dict[int, LocalVersion] = field(default_factory=dict)
+    cut_after: int | None = None
+    """Go away after so many chunks, once."""
+    flip: set[int] = field(default_factory=set)
+    """Offsets of chunks in which a bit flips on the way."""
+    flips_left: int = 1
+    """How many times that happens."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """File -> address, for GetSources."""
+    requests: list[pb.FetchShardsRequest] = field(default_factory=list)
+    """What was asked for."""
+    sent: list[tuple[str, int]] = field(default_factory=list)
+    """File and offset of every chunk that was sent."""
+    sent_bytes: int = 0
+    """Length of all of them on the wire."""
+
+    @asynccontextmanager
+    async def version(self, run_id: str, model: str, weight_version: int) -> AsyncIterator[_Folder]:
+        """See `ShardSource.version`."""
+        if weight_version not in self.versions:
+            raise not_found("weight_version", str(weight_version))
+        yield _Folder(self.versions[weight_version])
+
+    async def FetchShards(  # type: ignore[override]
+        self, request: pb.FetchShardsRequest, context: Any
+    ) -> AsyncIterator[bytes]:
+        """The file asked for."""
+        self.requests.append(request)
+        async for message, _ in ShardSender(self).send(request):
+            if self.cut_after is not None and self.cut_after <= 0:
+                self.cut_after = None
+                raise unavailable(Reason.DRAINING, "gone")
+            chunk = decode_chunk(message)
+            self.sent.append((chunk.name, chunk.offset))
+            self.sent_bytes += len(message)
+            if self.cut_after is not None:
+                self.cut_after -= 1
+            yield self._spoiled(message, chunk.offset)
+
+    async def GetSources(self, request: pb.GetSourcesRequest, context: Any) -> Any:
+        """As the test wants it."""
+        files = [pb.FileSource(name=name, address=at) for name, at in self.sources.items()]
+        return pb.GetSourcesResponse(files=files)
+
+    def _spoiled(self, message: bytes, offset: int) -> bytes:
+        if offset not in self.flip or not self.flips_left:
+            return message
+        self.flips_left -= 1
+        return message[:-100] + bytes([message[-100] ^ 4]) + message[-99:]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[int]:
+        """Serve on a free port."""
+        service = Service(servicers=[(add_WeightServiceServicer_to_server, self)])
+        async with started(service, ServerConfig(drain_seconds=0.0), "sender") as port:
+            yield port
+
+
+@dataclass
+class _Folder:
+    version: LocalVersion
+
+    @property
+    def files(self) -> Sequence[pb.WeightFile]:
+        return self.version.manifest.files
+
+    async def open(self, file: pb.WeightFile) -> OpenShard:
+        return OpenShard(described=file, file=open_regular(self.version.folder / file.name))
+
+
+def make_version(folder: Path, weight_version: int = 1, **files: bytes) -> LocalVersion:
+    """A version of these files; by default one of 5.3 MiB and a small one."""
+    contents = files or {
+        "config.json": b"{}",
+        "model.safetensors": np.random.default_rng(weight_version).bytes(5 * MIB + 300_001),
+    }
+    folder.mkdir(parents=True)
+    manifest = pb.Manifest(run_id="run", model="policy", weight_version=weight_version)
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        manifest.files.add(name=name, num_bytes=len(data), sha256=digest)
+    return LocalVersion(manifest=manifest, folder=folder)
+
+
+@dataclass
+class Receiver:
+    """A rollout server's side: where versions come to, and the context of its transports."""
+
+    context: TransportContext
+    folder: Path
+
+    def incoming(self, version: LocalVersion, base: LocalVersion | None = None) -> Incoming:
+        """The version on its way, or what an earlier life of this server left of it."""
+        self.folder.mkdir(exist_ok=True)
+        return Incoming(version.manifest, self.folder, base)
+
+
+@asynccontextmanager
+async def receiver(sender: Sender, folder: Path, **config: Any) -> AsyncIterator[Receiver]:
+    """A receiver of `sender`, which stands for the weights service."""
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(sender.serving())
+        channels: list[grpc.aio.Channel] = []
+
+        def connect(address: str) -> grpc.aio.Channel:
+            channels.append(grpc.aio.insecure_channel(address))
+            return channels[-1]
+
+        weights = connect(f"127.0.0.1:{port}")
+        settings = RolloutServerConfig(engine="fake", run_id="run", **config)
+        yield Receiver(TransportContext(config=settings, weights=weights, connect=connect), folder)
+        for channel in channels:
+            await channel.close()
+
+
+def same_files(version: LocalVersion, folder: Path) -> bool:
+    """Whether all files of the version are in `folder`, byte for byte."""
+    return all(
+        (folder / file.name).read_bytes() == (version.folder / file.name).read_bytes()
+        for file in version.manifest.files
+    )

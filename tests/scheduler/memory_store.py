@@ -1,0 +1,57 @@
+"""`Store` in this process's memory: for tests and one-machine runs; a restart forgets it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from scheduler.model.records import AllocationEvent, State
+from scheduler.store.interface import SupersededError
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """The reference implementation.
+
+    Args:
+        max_events: entries the audit log keeps.
+    """
+
+    def __init__(self, max_events: int) -> None:
+        self._incarnation = 0
+        self._state = State()
+        self._events: deque[AllocationEvent] = deque(maxlen=max_events)
+
+    async def open(self) -> int:
+        """See `Store.open`."""
+        self._incarnation += 1
+        return self._incarnation
+
+    async def is_newest(self, incarnation: int) -> bool:
+        """See `Store.is_newest`."""
+        return incarnation == self._incarnation
+
+    async def load(self) -> State:
+        """See `Store.load`."""
+        return self._state
+
+    async def commit(
+        self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
+    ) -> None:
+        """See `Store.commit`."""
+        if incarnation != self._incarnation:
+            raise SupersededError
+        self._state = after
+        self._events.extend(events)
+
+    async def events(self, after: int, limit: int) -> list[AllocationEvent]:
+        """See `Store.events`."""
+        return [event for event in self._events if event.sequence > after][:limit]
+
+    async def reachable(self) -> bool:
+        """See `Store.reachable`."""
+        return True
+
+    async def close(self) -> None:
+        """See `Store.close`."""

@@ -1,0 +1,395 @@
+"""The gate of lending: what is done at each release, and what is learned from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from scheduler.model.lending import Lending, Outlook, Stake, Verdict, judge
+from scheduler.model.records import NodeState, State
+from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
+from scheduler.pool.state_transaction import Draft
+from tests.scheduler.support import BOTH, RUN, after, gang, node
+
+HALF = Outlook(remaining_rollouts=50, batch_rollouts=100)
+GANG = (RUN, "g")
+BLOCK = 3
+"""Cycles before a way is judged."""
+
+
+def stake(**fields: object) -> Stake:
+    """Four dedicated nodes, four that could be lent."""
+    values = {"outlook": HALF, "num_dedicated": 4, "num_lent": 4, "toggle_seconds": 14.0}
+    return Stake(**(values | fields))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What cycles of one batch take, in seconds."""
+
+    kept: float
+    """Whole, while the nodes are kept."""
+    lent: float
+    """Whole, while they are lent."""
+    kept_wait: float = 50.0
+    """Until the gang asks for its nodes, while they are kept."""
+    lent_wait: float = 10.0
+    """The same while they are lent."""
+    left_behind: float = 0.0
+    """More, in the first cycle after lending."""
+
+
+def played(
+    lending: Lending, world: World, num_cycles: int, *, whole: bool = True
+) -> tuple[Lending, list[Verdict]]:
+    """After so many cycles. Not `whole`: a gate that is blind to what follows a request."""
+    now, verdicts = 0.0, []
+    for _ in range(num_cycles):
+        lending = lending.ended(now)
+        left_behind = world.left_behind * lending.lends
+        verdicts.append(judge(lending, stake()))
+        lend = verdicts[-1].lend
+        full = now + (world.lent_wait if lend else world.kept_wait)
+        lending = lending.begun(verdicts[-1], HALF, now).asked().filled(full)
+        lending = lending if whole else lending.ended(full)
+        now += world.lent if lend else world.kept + left_behind
+    return lending.ended(now), verdicts
+
+
+def ways(verdicts: list[Verdict]) -> str:
+    """What each release did: k for kept, l for lent."""
+    return "".join("l" if verdict.lend else "k" for verdict in verdicts)
+
+
+def test_each_way_is_measured_for_a_block_then_the_faster_one_stays() -> None:
+    """Kept, lent, then what was measured; the cause shows each quantity."""
+    _, verdicts = played(Lending(), World(kept=200.0, lent=150.0), 8)
+    assert ways(verdicts) == "kkkl" + "llll"
+    assert [verdict.cause for verdict in verdicts[2:7]] == [
+        "kept: cycle 3 of 3 before it is judged; T_ded 200 s, T_full not measured",
+        "lent: promised 0.75 * 0.5 * (100 - 50) s > 14 + 4 s; T_ded 200 s, T_full not measured",
+        "lent: cycle 2 of 3 before it is judged; T_ded 200 s, T_full not measured",
+        "lent: cycle 3 of 3 before it is judged; T_ded 200 s, T_full 150 s",
+        "lent: cycle 4 of 100 before the other is tried; T_ded 200 s, T_full 150 s",
+    ]
+    _, verdicts = played(Lending(), World(kept=200.0, lent=210.0), 9)
+    assert ways(verdicts) == "kkk" + "lll" + "kkk"
+    assert verdicts[6].cause == "kept: the other way is faster; T_ded 200 s, T_full 210 s"
+
+
+def test_what_cannot_pay_even_at_best_is_not_tried() -> None:
+    """With perfect scaling of what the gang waits for lending would save too little."""
+    _, verdicts = played(Lending(), World(kept=200.0, lent=150.0, kept_wait=20.0), 60)
+    assert ways(verdicts) == 60 * "k"
+    assert verdicts[-1].cause == (
+        "kept: promised 0.75 * 0.5 * (40 - 20) s <= 14 + 4 s; T_ded 200 s, T_full not measured"
+    )
+    tried, _ = played(Lending(), World(kept=200.0, lent=150.0, kept_wait=20.0), BLOCK)
+    assert judge(tried, stake(toggle_seconds=3.0)).lend
+    assert judge(tried, stake(toggle_seconds=0.0)).lend, "never measured"
+
+
+def test_a_gain_that_only_perfect_scaling_promises_is_looked_for_late() -> None:
+    """Once a try that lengthens its cycles by 40 % costs a hundredth of all time; then it stays."""
+    world = World(kept=200.0, lent=150.0, kept_wait=40.0)
+    _, verdicts = played(Lending(), world, 130)
+    assert ways(verdicts) == 120 * "k" + 10 * "l"
+    assert verdicts[119].cause.startswith("kept: promised 0.75 * 0.5 * (80 - 40) s <= 14 + 4 s")
+    assert verdicts[120].cause.startswith("lent: promised 1 * 0.5 * (80 - 40) s > 14 + 4 s")
+    _, verdicts = played(Lending(), replace(world, lent=280.0), 400)
+    slower = ways(verdicts).count("l")
+    assert 0 < slower * 80.0 < 0.01 * 400 * 200.0
+
+
+def test_switches_are_not_counted_twice() -> None:
+    """Whole cycles contain them, so T_toggle has no say once lending was measured."""
+    lending, verdicts = played(Lending(), World(kept=200.0, lent=190.0), 8)
+    assert verdicts[-1].lend
+    assert judge(lending, stake(toggle_seconds=1000.0)).lend
+
+
+def test_one_long_wait_is_no_reason_to_lend() -> None:
+    """A way is kept for cycles, so the gate goes by the means of R / B and of the wait."""
+    usual = World(kept=200.0, lent=150.0, kept_wait=20.0)
+    lending, _ = played(Lending(), usual, 20)
+    lending, _ = played(lending, replace(usual, kept_wait=80.0), 1)
+    assert not judge(lending, stake()).lend
+    lending, _ = played(lending, replace(usual, kept_wait=80.0), 6)
+    assert judge(lending, stake()).lend
+
+
+def test_what_lending_costs_later_is_seen() -> None:
+    """Batches are full sooner, but the next ones begin later. Negative control: blind to that."""
+    world = World(kept=200.0, lent=230.0, kept_wait=80.0, lent_wait=40.0)
+    assert ways(played(Lending(), world, 12)[1]) == "kkk" + "ll" + "kkkkkkk"
+    assert ways(played(Lending(), world, 12, whole=False)[1]) == "kkk" + 9 * "l"
+
+
+def test_first_cycle_of_a_way_is_not_measured() -> None:
+    """It begins with what the other way left behind."""
+    world = World(kept=200.0, lent=260.0, left_behind=500.0)
+    lending, _ = played(Lending(), world, 12)
+    assert lending.dedicated.value == pytest.approx(200.0)
+    lending, _ = played(lending, replace(world, kept=700.0), 1)
+    assert lending.dedicated.value > 210.0, "a later one is"
+
+
+def test_a_small_difference_changes_nothing() -> None:
+    """The way stays unless the other is faster by a clear margin."""
+    assert ways(played(Lending(), World(kept=200.0, lent=199.0), 8)[1]) == "kkk" + 5 * "l"
+    assert ways(played(Lending(), World(kept=200.0, lent=203.0), 8)[1]) == "kkk" + 5 * "l"
+    assert ways(played(Lending(), World(kept=200.0, lent=205.0), 8)[1]) == "kkk" + "lll" + "kk"
+
+
+@pytest.mark.parametrize(("lent", "patience"), [(206.0, 12), (216.0, 24), (300.0, 150)])
+def test_the_other_way_is_tried_again_for_a_small_part_of_the_time(
+    lent: float, patience: int
+) -> None:
+    """The more a try costs the rarer and the shorter it is, and never all the time."""
+    tried = "ll" if lent > 220.0 else "lll"
+    _, verdicts = played(Lending(), World(kept=200.0, lent=lent), 2 * patience + 12)
+    kept = patience * "k"
+    assert ways(verdicts).startswith("kkk" + tried + kept + tried + kept + tried)
+
+
+def test_a_drift_of_lengths_is_noticed() -> None:
+    """Lending that ceased to pay ends, and begins again when it pays again."""
+    lending, _ = played(Lending(), World(kept=200.0, lent=100.0), 8)
+    assert lending.lends
+    lending, _ = played(lending, World(kept=60.0, lent=80.0), 300)
+    assert not lending.lends
+    lending, _ = played(lending, World(kept=400.0, lent=200.0), 300)
+    assert lending.lends
+
+
+@pytest.mark.parametrize(
+    ("changes", "lend"),
+    [
+        ({"num_dedicated": 0}, True),
+        ({"outlook": Outlook(remaining_rollouts=0, batch_rollouts=9)}, False),
+    ],
+)
+def test_what_leaves_no_choice_teaches_nothing(changes: dict[str, object], lend: bool) -> None:
+    """The only nodes are always lent; for nothing none are. The way stays, its cycle is ignored."""
+    for world in (World(kept=200.0, lent=100.0), World(kept=200.0, lent=300.0)):
+        before, _ = played(Lending(), world, 12)
+        verdict = judge(before, stake(**changes))
+        assert verdict.lend is lend
+        after_it = before.begun(verdict, HALF, 0.0).asked().filled(1.0).ended(9.0)
+        assert after_it == before
+
+
+def test_a_straggler_alone_says_little_of_a_batch() -> None:
+    """60 s for the last of 64 rollouts are not 3,840 s for a batch that was measured at 100 s."""
+    keep = Verdict(lend=False, cause="")
+    lending, now = Lending(cycles=1), 0.0
+    for remaining, seconds in ((64, 100.0), (1, 60.0)):
+        outlook = Outlook(remaining_rollouts=remaining, batch_rollouts=64)
+        lending = lending.begun(keep, outlook, now).asked().filled(now + seconds)
+    assert lending.generation.value == pytest.approx((0.9 * 100 + 60) / (0.9 + 1 / 64))
+
+
+def test_batches_of_a_cycle_are_those_asked_for() -> None:
+    """A batch that was full at once counts; asking again while nodes are on their way does not."""
+    state = _in_second_cycle()
+    state = after(state, lambda draft: draft.request(gang("g", 1, batch=2)), now=50.0)
+    state = after(state, lambda draft: draft.request(gang("g", 1, batch=3)), now=80.0)
+    assert state.lendings[GANG].batches == 2
+    state = after(state, lambda draft: draft.release(GANG, HALF), now=100.0)
+    assert state.lendings[GANG].dedicated.value == 50.0
+    assert state.lendings[GANG].generation.value == 100.0, "waited 50 s for half of a batch"
+    for now in (120.0, 130.0, 140.0):  # a switch is under way
+        state = after(state, lambda draft: draft.request(gang("g", 1)), now=now)
+    assert state.lendings[GANG].batches == 1
+
+
+def test_part_of_a_batch_counts_as_that_part() -> None:
+    """25 of 100 rollouts in 100 s are a batch in 400 s, though the gang asked once."""
+    quarter = replace(HALF, done_rollouts=25)
+    state = _in_second_cycle()
+    state = after(state, lambda draft: draft.request(gang("g", 1, batch=2)), now=50.0)
+    state = after(state, lambda draft: draft.release(GANG, quarter), now=100.0)
+    assert state.lendings[GANG].dedicated.value == 400.0
+
+
+def test_a_request_ahead_and_the_one_that_follows_are_one_batch() -> None:
+    """It is full at the second, not at the first."""
+    state = _in_second_cycle()
+    ahead = gang("g", 1, needed_time=30.0)
+    for now in (20.0, 31.0):
+        state = after(state, lambda draft: draft.request(ahead), now=now)
+    state = after(state, lambda draft: draft.request(gang("g", 1)), now=40.0)
+    assert state.lendings[GANG].batches == 1
+    assert state.lendings[GANG].generation.value == 80.0
+
+
+def test_nodes_given_back_for_good_end_what_was_measured() -> None:
+    """What follows is no cycle."""
+    state = after(_in_second_cycle(), lambda draft: draft.request(gang("g", 1)), now=50.0)
+    state = after(state, lambda draft: draft.release(GANG), now=60.0)
+    state = after(state, lambda draft: draft.request(gang("g", 1)), now=9e6)
+    state = _arrived(state)
+    state = after(state, lambda draft: draft.release(GANG, HALF), now=9e6 + 50.0)
+    assert state.lendings[GANG].dedicated.value is None
+
+
+def test_kept_nodes_stay_as_they_are_until_their_gang_asks() -> None:
+    """What the gate decides is carried out and told; a kept node needs no switch to come back."""
+    state = _pool("gated")
+    draft = Draft(state, PreemptivePolicy(), 150.0)
+    draft.release(GANG, HALF)
+    draft.release(GANG, HALF)  # answered late, repeated
+    assert [(event.kind, event.cause) for event in draft.events] == [
+        (
+            "kept",
+            "gang g: kept: cycle 1 of 3 before it is judged; "
+            "T_ded not measured, T_full not measured",
+        )
+    ]
+    assert draft.state.gangs[GANG].parked
+    epoch = state.nodes["both"].assignment.epoch
+    state = after(draft.state, lambda draft: draft.request(gang("g", 1)), now=230.0)
+    assert state.nodes["both"].assignment.epoch == epoch
+    assert not state.gangs[GANG].parked
+
+
+def test_gate_drives_the_nodes() -> None:
+    """A gang that waits long has its nodes lent after the first block."""
+    state, tags = _pool("gated"), []
+    for step in range(BLOCK + 1):
+        now = 100.0 * step
+        state = after(state, lambda draft: draft.release(GANG, HALF), now=now)
+        tags.append(state.nodes["both"].assignment.tag)
+        state = _arrived(after(state, lambda draft: draft.request(gang("g", 1)), now=now + 80.0))
+    assert tags == ["train", "train", "train", "rollout"]
+
+
+def test_kept_nodes_step_in_when_nobody_else_generates() -> None:
+    """The batch that their gang waits for would never be full; negative control: "never"."""
+    for mode, tag in (("gated", "rollout"), ("never", "")):
+        policy = PreemptivePolicy(lending=mode)
+        state = after(_kept(), lambda draft: draft.lose(["other"]), policy, now=3.0)
+        assert state.nodes["both"].assignment.tag == tag
+        assert GANG not in state.gangs
+
+
+def test_kept_nodes_are_anybodys_who_asks() -> None:
+    """Another gang gets them at once, before those that generate; their own waits its turn."""
+    state = after(_kept(), lambda draft: draft.register(node("third", *BOTH)))
+    state = after(state, lambda draft: draft.request(gang("h", 1)))
+    assert state.nodes["both"].assignment.gang_id == "h"
+    assert GANG not in state.gangs
+    state = after(state, lambda draft: draft.request(gang("g", 2)))
+    assert state.gangs[GANG].waits_for
+    state = after(state, lambda draft: draft.release((RUN, "h")))
+    assert len(state.members(state.gangs[GANG])) == 2
+
+
+def test_nodes_that_cannot_roll_out_are_kept() -> None:
+    """Nobody gains by suspending their trainer."""
+
+    def fill(draft: Draft) -> None:
+        draft.register(node("other", "rollout"), node("train", "train"))
+        draft.request(gang("g", 1))
+
+    state = after(State(), fill)
+    state = after(state, lambda draft: draft.release(GANG, HALF))
+    assert state.nodes["train"].assignment.tag == "train"
+    state = after(state, lambda draft: draft.release(GANG))
+    assert state.nodes["train"].assignment.tag == "", "without an outlook it is given back for good"
+
+
+@pytest.mark.parametrize(("mode", "tag"), [("always", "rollout"), ("never", "train")])
+def test_gate_can_be_switched_off(mode: LendingMode, tag: str) -> None:
+    """Then what was measured has no say: never the second time, always both times."""
+    policy = PreemptivePolicy(lending=mode)
+    state = _pool(mode)
+    for step in range(3):
+        now = 10.0 * step
+        state = after(state, lambda draft: draft.release(GANG, HALF), policy, now=now)
+        assert state.nodes["both"].assignment.tag == tag
+        state = after(state, lambda draft: draft.request(gang("g", 1)), policy, now=now + 5.0)
+
+
+def test_toggle_is_the_mean_of_both_switches() -> None:
+    """A start is no switch; the mean follows the newest."""
+
+    def arrive(state: State, seconds: float) -> State:
+        epoch = state.nodes["both"].assignment.epoch
+
+        def report(draft: Draft) -> None:
+            draft.report("both", NodeState.ACTIVATING, epoch, epoch)
+            draft.report("both", NodeState.ACTIVE, epoch, epoch, switch_seconds=seconds)
+
+        return after(state, report)
+
+    state = arrive(_pool("gated"), 60.0)
+    assert state.nodes["both"].switch_seconds == {}
+    for seconds in (4.0, 8.0):
+        state = arrive(after(state, lambda draft: draft.release(GANG)), 6.0)
+        state = arrive(after(state, lambda draft: draft.request(gang("g", 1))), seconds)
+    assert state.nodes["both"].switch_seconds == {"rollout": 6.0, "train": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("switch_seconds", "toggle"),
+    [({}, 0.0), ({"train": 4.0}, 8.0), ({"rollout": 6.0, "train": 4.0}, 10.0)],
+)
+def test_toggle_is_the_way_there_and_back(switch_seconds: dict[str, float], toggle: float) -> None:
+    """A direction that was never measured is taken to last as long as the other."""
+
+    class Asked(PreemptivePolicy):
+        def judge(self, lending: Lending, stake: Stake) -> Verdict:
+            """Remember what was asked."""
+            stakes.append(stake)
+            return super().judge(lending, stake)
+
+    stakes: list[Stake] = []
+
+    def fill(draft: Draft) -> None:
+        draft.register(node("other", "rollout"), node("both", *BOTH, switch_seconds=switch_seconds))
+        draft.request(gang("g", 1))
+        draft.release(GANG, HALF)
+
+    after(State(), fill, Asked())
+    assert [stake.toggle_seconds for stake in stakes] == [toggle]
+
+
+def _pool(mode: LendingMode) -> State:
+    """A rollout node, and one that trains for a gang."""
+
+    def fill(draft: Draft) -> None:
+        draft.register(node("other", "rollout"), node("both", *BOTH))
+        draft.request(gang("g", 1))
+
+    return after(State(), fill, PreemptivePolicy(lending=mode))
+
+
+def _arrived(state: State) -> State:
+    """All nodes have reported that they do what they shall do."""
+    for entry in state.nodes.values():
+        epoch = entry.assignment.epoch
+        state = after(
+            state,
+            lambda draft, entry=entry, epoch=epoch: draft.report(
+                entry.node_id, NodeState.ACTIVE, epoch, epoch
+            ),
+        )
+    return state
+
+
+def _in_second_cycle() -> State:
+    """The same from the release at 0 s on that begins the first measured cycle."""
+    state = after(_arrived(_pool("gated")), lambda draft: draft.release(GANG, HALF), now=-100.0)
+    state = after(state, lambda draft: draft.request(gang("g", 1)), now=-50.0)
+    return after(state, lambda draft: draft.release(GANG, HALF), now=0.0)
+
+
+def _kept() -> State:
+    """The same after a release that the gate did not let pass."""
+    state = after(
+        _pool("never"), lambda draft: draft.release(GANG, HALF), PreemptivePolicy(lending="never")
+    )
+    assert state.gangs[GANG].parked
+    return state

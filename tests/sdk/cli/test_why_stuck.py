@@ -1,0 +1,347 @@
+"""Every way to wait is told with its cause and its cure, from facts alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.cli.diagnosis import Finding
+from seamflow.cli.snapshot import Facts, ServerFacts
+from seamflow.cli.why_stuck import why_stuck
+from seamflow.errors import NotFoundError, UnavailableError
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trajectory.v1.sample_service_pb2 import GetReadinessResponse
+from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
+from seamflow.weights.v1.weight_service_pb2 import Manifest
+
+NOW = 10_000.0
+
+
+def trainer(state: str, step: int = 6) -> trainer_pb.GetStatusResponse:
+    """A trainer in this state."""
+    return trainer_pb.GetStatusResponse(
+        state=trainer_pb.TrainerState.Value(f"TRAINER_STATE_{state}"), step=step, num_steps=20
+    )
+
+
+def readiness(
+    ready: int = 0, running: int = 2, admissible: int = 1, queued: int = 9, **more: int
+) -> GetReadinessResponse:
+    """Groups; a step takes 4, a running group has 3 rollouts under way."""
+    return GetReadinessResponse(
+        num_ready_groups=ready,
+        num_running_groups=running,
+        num_running_rollouts=3 * running,
+        num_admissible_groups=admissible,
+        num_queued_tasks=queued,
+        groups_per_step=4,
+        **more,
+    )
+
+
+def node(
+    name: str = "n0", tag: str = "rollout", state: str = "ACTIVE", epoch: int = 3, **more: object
+) -> scheduler_pb.Node:
+    """A node that can do both, and has taken up its assignment."""
+    reported = more.pop("reported_epoch", epoch)
+    return scheduler_pb.Node(
+        node_id=name,
+        capability_tags=["rollout", "train"],
+        assignment=scheduler_pb.Assignment(tag=tag, epoch=epoch, lent=tag == "rollout"),
+        state=scheduler_pb.NodeState.Value(f"NODE_STATE_{state}"),
+        reported_epoch=reported,  # type: ignore[arg-type]
+        heartbeat_time=Timestamp(seconds=int(NOW) - 45),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def server(state: str | None = "SERVING", version: int = 6) -> ServerFacts:
+    """A rollout server; None: it does not answer."""
+    info = None
+    if state is not None:
+        info = server_pb.GetServerInfoResponse(
+            server_id="s0",
+            state=server_pb.ServerState.Value(f"SERVER_STATE_{state}"),
+            weight_version=version,
+        )
+    return ServerFacts(node_id="n0", address="host:1", info=info)
+
+
+def assigned(name: str, seconds_ago: int, kind: str = "assigned") -> scheduler_pb.AllocationEvent:
+    """An entry of the audit log."""
+    return scheduler_pb.AllocationEvent(
+        kind=kind,
+        node=scheduler_pb.Node(node_id=name),
+        event_time=Timestamp(seconds=int(NOW) - seconds_ago),
+    )
+
+
+HEALTHY = Facts(
+    now=NOW,
+    run_id="demo",
+    addresses={"scheduler": "host:3", "gateway": "host:2", "trajectory_manager": "host:1"},
+    readiness=readiness(),
+    trainer=trainer("TRAINING"),
+    manifest=Manifest(weight_version=6, commit_time=Timestamp(seconds=int(NOW) - 60)),
+    weights_answer=True,
+    nodes=(node(),),
+    servers=(server(),),
+    gateway_serves=True,
+)
+
+
+def findings(**changes: object) -> dict[str, Finding]:
+    """What is found when the healthy run changes so, by rule."""
+    return {f.rule: f for f in why_stuck(dataclasses.replace(HEALTHY, **changes))}  # type: ignore[arg-type]
+
+
+def test_a_run_at_work_waits_for_nothing() -> None:
+    """The healthy run names the step that is computed."""
+    assert list(findings()) == ["nothing_waits"]
+    assert "computes step 7" in findings()["nothing_waits"].sentence
+
+
+def test_a_finished_run_waits_for_nothing() -> None:
+    """Empty queues and idle nodes mean nothing after the last step."""
+    found = findings(trainer=trainer("FINISHED", 20), readiness=readiness(0, 0, 4, 0))
+    assert list(found) == ["finished"]
+
+
+def test_a_service_that_does_not_answer_is_named_with_flag_and_variable() -> None:
+    """Its address, how to start it and what sets the address."""
+    found = findings(problems={"scheduler": UnavailableError("refused")}, nodes=None, servers=())
+    finding = found["service_does_not_answer"]
+    assert "scheduler at host:3 does not answer: refused" in finding.sentence
+    for part in ("python -m scheduler", "--scheduler", "SEAMFLOW_SCHEDULER"):
+        assert part in finding.cure
+    assert not finding.normal
+
+
+def test_a_refusal_is_not_called_silence() -> None:
+    """An unknown run is answered, so the cure is another run."""
+    problems = {"trajectory_manager": NotFoundError("no run 'demo'")}
+    finding = findings(problems=problems, readiness=None)["service_refuses"]
+    assert "no run 'demo'" in finding.sentence
+    assert "--run" in finding.cure
+
+
+def test_a_gateway_that_does_not_serve_makes_agents_wait() -> None:
+    """Up is not the same as serving."""
+    assert "host:2" in findings(gateway_serves=False)["gateway_not_serving"].sentence
+
+
+def test_a_waiting_trainer_says_for_how_many_groups_since_the_last_publish() -> None:
+    """Slow groups are normal; the numbers say what is under way."""
+    finding = findings(trainer=trainer("WAITING"), readiness=readiness(1))[
+        "trainer_waits_for_groups"
+    ]
+    assert "waits for 4 groups for step 7: 1 ready, 2 running (6 rollouts)" in finding.sentence
+    assert (finding.since, finding.normal) == (NOW - 60, True)
+
+
+def test_a_trainer_that_does_not_take_ready_groups_is_noticed() -> None:
+    """Enough groups are ready, and still it waits."""
+    found = findings(trainer=trainer("WAITING"), readiness=readiness(4))
+    assert "trainer_does_not_lease" in found
+    assert "trainer_waits_for_groups" not in found
+
+
+def test_closed_admission_behind_ready_groups_is_normal() -> None:
+    """The bound holds agents back until the trainer leases its next step."""
+    finding = findings(readiness=readiness(8, 0, 0))["admission_closed"]
+    assert "staleness bound" in finding.sentence
+    assert finding.normal
+
+
+def test_closed_admission_while_a_step_is_trained_is_normal() -> None:
+    """On-policy nothing may begin before there are new weights."""
+    found = findings(trainer=trainer("TRAINING"), readiness=readiness(0, 0, 0))
+    assert found["admission_closed"].normal
+    assert "store_is_full" not in found
+
+
+def test_closed_admission_with_nothing_running_or_ready_is_the_cap() -> None:
+    """The staleness bound never keeps the next step out, so somebody must act: it is told first."""
+    facts = dataclasses.replace(
+        HEALTHY, trainer=trainer("WAITING"), readiness=readiness(1, 0, 0, num_stored_tokens=12_345)
+    )
+    first = why_stuck(facts)[0]
+    assert first.rule == "store_is_full"
+    assert "12,345 tokens" in first.sentence
+    assert "seamflow export" in first.cure
+    assert not first.normal
+
+
+@pytest.mark.parametrize("running", [0, 2])
+def test_missing_columns_ask_for_their_consumer(running: int) -> None:
+    """Complete groups that lack a column are not ready; it passes while others still run."""
+    closed = readiness(1, running, 0, num_incomplete_groups=3)
+    found = findings(trainer=trainer("WAITING"), readiness=closed)
+    assert "store_is_full" not in found
+    assert "3 groups" in found["columns_missing"].sentence
+    assert found["columns_missing"].normal is (running > 0)
+    enough = readiness(4, 0, 0, num_incomplete_groups=3)
+    assert "columns_missing" not in findings(readiness=enough)
+
+
+def test_an_empty_queue_asks_for_the_dataloader() -> None:
+    """Admission is open and there is nothing to admit."""
+    finding = findings(trainer=trainer("WAITING"), readiness=readiness(0, 0, 4, 0))["no_tasks"]
+    assert "services.dataloader" in finding.cure
+    assert not finding.normal
+
+
+def test_an_empty_queue_is_fine_while_enough_is_ready() -> None:
+    """Nobody has to act yet."""
+    assert findings(readiness=readiness(4, 0, 4, 0))["no_tasks"].normal
+
+
+def test_tasks_that_nobody_leases_ask_for_an_agent_runner() -> None:
+    """Queue full, admission open, nothing running."""
+    finding = findings(readiness=readiness(0, 0, 1, 9))["no_agents"]
+    assert "9 tasks wait for an agent" in finding.sentence
+    assert "1 group may start" in finding.sentence
+    assert "--run-id demo" in finding.cure
+
+
+def test_agents_at_work_are_not_missed() -> None:
+    """A full queue beside running rollouts is how it should be."""
+    assert "no_agents" not in findings()
+
+
+def test_rollouts_without_any_server_say_so() -> None:
+    """No node offers a rollout worker."""
+    oldest = Trajectory(rollout_id="r", create_time=Timestamp(seconds=int(NOW) - 30))
+    finding = findings(servers=(), oldest_rollout=oldest)["no_rollout_servers"]
+    assert "6 rollouts wait" in finding.sentence
+    assert finding.since == NOW - 30
+
+
+def test_servers_released_for_training_are_normal() -> None:
+    """Colocated: agents wait while the step is computed."""
+    assert findings(servers=(server("RELEASED"),))["no_server_serves"].normal
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("RELEASED", "is released"), ("PAUSED", "is paused"), (None, "does not answer")],
+)
+def test_servers_that_do_not_serve_a_waiting_trainer_are_a_problem(
+    state: str | None, said: str
+) -> None:
+    """The trainer needs their rollouts and they stand still."""
+    found = findings(
+        trainer=trainer("WAITING"), servers=(server(state),), events=(assigned("n0", 20),)
+    )
+    assert said in found["no_server_serves"].sentence
+    assert found["no_server_serves"].since == NOW - 20
+    assert not found["no_server_serves"].normal
+
+
+def test_a_crashed_server_is_a_problem_even_while_training() -> None:
+    """Silence is not the same as released memory."""
+    assert not findings(servers=(server(None),))["no_server_serves"].normal
+
+
+def test_servers_too_far_behind_get_no_turns() -> None:
+    """No traffic before current weights: both versions are named."""
+    finding = findings(servers=(server(version=4),))["no_current_server"]
+    assert "newest committed version is v6, s0 has v4" in finding.sentence
+    assert finding.since == NOW - 60
+
+
+def test_one_version_behind_still_serves() -> None:
+    """The gateway's default lag."""
+    assert "no_current_server" not in findings(servers=(server(version=5),))
+
+
+def test_without_running_rollouts_servers_are_nobodys_concern() -> None:
+    """Nothing waits for them."""
+    assert "no_rollout_servers" not in findings(readiness=readiness(4, 0), servers=())
+
+
+def test_a_lost_node_is_told_since_its_last_heartbeat() -> None:
+    """With the work that moves, and both ways out."""
+    finding = findings(nodes=(node(), node("n1", state="LOST")))["node_lost"]
+    assert "n1" in finding.sentence
+    assert "seamflow drain n1" in finding.cure
+    assert finding.since == NOW - 45
+
+
+def test_a_suspended_trainer_with_enough_groups_waits_for_its_nodes() -> None:
+    """Its nodes are lent and were not taken back."""
+    found = findings(
+        trainer=trainer("SUSPENDED"), readiness=readiness(4), events=(assigned("n0", 15),)
+    )
+    finding = found["trainer_waits_for_nodes"]
+    assert "n0 does rollout (lent)" in finding.sentence
+    assert finding.since == NOW - 15
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cure"),
+    [
+        ((), "No node has the tag train"),
+        ((node(state="LOST"),), "lost or draining"),
+        ((node(draining=True),), "lost or draining"),
+        ((node(),), "takes lent nodes back by itself"),
+    ],
+)
+def test_why_a_gang_is_not_placed(nodes: tuple[scheduler_pb.Node, ...], cure: str) -> None:
+    """No such node, none usable, or just not yet."""
+    found = findings(trainer=trainer("SUSPENDED"), readiness=readiness(4), nodes=nodes)
+    assert cure in found["trainer_waits_for_nodes"].cure
+
+
+def test_a_suspended_trainer_without_enough_groups_waits_for_groups() -> None:
+    """Lending is how it should be; what stops the groups is what matters."""
+    found = findings(trainer=trainer("SUSPENDED"), readiness=readiness(1))
+    assert found["trainer_waits_for_groups"].normal
+    assert "trainer_waits_for_nodes" not in found
+
+
+def test_a_node_in_its_switch_is_told_with_both_epochs() -> None:
+    """Assigned to training, still winding rollout up."""
+    found = findings(
+        trainer=trainer("SUSPENDED"),
+        readiness=readiness(4),
+        nodes=(node(tag="train", state="DRAINING", reported_epoch=2),),
+        events=(assigned("n0", 50), assigned("n0", 4), assigned("n1", 1)),
+    )
+    assert "shall do train (epoch 3) but is still draining" in found["node_switches"].sentence
+    assert found["node_switches"].since == NOW - 4
+    assert "trainer_waits_for_nodes" not in found
+
+
+def test_a_straggler_is_named_after_ten_minutes() -> None:
+    """With the command that shows what it does."""
+    old = Trajectory(rollout_id="r7", group_id="g", create_time=Timestamp(seconds=int(NOW) - 601))
+    young = Trajectory(rollout_id="r8", create_time=Timestamp(seconds=int(NOW) - 599))
+    assert "seamflow tail r7" in findings(oldest_rollout=old)["slow_rollout"].cure
+    assert "slow_rollout" not in findings(oldest_rollout=young)
+
+
+def test_a_drained_node_is_told_with_its_undo() -> None:
+    """Nobody should look for a cause that an operator made."""
+    found = findings(nodes=(node(draining=True),), events=(assigned("n0", 9, "drained"),))
+    assert "seamflow drain n0 --undo" in found["node_drained"].cure
+    assert found["node_drained"].since == NOW - 9
+
+
+def test_what_wants_somebody_to_act_comes_first() -> None:
+    """Problems before what passes by itself."""
+    facts = dataclasses.replace(
+        HEALTHY, trainer=trainer("WAITING"), nodes=(node("n1", state="LOST"),)
+    )
+    assert [f.normal for f in why_stuck(facts)] == [False, True]
+
+
+def test_without_any_facts_only_the_silence_is_told() -> None:
+    """Nothing is concluded from what was not answered."""
+    silent = {"trainer": UnavailableError("refused"), "weights": UnavailableError("refused")}
+    found = why_stuck(Facts(now=NOW, problems=silent))
+    assert {f.rule for f in found} == {"service_does_not_answer"}
+    assert len(found) == 2

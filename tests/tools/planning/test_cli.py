@@ -1,0 +1,268 @@
+"""`python -m tools.planning`, for people."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.planning.cli import main
+
+ROOT = Path(__file__).parents[3]
+PROFILE = "[generation]\n8 = 500.0\n64 = 62.5\n[training]\n8 = 300\n64 = 37.5\n"
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A profile whose best split of 64 nodes is 40 and 24."""
+    path = tmp_path / "profile.toml"
+    path.write_text(PROFILE)
+    return path
+
+
+def row(output: str, name: str) -> list[str]:
+    """The cells of the row called `name`."""
+    line = next(line for line in output.splitlines() if f"│ {name}" in line)
+    return [cell.strip() for cell in line.strip().strip("│").split("│")][1:]
+
+
+def test_the_command_prints_the_best_split_among_others(profile: Path) -> None:
+    """As a user starts it."""
+    path = os.pathsep.join([str(ROOT / "sdk"), str(ROOT)])
+    command = [sys.executable, "-m", "tools.planning", f"--profile={profile}", "--nodes=64"]
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
+    output = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", check=True
+    ).stdout
+    assert row(output, "best") == ["40", "24", "100.0", "100.0", "100.0", "0%"]
+    assert row(output, "even") == ["32", "32", "125.0", "75.0", "125.0", "20%"]
+    assert output.count("│ ") >= 7
+
+
+def test_two_datacentres_are_shown_beside_their_full_size(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is given back, and what it costs."""
+    main([f"--profile={profile}", "--generation-nodes=32", "--training-nodes=64"])
+    output = capsys.readouterr().out
+    assert row(output, "best")[:2] == ["32", "19"]
+    assert row(output, "all")[:2] == ["32", "64"]
+
+
+ROLES = """
+[rollout]
+seconds = { 4 = 620.0, 64 = 52.0 }
+elastic = true
+switch_seconds = 6.0
+[reward]
+seconds = { 1 = 80.0, 8 = 10.0 }
+streams_from = ["rollout"]
+shares_nodes = false
+[train]
+seconds = { 8 = 190.0, 64 = 31.0 }
+after = ["reward"]
+switch_seconds = 6
+"""
+
+
+def test_roles_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which tags how many nodes carry, and when each role works."""
+    path = tmp_path / "roles.toml"
+    path.write_text(ROLES)
+    main([f"--roles={path}", "--nodes=64", "--device-bytes=1"])
+    output = capsys.readouterr().out
+    assert row(output, "rollout, train") == ["62"]
+    assert row(output, "reward") == ["2"]
+    assert row(output, "train")[0] == row(output, "rollout ")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "at least one role"),
+        ("rollout = 3", "[rollout]: 3 is no table"),
+        ("[rollout]", "[rollout]: seconds by number of nodes are not set"),
+        (ROLES.replace("switch_seconds", "switch_second"), "[rollout]: switch_second: unknown key"),
+        (ROLES.replace("switch_seconds", "profile"), "[rollout]: profile: unknown key"),
+        (
+            ROLES.replace('after = ["reward"]', 'after = ["critic"]'),
+            "after of train names 'critic'",
+        ),
+    ],
+)
+def test_wrong_roles_end_with_78(
+    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the file and the place in it."""
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(SystemExit, match="78"):
+        main([f"--roles={path}", "--nodes=64", "--device-bytes=1"])
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert told in error
+
+
+def test_roles_take_nodes_and_their_memory(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Usage is checked before the file is read."""
+    with pytest.raises(SystemExit, match="64"):
+        main([f"--roles={profile}", "--nodes=64"])
+    assert "--roles takes --nodes and --device-bytes" in capsys.readouterr().err
+
+
+TAIL = """
+cache_bytes = 64
+sequence_bytes = 1
+prompt_tokens = 10
+prefill_seconds = 0.00005
+switch_seconds = 1.0
+score_seconds = 0.5
+[latency]
+1 = 0.01
+64 = 0.011
+"""
+
+
+def tail_files(folder: Path, text: str = TAIL) -> list[str]:
+    """Flags of a batch of 60 short samples and 4 long ones."""
+    (folder / "tail.toml").write_text(text)
+    (folder / "lengths.txt").write_text("\n".join(["100"] * 60 + ["4000"] * 4) + "\n")
+    return [f"--tail={folder / 'tail.toml'}", f"--lengths={folder / 'lengths.txt'}"]
+
+
+def test_a_long_tail_moves_to_one_instance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While it is generated there, the other three score what is ready."""
+    flags = tail_files(tmp_path)
+    main([*flags, "--nodes=4"])
+    output = capsys.readouterr().out
+    remaining, _, kept, seconds = row(output, "best")
+    still = next(line for line in output.splitlines() if "  0 " in line and " 0% " in line)
+    assert 4 <= int(remaining) < 60
+    assert kept == "1"
+    assert float(seconds) < float(still.strip("│ ").split("│")[-1])
+
+
+def test_a_tail_of_groups_tells_when_a_step_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the groups that are complete when so many samples remain."""
+    main([*tail_files(tmp_path), "--nodes=4", "--group-size=8"])
+    remaining, *_, stream_groups = row(capsys.readouterr().out, "best")
+    # Of 64 samples in 8 groups.
+    assert 8 * (int(stream_groups) - 1) < 64 - int(remaining) <= 8 * int(stream_groups)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (TAIL.partition("[latency]")[0], "[latency]: seconds by batch size are not set"),
+        (TAIL.replace("1 = 0.01\n", "one = 0.01\n"), "[latency]: decode latency names batch size"),
+        (TAIL.replace("cache_bytes = 64", "cache_bytes = 0"), "cache_bytes is 0"),
+        (TAIL.replace("cache_bytes", "cache"), "cache: unknown key"),
+        ("num_instances = 4" + TAIL, "num_instances: unknown key, it is given with --nodes"),
+    ],
+)
+def test_wrong_costs_of_a_tail_end_with_78(
+    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the file and the place in it."""
+    with pytest.raises(SystemExit, match="78"):
+        main([*tail_files(tmp_path, text), "--nodes=4"])
+    error = capsys.readouterr().err
+    assert str(tmp_path / "tail.toml") in error
+    assert told in error
+
+
+def test_wrong_lengths_end_with_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number on each line, and at least one."""
+    flags = tail_files(tmp_path)
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("100\nlong\n")
+    with pytest.raises(SystemExit, match="78"):
+        main([*flags, "--nodes=4"])
+    assert f"{lengths}: line 2 is 'long'" in capsys.readouterr().err
+    lengths.write_text("")
+    with pytest.raises(SystemExit, match="64"):
+        main([*flags, "--nodes=4"])
+    assert "at least one sample" in capsys.readouterr().err
+
+
+def test_a_tail_takes_its_lengths_and_nodes(
+    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both files, and how many instances there are."""
+    tail, lengths = tail_files(tmp_path)
+    for flags, told in (
+        ([tail, "--nodes=4"], "--tail and --lengths go together"),
+        ([f"--profile={profile}", lengths, "--nodes=4"], "--tail and --lengths go together"),
+        ([tail, lengths], "--tail takes --nodes and --lengths"),
+        ([tail, lengths, "--nodes=0"], "--nodes is 0: give at least 1"),
+        ([tail, lengths, "--nodes=4", "--group-size=7"], "--group-size is 7: give a divisor of 64"),
+        ([f"--profile={profile}", "--nodes=4", "--group-size=8"], "--group-size goes with --tail"),
+    ):
+        with pytest.raises(SystemExit, match="64"):
+            main(flags)
+        assert told in capsys.readouterr().err
+
+
+def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be written from --help alone."""
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    output = capsys.readouterr().out
+    assert "[generation]" in output
+    assert "--generation-nodes" in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "--profile takes --nodes, or --generation-nodes and --training-nodes"),
+        (["--nodes=64", "--training-nodes=8"], "takes --nodes, or"),
+        (["--nodes=many"], "invalid int value: 'many'"),
+        (["--nodes=15"], "num_nodes is 15: too few to do both stages"),
+        (["--generation-nodes=4", "--training-nodes=8"], "generation_nodes is 4: too few"),
+    ],
+)
+def test_wrong_usage_ends_with_64(
+    profile: Path, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the cure."""
+    with pytest.raises(SystemExit, match="64"):
+        main([f"--profile={profile}", *flags])
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "No such file"),
+        ("generation = [", "not TOML"),
+        ("[generation]\n8 = 1.0\n", "[training]: seconds by number of nodes are not set"),
+        (PROFILE + "[rollout]\n", "rollout: unknown key"),
+        (PROFILE.replace("8 = 300", "many = 300"), "[training]: 'many' is no number of nodes"),
+        (PROFILE.replace("8 = 300", "8 = 'slow'"), "[training]: 'slow' is not a number"),
+        (PROFILE.replace("8 = 300", "8 = 3"), "[training]: 64 nodes take 37.5 s and 8 take 3.0 s"),
+    ],
+)
+def test_a_wrong_profile_ends_with_78(
+    tmp_path: Path, text: str | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the file and the place in it."""
+    path = tmp_path / "wrong.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit, match="78"):
+        main([f"--profile={path}", "--nodes=64"])
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert told in error

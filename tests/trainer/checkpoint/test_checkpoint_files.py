@@ -1,0 +1,117 @@
+"""A checkpoint is whole or it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trainer import fsync_files
+from trainer.checkpoint import checkpoint_files
+
+
+class Weights:
+    """Stands for a policy with one parameter."""
+
+    def __init__(self, size: int) -> None:
+        self.shards = {"w": torch.zeros(size)}
+        self.loaded: dict[str, torch.Tensor] = {}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is trained."""
+        return {f"parameter.{name}": shard for name, shard in self.shards.items()}
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Remember what came."""
+        self.loaded = tensors
+
+
+def state(step: int) -> checkpoint_files.Checkpoint:
+    """A checkpoint's words."""
+    return checkpoint_files.Checkpoint(
+        run_id="r", step=step, weight_version=step, world_size=1, mathematics={}, record={}
+    )
+
+
+def begun(folder: Path, step: int) -> Path:
+    """A checkpoint of one rank, written and not complete."""
+    partial = checkpoint_files.begin(folder, step)
+    save_file({}, partial / checkpoint_files.shard_name(0, 1))
+    return partial
+
+
+def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path) -> None:
+    """Two of three are kept; a partial one of a crash is not seen and not in the way."""
+    assert checkpoint_files.newest(tmp_path) is None
+    for step in (8, 9, 10):
+        checkpoint_files.complete(begun(tmp_path, step), state(step), keep=2)
+    begun(tmp_path, 11)
+    found = checkpoint_files.newest(tmp_path)
+    assert found is not None
+    assert found[1] == state(10)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == [
+        "step_000000009",
+        "step_000000010",
+    ]
+    checkpoint_files.complete(begun(tmp_path, 12), state(12), keep=2)
+    assert checkpoint_files.newest(tmp_path)[1].step == 12
+    assert list(tmp_path.glob(".partial_*")) == []
+
+
+def test_a_checkpoint_that_lacks_a_shard_is_never_complete(tmp_path: Path) -> None:
+    """Whatever anybody says of its ranks."""
+    lacking = replace(state(1), world_size=2)
+    with pytest.raises(OSError, match="lacks shards of its 2 ranks"):
+        checkpoint_files.complete(begun(tmp_path, 1), lacking, keep=1)
+    assert checkpoint_files.newest(tmp_path) is None
+
+
+def test_each_save_tells_of_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that failed goes on saying so, though the one after it went well."""
+    writer, write = checkpoint_files.ShardWriter(0, 1), fsync_files.write_tensors
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    for folder in (bad, good):
+        folder.mkdir()
+
+    def full(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        if path.parent == bad:
+            raise OSError("no space left")
+        write(path, tensors)
+
+    monkeypatch.setattr(fsync_files, "write_tensors", full)
+    for folder in (bad, good):
+        writer.begin(Weights(3), folder)
+    while not writer.written(good):
+        pass
+    for _ in range(2):
+        with pytest.raises(OSError, match="no space left"):
+            writer.written(bad)
+    assert checkpoint_files.is_written(good, 1)
+    assert not checkpoint_files.is_written(bad, 1)
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The message names the parameter and both shapes."""
+    tensors = {"parameter.w": torch.zeros(3), "rng": torch.get_rng_state()}
+    save_file(tensors, tmp_path / "rank_00000_of_00001.safetensors")
+    with pytest.raises(ValueError, match=r"\(3,\) for parameter w, the model has .*\(4,\)"):
+        checkpoint_files.load_shards(Weights(4), tmp_path, 0, 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) -> None:
+    """Seven rows written by two ranks, read by others: each gets the chunk that FSDP gives it."""
+    whole = torch.arange(14.0).reshape(7, 2)
+    for rank, part in enumerate(whole.chunk(2)):
+        tensors = {"parameter.w": part.contiguous(), "rng": torch.get_rng_state()}
+        save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
+    chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
+    for rank, chunk in enumerate(chunks):
+        policy = Weights(0)
+        policy.shards = {"w": torch.zeros_like(chunk)}
+        checkpoint_files.load_shards(policy, tmp_path, rank, world_size)
+        assert policy.loaded["parameter.w"].equal(chunk)

@@ -1,0 +1,233 @@
+"""Packed rows are computed as if each were alone, and what they share once."""
+# ruff: noqa: N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.ranks.test_command_channel import greatest_difference, losses, run
+from tests.trainer.support import JOB_CONFIG
+from tests.trainer.support import ROUNDING as OF_A_RUN
+from trainer.data.micro_batch import MicroBatch
+from trainer.model import packing as packing_module
+from trainer.model.packing import Packing, can_pack
+from trainer.policy.forward import add_value_head, forward
+
+VOCABULARY, HIDDEN = 16, 16
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+ROUNDING = 2e-6
+"""Most architectures normalise in float32, whatever the rest is computed in."""
+PACKED = {
+    "qwen3": {},
+    "llama": {},
+    "mistral": {"sliding_window": 4},
+    "gpt2": {"n_embd": HIDDEN, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "gpt_neox": {},
+    "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+}
+PADDED = {
+    "gemma2": {"query_pre_attn_scalar": 8},  # caps its attention's logits
+    "bloom": {"n_layer": 2, "n_head": 2},  # its attention is its own
+    "mamba": {"state_size": 4},  # carries a state along the sequence
+}
+
+
+def make(kind: str, **extra: Any) -> torch.nn.Module:
+    """A tiny model of an architecture, in float64 if it can be."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SMALL, **extra)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    # The kernel of its experts has no float64.
+    return model if kind == "mixtral" else model.double()
+
+
+def batch_of(rows: list[list[int]], seed: int = 0) -> MicroBatch:
+    """Rows of tokens; of each but the first it is random whether its loss counts."""
+    rng = np.random.default_rng(seed)
+    shape = (len(rows), max(map(len, rows)))
+    token_ids_BT, mask_BT = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for row, ids in enumerate(rows):
+        token_ids_BT[row, : len(ids)] = ids
+        mask_BT[row, 1 : len(ids)] = rng.random(len(ids) - 1) < 0.7
+    return MicroBatch(
+        token_ids_BT=token_ids_BT,
+        behaviour_logprobs_BT=np.zeros(shape, np.float32),
+        reference_logprobs_BT=np.zeros(shape, np.float32),
+        loss_mask_BT=mask_BT,
+        weight_versions_BT=np.zeros(shape, np.int64),
+        lengths_B=np.array([len(ids) for ids in rows]),
+        rollouts_B=np.arange(len(rows)),
+        groups_B=np.zeros(len(rows), np.int64),
+        advantages_B=np.ones(len(rows)),
+        weights_B=np.ones(len(rows)),
+        temperatures_B=rng.uniform(0.5, 1.5, len(rows)).astype(np.float32),
+    )
+
+
+def random_rows(seed: int) -> list[list[int]]:
+    """A group with a prompt in common, one with an answer twice, one that is alone; some zeros."""
+    rng = np.random.default_rng(seed)
+    answers = [rng.integers(0, VOCABULARY, size).tolist() for size in (3, 17, 1, 9, 2, 30, 5)]
+    prompt, other = [3, 0, 5, 0, 7], [3, 0, 5, 1]
+    rows = [prompt + answer for answer in answers[:4]]
+    return [*rows, other + answers[4], other + answers[4], answers[5], answers[6] + [0, 0]]
+
+
+def gradients(model: torch.nn.Module, batch: MicroBatch, packed: bool) -> dict[str, torch.Tensor]:
+    """Of a sum over what counts in which every token weighs differently, and what it was."""
+    model.zero_grad()
+    found = forward(model, batch, "cpu", packed=packed)
+    mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:])
+    weights_BT = torch.linspace(0.5, 1.5, mask_BT.numel(), dtype=torch.float64).view(mask_BT.shape)
+    terms_BT = found.logprobs_BT * weights_BT
+    if found.values_BT is not None:
+        terms_BT = terms_BT + (found.values_BT - 1).square() * weights_BT
+    (terms_BT * mask_BT).sum().backward()
+    kept = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {**kept, "logprobs": found.logprobs_BT.detach() * mask_BT}
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The greatest, relative to the greatest of each tensor."""
+    assert one.keys() == other.keys()
+    return max(
+        float((one[name] - other[name]).abs().max() / one[name].abs().max().clamp(min=1e-9))
+        for name in one
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, seed: int):
+    """Of many architectures, to rounding; prompts and answers in common are computed once."""
+    model, batch = make(kind, **PACKED[kind]), batch_of(random_rows(seed), seed)
+    wanted = gradients(model, batch, packed=False)
+    assert can_pack(model)
+    tolerance = 1e-4 if kind == "mixtral" else ROUNDING
+    assert difference(wanted, gradients(model, batch, packed=True)) < tolerance
+
+
+def test_a_critic_sees_the_same_packed_or_padded():
+    """Values and their gradients, into the head and into the model."""
+    model, batch = make("qwen3"), batch_of(random_rows(0))
+    add_value_head(model)
+    torch.nn.init.normal_(model.get_submodule("value_head").weight)
+    wanted = gradients(model, batch, packed=False)
+    assert wanted["value_head.weight"].abs().max() > 0
+    assert can_pack(model)
+    assert difference(wanted, gradients(model, batch, packed=True)) < ROUNDING
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_models_that_cannot_be_packed_are_padded(kind: str):
+    """They are known by what they say of themselves, and go on working."""
+    model, batch = make(kind, **PADDED[kind]), batch_of(random_rows(0))
+    assert not can_pack(model)
+    assert forward(model, batch, "cpu", packed=False).num_tokens == batch.token_ids_BT.size
+
+
+def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch):
+    """Negative control of trying it out: attention that takes no notice of rows is refused."""
+    model = make("qwen3")
+    monkeypatch.setattr("trainer.model.packing._rows", lambda states, places: states)
+    assert not can_pack(model)
+    monkeypatch.undo()
+    assert can_pack(model)
+
+
+def test_a_model_that_computes_no_numbers_is_padded():
+    """As before it was tried: a difference that is no number is no small one."""
+    model = make("qwen3")
+    before = model.config._attn_implementation
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    assert not can_pack(model)
+    assert model.config._attn_implementation == before
+
+
+def test_tokens_in_common_are_computed_once():
+    """Eight answers to a prompt: the prompt counts once, padding not at all."""
+    prompt = list(range(10))
+    rows = [[*prompt, answer, *[1] * answer] for answer in range(8)]
+    batch = batch_of(rows)
+    model = make("qwen3")
+    assert can_pack(model)
+    assert forward(model, batch, "cpu", packed=True).num_tokens == 10 + sum(range(1, 9))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12))
+def test_a_packing_spells_every_row(rows: list[list[int]]):
+    """Each token at its place with its position, each prefix once, all found again."""
+    batch = batch_of(rows)
+    packing = Packing.of(batch.token_ids_BT, batch.lengths_B, "cpu")
+    for row, ids in enumerate(rows):
+        places = packing.places_BT[row, : len(ids)]
+        assert packing.token_ids_U[places].tolist() == ids
+        assert packing.positions_U[places].tolist() == list(range(len(ids)))
+    prefixes = {tuple(ids[:end]) for ids in rows for end in range(1, len(ids) + 1)}
+    assert len(packing.token_ids_U) == len(prefixes)
+    ends = torch.cat([bucket.flatten() for bucket in packing.buckets])
+    assert ends[packing.found_U].tolist() == list(range(len(prefixes)))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"packing": False}, {"activation_checkpointing": True}], ids=str
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
+    model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, bool]
+):
+    """Ten steps to rounding; padding is seen in what was computed."""
+    other = run(ranks, model, tmp_path, steps=list(range(1, 11)), config={**JOB_CONFIG, **setting})
+    assert losses(other) == pytest.approx(losses(straight_run), abs=OF_A_RUN)
+    assert greatest_difference(other, straight_run) < OF_A_RUN
+    packed = fmean(packing(straight_run))
+    assert (fmean(packing(other)) < 1.0 < packed) == ("packing" in setting)
+
+
+def test_checkpointed_activations_are_computed_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each block twice: on the way and on the way back."""
+    calls: list[str] = []
+    attention = packing_module._attention
+
+    def counted(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        calls.append(type(module).__name__)
+        return attention(module, *given, **named)
+
+    monkeypatch.setattr(packing_module, "_attention", counted)
+    passes = {}
+    for name, setting in (("plain", {}), ("again", {"activation_checkpointing": True})):
+        calls.clear()
+        run(1, model, tmp_path / name, steps=[1], config={**JOB_CONFIG, **setting})
+        passes[name] = len(calls)
+    tried = 2  # blocks, when the model was loaded
+    assert passes["again"] - tried == 2 * (passes["plain"] - tried) > 0
+
+
+def packing(folder: Path) -> list[float]:
+    """Tokens of sequences for each that was computed, of each step."""
+    return [metrics["packing"] for metrics in json.loads((folder / "metrics.json").read_text())]

@@ -1,0 +1,178 @@
+"""Published folders are what a rollout engine can load."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from seamflow.channel import connect
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import (
+    WeightServiceServicer,
+    add_WeightServiceServicer_to_server,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.chassis.config.load import ServerConfig
+from services.chassis.rpc.server import Service, started
+from trainer.publish import publisher, weight_folder
+
+
+def test_a_published_folder_loads_and_its_checksums_match(model: Path, tmp_path: Path) -> None:
+    """Config, tokenizer and changed weights; every file is described; the marker is there."""
+    tensors = {name: value.double() + 0.5 for name, value in weights(model).items()}
+    files = weight_folder.write_folder(tmp_path / "v", model, tensors)
+    manifest = json.loads((tmp_path / "v/manifest.json").read_text())
+    assert [entry["name"] for entry in manifest["files"]] == [file.name for file in files]
+    for file in files:
+        content = (tmp_path / "v" / file.name).read_bytes()
+        assert file.num_bytes == len(content)
+        assert file.sha256 == hashlib.sha256(content).hexdigest()
+    assert (tmp_path / "v/.complete").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "v", local_files_only=True)
+    for name, parameter in loaded.named_parameters():
+        torch.testing.assert_close(parameter.double(), tensors[name])
+        assert parameter.dtype == torch.float64
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "v", local_files_only=True)) > 0
+
+
+def test_large_weights_are_split_over_indexed_files(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of 4 kB the folder has many files, and loads the same."""
+    monkeypatch.setattr(weight_folder, "_FILE_BYTES", 4096)
+    tensors = weights(model)
+    files = weight_folder.write_folder(tmp_path, model, tensors)
+    assert sum(file.name.endswith(".safetensors") for file in files) > 1
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    for name, parameter in loaded.named_parameters():
+        torch.testing.assert_close(parameter, tensors[name])
+
+
+def weights(model: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the test model."""
+    return load_file(model / "model.safetensors")
+
+
+class SlowWeights(WeightServiceServicer):
+    """A weights service one of whose calls is never answered."""
+
+    def __init__(self, folder: Path, silent: str = "nothing") -> None:
+        self.folder, self.silent = folder, silent
+        self.on_silence: Callable[[], None] = lambda: None
+        self.committed: list[int] = []
+
+    async def _answer(self, call: str) -> None:
+        if call == self.silent:
+            self.on_silence()
+            await asyncio.Event().wait()
+
+    async def BeginPublish(self, request: pb.BeginPublishRequest, context: Any) -> Any:
+        """A version per step."""
+        await self._answer("BeginPublish")
+        folder = self.folder / str(request.step)
+        return pb.BeginPublishResponse(weight_version=request.step, folder=str(folder))
+
+    async def CommitPublish(self, request: pb.CommitPublishRequest, context: Any) -> Any:
+        """Remember it."""
+        await self._answer("CommitPublish")
+        self.committed.append(request.weight_version)
+        return pb.CommitPublishResponse()
+
+
+@asynccontextmanager
+async def connected_publisher(
+    service: SlowWeights, model: Path, phase_seconds: float
+) -> AsyncIterator[publisher.Publisher]:
+    """A publisher to this service."""
+    offered = Service(servicers=[(add_WeightServiceServicer_to_server, service)])
+    async with (
+        started(offered, ServerConfig(drain_seconds=0.0)) as port,
+        connect(f"127.0.0.1:{port}") as channel,
+    ):
+        yield publisher.Publisher(channel, "run", model, phase_seconds=phase_seconds)
+
+
+@pytest.mark.parametrize(
+    ("silent", "error"),
+    [
+        ("BeginPublish", publisher.PublishPutOff),
+        ("writing", publisher.PublishPutOff),
+        ("CommitPublish", publisher.CommitUnknown),
+        ("nothing", None),
+    ],
+)
+async def test_every_phase_of_a_publish_has_a_deadline(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: str,
+    error: type[publisher.PublishTimeout] | None,
+) -> None:
+    """The error names the phase, its deadline and the cure; only the commit leaves a doubt."""
+    service, written = SlowWeights(tmp_path, silent), threading.Event()
+    loop = asyncio.get_running_loop()
+    now = loop.time
+
+    def pass_the_deadline() -> None:
+        # Only once a phase hangs, so that those before it have as long as they need.
+        monkeypatch.setattr(loop, "time", lambda: now() + 600.0)
+
+    def write(*_: object) -> list[pb.WeightFile]:
+        if silent == "writing":
+            loop.call_soon_threadsafe(pass_the_deadline)
+            written.wait(30)
+        return []
+
+    service.on_silence = pass_the_deadline
+    monkeypatch.setattr(publisher, "write_folder", write)
+    async with connected_publisher(service, model, 600.0) as trainer:
+        publishing = trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        if error is None:
+            assert await publishing == 1
+        else:
+            with pytest.raises(error, match=f"{silent}.* not done after 600 s; ") as raised:
+                await publishing
+            assert raised.value.cure
+        written.set()
+    assert service.committed == ([1] if error is None else [])
+
+
+async def test_while_a_write_hangs_no_other_begins(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is put off meanwhile is never written: the disk's first work afterwards is the newest.
+
+    So no two threads write at the same time, not even into different folders.
+    """
+    service, going_on = SlowWeights(tmp_path), threading.Event()
+    begun: list[str] = []
+
+    def slow(folder: Path, *_: object) -> list[pb.WeightFile]:
+        begun.append(folder.name)
+        assert going_on.wait(30)
+        return []
+
+    monkeypatch.setattr(publisher, "write_folder", slow)
+    async with connected_publisher(service, model, 0.2) as trainer:
+        while not begun:
+            with pytest.raises(publisher.PublishPutOff):
+                await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        for step in (2, 3):
+            with pytest.raises(publisher.PublishPutOff):
+                await trainer.publish(weights(model), step=step, parent=0, epoch=1)
+        assert begun == ["1"]
+        going_on.set()
+        while not service.committed:
+            with suppress(publisher.PublishTimeout):
+                await trainer.publish(weights(model), step=4, parent=0, epoch=1)
+    assert (set(begun), set(service.committed)) == ({"1", "4"}, {4})

@@ -1,0 +1,134 @@
+"""A gang without services: `torchrun -m tests.trainer.ranks.gang_run '{"config": {...}, ...}'`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from tests.trainer.support import make_samples
+from trainer.algorithms.base import make_algorithm
+from trainer.checkpoint import checkpoint_files
+from trainer.config import TrainerConfig
+from trainer.data.advantages import assign_credit
+from trainer.data.micro_batch import plan
+from trainer.data.token_sequence import TokenSequence, sequence, trainable_tokens
+from trainer.policy.commands import (
+    Accumulate,
+    Exit,
+    Gather,
+    Load,
+    Optimize,
+    Release,
+    Restore,
+    Save,
+    Written,
+)
+from trainer.ranks.command_channel import Leader, follow, join
+from trainer.ranks.worker import Worker
+
+
+def train(
+    leader: Leader, config: TrainerConfig, step: int, parts: Sequence[Sequence[int]] = ((0, 1, 2),)
+) -> dict[str, float]:
+    """One step on the samples that the step's number seeds, in parts of these groups.
+
+    Between the parts of a step device state is moved out and in.
+    """
+    sequences = [sequence(sample) for sample in make_samples(step)]
+    for number, groups in enumerate(parts):
+        if number:
+            leader.do(Release())
+            leader.do(Restore())
+        names = [f"g{step}-{group}" for group in groups]
+        accumulate(
+            leader, config, step, [s for name in names for s in sequences if s.group_id == name]
+        )
+    return leader.do(Optimize(step=step))[0]
+
+
+def accumulate(
+    leader: Leader, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+) -> None:
+    """Add the gradient of some groups."""
+    algorithm = make_algorithm(config)
+    given = assign_credit(sequences, algorithm, config)
+    shares = plan(
+        sequences,
+        given,
+        num_ranks=leader.world_size,
+        micro_batch_tokens=config.micro_batch_tokens,
+        packed=leader.worker.packed,
+        whole_groups=algorithm.whole_groups,
+    )
+    commands = [
+        Accumulate(
+            weight_version=max(step, 2),  # of the newest tokens
+            num_tokens=trainable_tokens(sequences),
+            denominator=given.denominator,
+            micro_batches=share,
+        )
+        for share in shares
+    ]
+    leader.do_each(commands)
+
+
+def lead(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+    """Do the job, then those that follow it, on the same ranks."""
+    perform(leader, config, job, out)
+    jobs: list[dict[str, object]] = job.get("then", [])  # type: ignore[assignment]
+    for then in jobs:
+        perform(leader, config, then, Path(str(then["out"])))
+    leader.do(Exit())
+
+
+def perform(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+    """Load, train, suspend and save as the job says; leave losses and weights in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if "load" in job:
+        leader.do(Load(folder=str(job["load"])))
+    metrics = []
+    for step in job["steps"]:  # type: ignore[attr-defined]
+        if step == job.get("suspend_before"):
+            leader.do(Release())
+            leader.do(Restore())
+        parts: list[list[int]] = job.get("parts", [[0, 1, 2]])  # type: ignore[assignment]
+        metrics.append(train(leader, config, step, parts))
+        if step == job.get("save_after"):
+            partial = checkpoint_files.begin(config.checkpoint_folder, step)
+            leader.do(Save(folder=str(partial)))
+            while not all(answer["written"] for answer in leader.do(Written(folder=str(partial)))):
+                pass
+            state = checkpoint_files.Checkpoint(
+                run_id=config.run_id,
+                step=step,
+                weight_version=step,
+                world_size=leader.world_size,
+                mathematics=config.mathematics(),
+                base=config.base(),
+                record={},
+            )
+            checkpoint_files.complete(partial, state, keep=1)
+    leader.do(Gather())
+    save_file(leader.worker.gathered, out / "weights.safetensors")
+    (out / "metrics.json").write_text(json.dumps(metrics))
+
+
+def run_rank(job: dict[str, object]) -> None:
+    """Run this process's rank of the job."""
+    out = Path(str(job["out"]))
+    values = {**job["config"], "model": Path(str(job["model"]))}  # type: ignore[dict-item]
+    config = TrainerConfig(run_id="r", checkpoint_folder=out / "checkpoints", **values)
+    ranks = join(config)
+    worker = Worker(config)
+    if ranks.rank == 0:
+        lead(Leader(ranks, worker), config, job, out)
+    else:
+        follow(ranks, worker, grace_seconds=1.0)
+
+
+if __name__ == "__main__":
+    run_rank(json.loads(sys.argv[1]))

@@ -1,0 +1,169 @@
+"""The gradient of an algorithm as the trainer computes it, and what a formula sees of a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.trainer.algorithms.formulas import (
+    BETA,
+    EPSILON,
+    GAMMA,
+    HIGH,
+    LAMBDA,
+    LENGTH,
+    LOW,
+    MACRO,
+    VALUE_WEIGHT,
+    Rollout,
+)
+from tests.trainer.support import VOCABULARY, make_samples
+from trainer.algorithms.base import PolicyTokens, make_algorithm
+from trainer.config import TrainerConfig
+from trainer.data.advantages import assign_credit
+from trainer.data.micro_batch import MicroBatch, plan
+from trainer.data.token_sequence import sequence
+from trainer.policy.forward import token_logprobs
+
+UNBOUNDED = 1e9
+
+
+def config(algorithm: str, **settings: object) -> TrainerConfig:
+    """An algorithm as its paper has it: no bound on the importance of a token."""
+    values = {
+        "clip_low": LOW,
+        "clip_high": HIGH,
+        "importance_cap": UNBOUNDED,
+        "advantage_epsilon": EPSILON,
+        "loss_length": LENGTH,
+        "reference_column": "ref_logprobs",
+        "kl_beta": BETA,
+        "discount": GAMMA,
+        "gae_lambda": LAMBDA,
+        "value_weight": VALUE_WEIGHT,
+        "macro_action_tokens": MACRO,
+    }
+    return TrainerConfig(
+        run_id="r",
+        model=Path("m"),
+        checkpoint_folder=Path("c"),
+        algorithm=algorithm,
+        **(values | settings),  # type: ignore[arg-type]
+    )
+
+
+def make_case(seed: int) -> tuple[list, list[np.ndarray]]:
+    """Ragged samples with mixed versions and temperatures, and float64 logits for each."""
+    samples = make_samples(seed, groups=4)
+    rng = np.random.default_rng(seed)
+    return samples, [rng.normal(size=(len(s.loss_mask), VOCABULARY)) for s in samples]
+
+
+def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
+    """What the formulas see: trainable tokens only."""
+    found = []
+    for sample, logit in zip(samples, logits, strict=True):
+        scaled = logit / np.float64(np.float32(sample.temperature))
+        logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+        reference = np.frombuffer(sample.columns[0].values, "<f4").astype(np.float64)
+        places = [t for t in range(1, len(sample.loss_mask)) if sample.loss_mask[t]]
+        found.append(
+            Rollout(
+                reward=sample.rewards[0].value,
+                group=sample.group_id,
+                behaviour=np.array([np.float64(sample.tokens.logprobs[t]) for t in places]),
+                start=np.array([logprobs[t - 1, sample.tokens.token_ids[t]] for t in places]),
+                reference=reference[places],
+                values=values_of(logit)[np.array(places) - 1],
+                turns=np.cumsum(np.diff(places, prepend=places[0]) > 1),
+            )
+        )
+    return found
+
+
+def values_of(logit: np.ndarray) -> np.ndarray:
+    """What a critic expects at each place: it is as random as the logits."""
+    return logit[:, 0]
+
+
+def ours(
+    samples: list,
+    logits: list[np.ndarray],
+    settings: TrainerConfig,
+    budget: int = 50,
+    sums: dict[str, float] | None = None,
+    *,
+    of_values: bool = False,
+) -> list[np.ndarray]:
+    """-dL / d log-prob of each trainable token: sequences, micro-batches, autograd.
+
+    Statistics and the loss are added to `sums`. `of_values`: by what the critic expects instead.
+    """
+    algorithm = make_algorithm(settings)
+    sequences = [sequence(sample, settings.reference_column) for sample in samples]
+    given = assign_credit(sequences, algorithm, settings)
+    (batches,) = plan(
+        sequences,
+        given,
+        num_ranks=1,
+        micro_batch_tokens=budget,
+        whole_groups=algorithm.whole_groups,
+    )
+    by_tokens = {bytes(item.token_ids_T): n for n, item in enumerate(sequences)}
+    found: list[np.ndarray] = [np.zeros(0)] * len(samples)
+    for batch in batches:
+        rows = [
+            by_tokens[bytes(row[:length])]
+            for row, length in zip(batch.token_ids_BT, batch.lengths_B, strict=True)
+        ]
+        tokens = policy_tokens(batch, [logits[n] for n in rows], critic=algorithm.critic)
+        terms = algorithm.loss(tokens)
+        (terms.loss / given.denominator).backward()
+        found_sums = {**terms.sums, "loss": terms.loss.detach() / given.denominator}
+        for name in sums or ():
+            sums[name] += found_sums[name].item()  # type: ignore[index]
+        leaf = tokens.values_BT if of_values else tokens.logprobs_BT
+        for place, n in enumerate(rows):
+            found[n] = -leaf.grad[place][tokens.loss_mask_BT[place]].numpy()  # type: ignore[union-attr, index]
+    return found
+
+
+def policy_tokens(batch: MicroBatch, logits: list[np.ndarray], *, critic: bool) -> PolicyTokens:
+    """What the loss is given for a micro-batch whose rows have these logits."""
+    logprobs, values = predicted(batch, logits)
+    return PolicyTokens(
+        logprobs_BT=logprobs,
+        values_BT=values if critic else None,
+        behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
+        reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
+        advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
+        weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
+        staleness_BT=2 - torch.from_numpy(batch.weight_versions_BT[:, 1:]),
+        loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]),
+        rollouts_B=torch.from_numpy(batch.rollouts_B),
+        groups_B=torch.from_numpy(batch.groups_B),
+    )
+
+
+def predicted(batch: MicroBatch, logits: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and values of the tokens 1..T-1 of each row, to be differentiated by."""
+    width = batch.token_ids_BT.shape[1]
+    padded = np.zeros((len(logits), width, VOCABULARY))
+    for row, logit in zip(padded, logits, strict=True):
+        kept = min(width, len(logit))
+        row[:kept] = logit[:kept]
+    logprobs = token_logprobs(
+        torch.from_numpy(padded)[:, :-1],
+        torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
+        torch.from_numpy(batch.temperatures_B)[:, None],
+    )
+    values = torch.from_numpy(padded[:, :-1, 0].copy())
+    return logprobs.requires_grad_(), values.requires_grad_()
+
+
+def greatest_error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    """Relative to the greatest derivative."""
+    scale = max(np.abs(each).max() for each in wanted)
+    return max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True)) / scale

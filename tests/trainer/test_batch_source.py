@@ -1,0 +1,238 @@
+"""What the trainer does with its nodes while a batch fills up, and what it then leases."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from seamflow.channel import connect
+from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.chassis.metrics import counter
+from tests.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
+from trainer import batch_source
+from trainer.batch_forecast import Readiness
+from trainer.batch_source import Batches
+from trainer.clients import Nodes
+from trainer.config import TrainerConfig
+from trainer.data.token_sequence import TokenSequence
+from trainer.tracking.step_record import StepRecord
+
+OVER = {"batch_timeout_seconds": 1e-9}
+"""By the first look."""
+
+
+class Samples:
+    """Becomes ready group by group, each time somebody looks; a group has four rollouts."""
+
+    def __init__(self, *num_ready: int) -> None:
+        self._num_ready = iter(num_ready)
+        self._last = 0
+        self.asked: list[int] = []
+        self.leased: list[tuple[int, int]] = []
+
+    async def ready(
+        self,
+        step: int,
+        base_weight_version: int,
+        *,
+        more_than: int = 0,
+        wait_seconds: float = 0.0,
+    ) -> Readiness:
+        """Of batches of eight groups."""
+        self.asked.append(more_than)
+        self._last = next(self._num_ready)
+        return Readiness(self._last, 8)
+
+    async def stream(
+        self,
+        step: int,
+        base_weight_version: int,
+        first_sample: int,
+        *,
+        min_groups: int,
+        wait: bool,
+    ) -> sample_pb2.LeaseSamplesResponse:
+        """All at once."""
+        assert first_sample == 0
+        return await self.lease(step, base_weight_version, min_groups)
+
+    async def lease(
+        self, step: int, base_weight_version: int, min_groups: int
+    ) -> sample_pb2.LeaseSamplesResponse:
+        """All that is ready, up to a batch."""
+        self.leased.append((self._last, min_groups))
+        return sample_pb2.LeaseSamplesResponse(
+            samples=[
+                trajectory_pb2.Sample(
+                    group_id=f"{group}", rollout_id=f"{group}/{member}", temperature=1.0
+                )
+                for group in range(min(self._last, 8))
+                for member in range(4)
+            ]
+            + [
+                trajectory_pb2.Sample(
+                    group_id="old", rollout_id="old/0", replayed=True, temperature=1.0
+                )
+            ]
+        )
+
+
+class WrittenNodes:
+    """Writes down what it is asked."""
+
+    def __init__(self, return_seconds: float, shared: bool = True) -> None:
+        self.return_seconds, self.shared = return_seconds, shared
+        self.calls: list[str] = []
+        self.done: list[int] = []
+
+    async def release(self, batch: int = 0, outlook: Outlook | None = None) -> None:
+        """With what is left of how much."""
+        left = outlook and f": {outlook.remaining_rollouts}/{outlook.batch_rollouts}"
+        self.calls.append(f"release for {batch}{left or ''}")
+        self.done.append(outlook.done_rollouts if outlook else 0)
+
+    async def others_generate(self) -> bool:
+        """As it was made."""
+        return self.shared
+
+    async def give_back(self) -> None:
+        """Once more."""
+        self.calls.append("give back")
+
+    async def ask_ahead(self, needed_time: float) -> None:
+        """At any time."""
+        self.calls.append("ask ahead")
+
+    async def acquire(self, batch: int) -> None:
+        """All at once."""
+        self.calls.append(f"acquire for {batch}")
+
+
+async def leased(batches: Batches, step: int) -> list[TokenSequence]:
+    """All that a step is trained on."""
+    parts = [part async for part in batches.parts(StepRecord(step, 0))]
+    return [item for part in parts for item in part.sequences]
+
+
+async def waited(
+    tmp_path: Path, first: list[int], second: list[int], return_seconds: float, **fields: Any
+) -> tuple[list[str], Samples]:
+    """The calls for the second of two batches, and what there was of it."""
+    config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **fields)
+    samples, nodes = Samples(*first, *second), WrittenNodes(return_seconds)
+    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    for step in (1, 2):
+        nodes.calls.clear()
+        await leased(batches, step)
+    looks = samples.asked[-len(second) :]
+    assert looks == [0, *second[:-1]], "each look waits for one group more"
+    return nodes.calls, samples
+
+
+async def test_nodes_are_given_back_and_asked_for_before_the_batch_is_full(tmp_path: Path) -> None:
+    """The way back is longer than the rest of the batch takes: asked for once half is ready."""
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 5, 8], 60.0)
+    assert calls == ["release for 2: 28/32", "ask ahead", "acquire for 2"]
+
+
+async def test_nodes_that_came_too_early_are_given_back_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was about to be full, and then was not for longer than they need to come back."""
+    seconds = itertools.count()
+    monkeypatch.setattr(batch_source, "time", SimpleNamespace(time=lambda: float(next(seconds))))
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 6, *[7] * 50, 8], 20.0)
+    assert calls == ["release for 2: 28/32", "ask ahead", "give back", "acquire for 2"]
+
+
+@pytest.mark.parametrize(("fields", "way"), [({"request_ahead_seconds": 0.0}, 60.0), ({}, 0.0)])
+async def test_nodes_are_not_asked_for_ahead_when_that_is_switched_off(
+    tmp_path: Path, fields: dict[str, float], way: float
+) -> None:
+    """Nor while their way back was not measured."""
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 5, 8], way, **fields)
+    assert calls == ["release for 2: 28/32", "acquire for 2"]
+
+
+async def test_a_full_batch_keeps_the_nodes(tmp_path: Path) -> None:
+    """Nothing to lend them for, and nothing less is asked for, however long it took."""
+    calls, samples = await waited(tmp_path, [8], [9], 60.0, **OVER)
+    assert calls == ["acquire for 2"]
+    assert samples.leased == [(8, 0), (9, 0)]
+
+
+async def test_a_timeout_asks_for_the_nodes_once_anything_is_complete(tmp_path: Path) -> None:
+    """Rollout is interrupted for part of a batch; for nothing it is not."""
+    timeouts = counter("trainer", "batch_timeouts_total", "Waits that ended without a whole batch")
+    before = timeouts._value.get()
+    calls, samples = await waited(tmp_path, [8], [0, 0, 2], 60.0, **OVER)
+    assert calls == ["release for 2: 32/32", "acquire for 2"]
+    assert samples.leased == [(8, 0), (2, 1)]
+    assert timeouts._value.get() == before + 1
+
+
+async def test_the_least_part_can_be_set(tmp_path: Path) -> None:
+    """Also the lease keeps to it: groups may grow too old on the way."""
+    _, samples = await waited(tmp_path, [8], [2, 4], 60.0, batch_min_groups=3, **OVER)
+    assert samples.leased == [(8, 0), (4, 3)]
+    with pytest.raises(ValueError, match="give batch_timeout_seconds too"):
+        await waited(tmp_path, [8], [8], 60.0, batch_min_groups=3)
+
+
+async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: Path) -> None:
+    """What the gate of lending is told is of whole batches."""
+    calls, _ = await waited(tmp_path, [3], [0, 8], 60.0, **OVER)
+    assert calls == ["release for 2: 32/32", "acquire for 2"]
+
+
+async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
+    """Each release tells of the rollouts leased since the one before, whole batch or part.
+
+    Trained groups that are replayed are no work of generation. The first release of a trainer's
+    life tells nothing: what the one before it leased since its last release is not known.
+    """
+    config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **OVER)
+    samples, nodes = Samples(8, 0, 8, 9, 0, 3, 0, 8), WrittenNodes(60.0)
+    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    for step in (1, 2, 3, 4, 5):
+        await leased(batches, step)
+    assert nodes.done == [0, 32 + 32, 12]
+
+
+@pytest.mark.parametrize(("shared", "begins"), [(True, 3), (False, 8)])
+async def test_nodes_are_taken_for_a_part_only_while_others_generate(
+    tmp_path: Path, shared: bool, begins: int
+) -> None:
+    """Or nobody would bring the rest: then the batch stays whole."""
+    config = TrainerConfig(
+        run_id="run", model=tmp_path, checkpoint_folder=tmp_path, stream_groups=3
+    )
+    samples, nodes = Samples(8, 1, 3, 8), WrittenNodes(0.0, shared)
+    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    await leased(batches, 1)
+    nodes.calls.clear()
+    await leased(batches, 2)
+    assert nodes.calls == [f"release for 2: {4 * (begins - 1)}/32", "acquire for 2"]
+    assert samples.leased[-1][0] == begins
+
+
+async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:
+    """The real scheduler takes the node out of rollout, though the batch never becomes whole."""
+    config = TrainerConfig(run_id=RUN, model=tmp_path, checkpoint_folder=tmp_path, **OVER)
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        rollout = await register(stub, "both", *BOTH)
+        await heartbeat(stub, "both", rollout.epoch)
+        assert rollout.tag == "rollout"
+        batches = Batches(config, Samples(0, 2), Nodes(channel, RUN, "trainer", 1))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(leased(batches, 1))
+        train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
+        assert train.tag == "train"
+        await heartbeat(stub, "both", train.epoch)
+        assert len(await waiting) == 8 + 1, "and a replayed one"

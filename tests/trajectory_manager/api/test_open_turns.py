@@ -1,0 +1,114 @@
+"""OpenTurns: rollouts and turns of many callers in one message, each by itself."""
+
+from __future__ import annotations
+
+import grpc.aio
+import pytest
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from tests.trajectory_manager.client import CREDENTIAL, Client
+from trajectory_manager.api import open_turns
+from trajectory_manager.service.rollouts import Rollouts
+
+NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+INTERNAL = grpc.StatusCode.INTERNAL.value[0]
+
+
+def start(client: Client, rollout_id: str, lease_token: str = "") -> pb.StartRolloutRequest:
+    """What opens a rollout, EVAL unless leased."""
+    return pb.StartRolloutRequest(
+        run_id=client.run_id,
+        rollout_id=rollout_id,
+        lease_token=lease_token,
+        purpose=tokens_pb2.PURPOSE_TRAIN if lease_token else tokens_pb2.PURPOSE_EVAL,
+        credential_digest=CREDENTIAL,
+    )
+
+
+def begin(client: Client, rollout_id: str, turn_id: str = "t") -> pb.BeginTurnRequest:
+    """What opens a turn."""
+    return pb.BeginTurnRequest(
+        run_id=client.run_id,
+        rollout_id=rollout_id,
+        turn_id=turn_id,
+        attempt_id="a",
+        token_ids=[1, 2, 3],
+        temperature=1.0,
+        credential_digest=CREDENTIAL,
+    )
+
+
+async def opened(client: Client, *names: str) -> None:
+    """Open rollouts, all at once."""
+    request = pb.OpenTurnsRequest(starts=[start(client, name) for name in names])
+    answer = await client.trajectories.OpenTurns(request)
+    assert not any(result.HasField("error") for result in answer.starts)
+
+
+async def test_each_part_is_opened_or_refused_by_itself(replicas: tuple[Client, Client]) -> None:
+    """In the order asked; another replica knows what was opened."""
+    first, second = replicas
+    await first.submit("a")
+    lease = await first.lease()
+    await opened(first, "one", "two")
+    request = pb.OpenTurnsRequest(
+        starts=[
+            start(first, lease.rollout_id, lease.lease_token),
+            start(first, "a/0/7", "a/0/7 nonsense"),
+        ],
+        begins=[begin(first, "one"), begin(first, "nobody"), begin(first, "two")],
+    )
+    answer = await first.trajectories.OpenTurns(request)
+    assert [result.HasField("error") for result in answer.starts] == [False, True]
+    assert answer.starts[0].response.group_id == "a"
+    assert [result.error.code for result in answer.begins] == [0, NOT_FOUND, 0]
+    alone = await second.trajectories.BeginTurn(begin(second, "one"))
+    assert alone == answer.begins[0].response
+
+
+async def test_a_message_has_a_bounded_number_of_parts(replicas: tuple[Client, Client]) -> None:
+    """By its name and number."""
+    client, _ = replicas
+    for name in ("starts", "begins"):
+        request = pb.OpenTurnsRequest()
+        for _ in range(1025):
+            getattr(request, name).add()
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{name} is 1025") as caught:
+            await client.trajectories.OpenTurns(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_what_would_be_too_large_an_answer_is_asked_for_again(
+    replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn is open all the same: asked alone, the same attempt is answered."""
+    client, _ = replicas
+    await opened(client, "one", "two")
+    monkeypatch.setattr(open_turns, "_MAX_ANSWER_BYTES", 1)
+    request = pb.OpenTurnsRequest(begins=[begin(client, "one"), begin(client, "two")])
+    answer = await client.trajectories.OpenTurns(request)
+    assert [result.error.code for result in answer.begins] == [0, EXHAUSTED]
+    again = await client.trajectories.OpenTurns(pb.OpenTurnsRequest(begins=[begin(client, "two")]))
+    assert again.begins[0].response.epoch == answer.begins[0].response.epoch
+
+
+async def test_a_bug_in_one_part_is_not_the_others_failure(
+    replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that meets it learns nothing of it but its kind."""
+    client, _ = replicas
+    await opened(client, "one", "two")
+    real = Rollouts.begin_turn
+
+    async def breaks(self: Rollouts, run_id: str, rollout_id: str, *rest: object) -> object:
+        if rollout_id == "one":
+            raise KeyError("a secret")
+        return await real(self, run_id, rollout_id, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rollouts, "begin_turn", breaks)
+    request = pb.OpenTurnsRequest(begins=[begin(client, "one"), begin(client, "two")])
+    one, two = (await client.trajectories.OpenTurns(request)).begins
+    assert (one.error.code, two.error.code) == (INTERNAL, 0)
+    assert "secret" not in one.error.message

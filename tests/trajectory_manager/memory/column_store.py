@@ -1,0 +1,169 @@
+"""In-memory ColumnStore: the reference the Redis one is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tests.trajectory_manager.memory.run_state import Cell, GroupState, Runs, RunState
+from trajectory_manager.model.records import SlotName, Topic
+from trajectory_manager.store.column_interface import (
+    ColumnLease,
+    ColumnsWritten,
+    SampleColumns,
+    rollout_of,
+)
+from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.interface import TokenStore
+
+
+class MemoryColumnStore:
+    """Implements `ColumnStore`; nothing survives the process."""
+
+    def __init__(self, runs: Runs, tokens: TokenStore, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix seconds."""
+        self._runs = runs
+        self._tokens = tokens
+        self._clock = clock
+        self._values: dict[tuple[str, str], dict[tuple[str, str], tuple[int, bytes]]] = {}
+
+    async def lease(
+        self, run_id: str, column: str, needs: Sequence[str], max_samples: int
+    ) -> ColumnLease | None:
+        """See `ColumnStore`."""
+        run, now = self._runs.get(run_id), self._clock()
+        free = [
+            (sample_id, cell)
+            for (name, sample_id), cell in run.cells.items()
+            if name == column
+            and not cell.written
+            and cell.expires <= now
+            and all(run.cells[need, sample_id].written for need in needs)
+        ][:max_samples]
+        if not free:
+            return None
+        run.column_epoch = max(run.column_epoch + 1, int(now * 1000))
+        for _, cell in free:
+            cell.epoch, cell.expires = run.column_epoch, now + run.config.lease_seconds
+        return ColumnLease(
+            sample_ids=tuple(sample_id for sample_id, _ in free),
+            epoch=run.column_epoch,
+            seconds=run.config.lease_seconds,
+        )
+
+    async def unwritten(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> list[str]:
+        """See `ColumnStore`."""
+        return list(self._open(self._runs.get(run_id), column, epoch, sample_ids))
+
+    def _open(
+        self, run: RunState, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> dict[str, Cell]:
+        """The cells that are leased under `epoch`; the others are written under it, or gone."""
+        found: dict[str, Cell] = {}
+        for sample_id in sample_ids:
+            cell = run.cells.get((column, sample_id))
+            if cell is None or (cell.written and cell.epoch == epoch):
+                continue
+            if cell.written or cell.epoch != epoch or cell.expires <= self._clock():
+                raise refusal("LOST_COLUMN", column, sample_id)
+            found[sample_id] = cell
+        return found
+
+    async def put(
+        self, run_id: str, column: str, epoch: int, values: Mapping[str, bytes], *, new: bool
+    ) -> None:
+        """See `ColumnStore`."""
+        for sample_id, value in values.items():
+            await self._put(run_id, column, epoch, sample_id, value, new)
+
+    async def _put(
+        self, run_id: str, column: str, epoch: int, sample_id: str, value: bytes, new: bool
+    ) -> None:
+        rollout_id = rollout_of(sample_id)
+        if await self._tokens.rollout(run_id, rollout_id) is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        of_rollout = self._values.setdefault((run_id, rollout_id), {})
+        stored = of_rollout.get((column, sample_id), (0, b""))
+        if stored[0] > epoch or (stored[0] < epoch and not new):
+            raise refusal("LOST_COLUMN", column, sample_id)
+        if stored[0] == epoch and stored[1] != value:
+            raise refusal("OTHER_COLUMN", column, sample_id)
+        of_rollout[column, sample_id] = (epoch, value)
+
+    async def complete(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> ColumnsWritten:
+        """See `ColumnStore`."""
+        run, num_ready = self._runs.get(run_id), 0
+        cells = self._open(run, column, epoch, sample_ids)
+        for sample_id, cell in cells.items():
+            cell.written = True
+            num_ready += self._one_less(run, sample_id)
+        if cells:
+            run.changed(Topic.COLUMNS)
+        return ColumnsWritten(num_written=len(cells), num_ready_groups=num_ready)
+
+    def _one_less(self, run: RunState, sample_id: str) -> bool:
+        """The group of the sample misses one cell less; whether it became ready."""
+        name = SlotName.parse(rollout_of(sample_id))
+        assert name is not None, "a cell belongs to a leased rollout"
+        run.num_missing[name.task_id] -= 1
+        if run.num_missing[name.task_id]:
+            return False
+        del run.num_missing[name.task_id]
+        run.num_incomplete -= 1
+        for sample in _samples(run.groups[name.task_id]):
+            for column in run.config.required_columns:
+                del run.cells[column, sample]
+        run.ready.append(name.task_id)
+        run.changed(Topic.READY)
+        return True
+
+    async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
+        """See `ColumnStore`."""
+        found: dict[str, Mapping[str, bytes]] = {}
+        for sample_id in sample_ids:
+            of_rollout = self._values.get((run_id, rollout_of(sample_id)), {})
+            found[sample_id] = {
+                column: values
+                for (column, name), (_, values) in of_rollout.items()
+                if name == sample_id
+            }
+        return found
+
+    async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
+        """See `ColumnStore`."""
+        run = self._runs.get(run_id)
+        steps = {name: step for step, entry in run.ledger.items() for name in entry.groups}
+        complete = {*run.ready, *steps, *run.num_missing} & run.groups.keys()
+        names = sorted(name for name in complete if name > after)[:limit]
+        return [
+            self._row(run, task_id, sample_id, steps.get(task_id, 0))
+            for task_id in names
+            for sample_id in _samples(run.groups[task_id])
+        ]
+
+    def _row(self, run: RunState, task_id: str, sample_id: str, step: int) -> SampleColumns:
+        written, leased = [], []
+        for column in run.config.required_columns:
+            cell = run.cells.get((column, sample_id))
+            if cell is None or cell.written:
+                written.append(column)
+            elif cell.expires > self._clock():
+                leased.append(column)
+        return SampleColumns(
+            sample_id=sample_id,
+            group_id=task_id,
+            ready=tuple(written),
+            leased=tuple(leased),
+            step=step,
+        )
+
+    def forget(self, run_id: str, rollout_id: str) -> None:
+        """Drop all values of a rollout that is deleted."""
+        self._values.pop((run_id, rollout_id), None)
+
+
+def _samples(group: GroupState) -> list[str]:
+    return [sample_id for done in group.settlements for sample_id in done.sample_ids]

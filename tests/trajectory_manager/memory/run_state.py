@@ -1,0 +1,255 @@
+"""The state of one run in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from trajectory_manager.model.records import (
+    DeadLetter,
+    DeadLetterReason,
+    Purpose,
+    RunConfig,
+    Settlement,
+    SlotName,
+    StalenessPolicy,
+    Task,
+    Topic,
+)
+from trajectory_manager.model.replay_draw import ReplayGroup
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.interface import MAX_DEAD_LETTERS
+
+
+@dataclass(slots=True)
+class SlotState:
+    """One sample of a group: attempt 0 was never leased; settled once its rollout counts."""
+
+    attempt: int = 0
+    leased: bool = False
+    settlement: Settlement | None = None
+
+
+@dataclass(slots=True)
+class GroupState:
+    """A task that was admitted, the `admission`-th of its run if it is TRAIN."""
+
+    task: Task
+    slots: list[SlotState]
+    admission: int = 0
+    wanted_weight_version: int = 0
+    num_replaced: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return len(self.settlements) == self.task.num_samples
+
+    def is_open(self, index: int) -> bool:
+        slot = self.slots[index]
+        return not (slot.leased or slot.settlement or self.complete)
+
+    @property
+    def min_weight_version(self) -> int:
+        return min(
+            (done.min_weight_version for done in self.settlements if done.sample_ids), default=0
+        )
+
+    @property
+    def settlements(self) -> list[Settlement]:
+        return [slot.settlement for slot in self.slots if slot.settlement is not None]
+
+
+@dataclass(slots=True)
+class LedgerEntry:
+    """A ledger entry, the groups it took, and the trainer it was delivered to last."""
+
+    lease: StepLease
+    groups: list[str]
+    epoch: int
+
+
+@dataclass(slots=True)
+class LeaseState:
+    """A task lease; `surplus` once its group needs it no more, without a nonce nobody's."""
+
+    nonce: str | None
+    expires: float
+    surplus: bool = False
+
+
+@dataclass(slots=True)
+class Cell:
+    """A column of a sample: queued with epoch 0 or when its lease is over, leased, or written."""
+
+    epoch: int = 0
+    expires: float = 0.0
+    written: bool = False
+
+
+def _per_purpose_tasks() -> dict[Purpose, deque[Task]]:
+    return {purpose: deque() for purpose in Purpose}
+
+
+def _dead_letters() -> deque[DeadLetter]:
+    return deque(maxlen=MAX_DEAD_LETTERS)
+
+
+def _per_purpose_slots() -> dict[Purpose, deque[tuple[str, int]]]:
+    return {purpose: deque() for purpose in Purpose}
+
+
+@dataclass(slots=True)
+class RunState:
+    """All state of a run."""
+
+    config: RunConfig
+    seen: dict[str, Task] = field(default_factory=dict)
+    queue: dict[Purpose, deque[Task]] = field(default_factory=_per_purpose_tasks)
+    open_slots: dict[Purpose, deque[tuple[str, int]]] = field(default_factory=_per_purpose_slots)
+    groups: dict[str, GroupState] = field(default_factory=dict)
+    leases: dict[str, LeaseState] = field(default_factory=dict)
+    marks: dict[str, None] = field(default_factory=dict)
+    listed: dict[str, None] = field(default_factory=dict)
+    ready: deque[str] = field(default_factory=deque)
+    order: dict[str, int] = field(default_factory=dict)
+    dead: deque[DeadLetter] = field(default_factory=_dead_letters)
+    earlier_attempts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ledger: dict[int, LedgerEntry] = field(default_factory=dict)
+    commits: dict[int, int] = field(default_factory=dict)
+    trainers: dict[str, int] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    num_missing: dict[str, int] = field(default_factory=dict)
+    column_epoch: int = 0
+    steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    trained: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    replay: dict[str, ReplayGroup] = field(default_factory=dict)
+    next_base: int = 0
+    """Weight version that the next step starts from, as far as is known."""
+    training: bool = False
+    """Whether the trainer has a whole step and does not wait for the next one yet."""
+    tells: int = -1
+    """Epoch of the newest trainer that tells when it waits; of others nothing is assumed."""
+    publish: tuple[int, float] = (-1, 0.0)
+    versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
+    epoch: int = 0
+    committed_step: int = 0
+    num_admitted: int = 0
+    num_discarded: int = 0
+    num_taken: int = 0
+    num_replaced: int = 0
+    num_incomplete: int = 0
+    num_stored_tokens: int = 0
+
+    @property
+    def leased_step(self) -> int:
+        return max(self.ledger, default=self.committed_step)
+
+    @property
+    def num_outstanding(self) -> int:
+        return self.num_admitted - self.num_discarded - self.num_taken
+
+    @property
+    def num_running_groups(self) -> int:
+        return self.num_outstanding - len(self.ready) - self.num_incomplete - self.num_streamed
+
+    @property
+    def num_streamed(self) -> int:
+        return sum(len(entry.groups) for entry in self.ledger.values() if entry.lease.is_open)
+
+    @property
+    def over_cap(self) -> bool:
+        return 0 < self.config.max_stored_tokens < self.num_stored_tokens
+
+    @property
+    def max_outstanding(self) -> int:
+        return self.config.max_outstanding_groups(training=self.training)
+
+    def awaits(self, base: int) -> None:
+        if self.training or self.next_base != base:
+            self.training, self.next_base = False, base
+            self.changed(Topic.TASKS)
+
+    @property
+    def wanted_weight_version(self) -> int:
+        """With which the next group that is admitted must be sampled; groups go in order."""
+        if self.config.staleness_policy is StalenessPolicy.WAIT:
+            return 0
+        batches = self.num_outstanding // self.config.groups_per_step
+        return max(0, self.next_base + batches - self.config.max_staleness)
+
+    @property
+    def num_admissible(self) -> int:
+        bound = self.max_outstanding
+        if self.over_cap:
+            # With retention the next step frees tokens: closing admission to it would be for ever.
+            next_step = self.config.groups_per_step if self.config.retention_steps else 0
+            bound = min(bound, next_step)
+        return max(0, bound - self.num_outstanding)
+
+    def leasable(self) -> list[str]:
+        """The ready groups among the first of the window, in the order they were completed."""
+        oldest = sorted(self.order, key=self.order.__getitem__)
+        window = self.config.fifo_window
+        # What an open step has stays in its window.
+        inside = set(oldest[: window - self.num_streamed if window else None])
+        return [task_id for task_id in self.ready if task_id in inside]
+
+    def changed(self, *topics: Topic) -> None:
+        for topic in topics:
+            self.versions[topic] += 1
+
+    def waits_for_columns(self, group: GroupState) -> bool:
+        """Queue a cell for each required column of each sample; whether there are any."""
+        cells = {
+            (column, sample_id): Cell()
+            for done in group.settlements
+            for sample_id in done.sample_ids
+            for column in self.config.required_columns
+        }
+        if not cells:
+            return False
+        self.cells |= cells
+        self.num_missing[group.task.task_id] = len(cells)
+        self.num_incomplete += 1
+        self.changed(Topic.COLUMNS)
+        return True
+
+    def end_leases(self, group: GroupState) -> None:
+        """Nobody needs the rollouts of the group that still run: the sweeper closes them."""
+        for index, slot in enumerate(group.slots):
+            lease = self.leases.get(str(SlotName(group.task.task_id, index, slot.attempt)))
+            slot.leased = False
+            if lease is not None:
+                lease.surplus = True
+
+    def discard(
+        self, group: GroupState, reason: DeadLetterReason, message: str, time: float
+    ) -> None:
+        """The group becomes a dead letter, its leases end, and its capacity returns."""
+        del self.groups[group.task.task_id]
+        self.order.pop(group.task.task_id, None)
+        self.num_discarded += group.task.purpose is Purpose.TRAIN
+        self.end_leases(group)
+        attempts = tuple(slot.attempt for slot in group.slots)
+        letter = DeadLetter(
+            task=group.task, reason=reason, message=message, time=time, attempts=attempts
+        )
+        self.dead.append(letter)
+        self.trained.setdefault(self.committed_step, []).append((group.task.task_id, *attempts))
+        self.changed(*Topic)
+
+
+@dataclass(slots=True)
+class Runs:
+    """All runs, shared by the parts of an in-memory store."""
+
+    by_id: dict[str, RunState] = field(default_factory=dict)
+
+    def get(self, run_id: str) -> RunState:
+        """The state of a run; NOT_FOUND if nobody created it."""
+        run = self.by_id.get(run_id)
+        if run is None:
+            raise refusal("UNKNOWN_RUN", run_id)
+        return run

@@ -1,0 +1,325 @@
+"""In-memory RunStore: the reference the Redis one is tested against, for tests and laptops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.trajectory_manager.memory.run_state import (
+    GroupState,
+    LeaseState,
+    Runs,
+    RunState,
+    SlotState,
+)
+from trajectory_manager.model.records import (
+    DeadLetter,
+    DeadLetterReason,
+    Effect,
+    Leased,
+    LostLease,
+    Purpose,
+    RunConfig,
+    Settled,
+    Settlement,
+    SlotName,
+    Submitted,
+    Task,
+    TaskLease,
+    Topic,
+)
+from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.interface import MAX_REPLACEMENTS
+
+
+class MemoryRunStore:
+    """Implements `RunStore`; nothing survives the process."""
+
+    def __init__(self, runs: Runs, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix seconds."""
+        self._clock = clock
+        self._runs = runs
+
+    async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
+        """See `RunStore`."""
+        if run_id in self._runs.by_id:
+            return self._runs.by_id[run_id].config
+        self._runs.by_id[run_id] = RunState(config)
+        return None
+
+    async def run_ids(self) -> list[str]:
+        """See `RunStore`."""
+        return list(self._runs.by_id)
+
+    async def config(self, run_id: str) -> RunConfig:
+        """See `RunStore`."""
+        return self._runs.get(run_id).config
+
+    async def version(self, run_id: str, topic: Topic) -> int:
+        """See `RunStore`."""
+        return self._runs.get(run_id).versions[topic]
+
+    async def submit(self, run_id: str, tasks: Sequence[Task], max_queued: int) -> Submitted:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        new: dict[str, Task] = {}
+        for task in tasks:
+            known = run.seen.get(task.task_id) or new.get(task.task_id)
+            if known is None:
+                new[task.task_id] = task
+            elif known != task:
+                raise refusal("OTHER_TASK", task.task_id)
+        purposes = {task.purpose for task in tasks} or {Purpose.TRAIN}
+        free = {purpose: max_queued - len(run.queue[purpose]) for purpose in purposes}
+        for purpose, left in free.items():
+            wanted = sum(task.purpose == purpose for task in new.values())
+            if wanted > left:
+                raise refusal("FULL_QUEUE", wanted, max(0, left))
+            free[purpose] = left - wanted
+        run.seen |= new
+        for task in new.values():
+            run.queue[task.purpose].append(task)
+        if new:
+            run.changed(Topic.TASKS)
+        return Submitted(num_accepted=len(new), num_free=min(free.values()))
+
+    async def lease_task(
+        self, run_id: str, purposes: Sequence[Purpose], nonce: str
+    ) -> TaskLease | None:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        for purpose in purposes:
+            found = self._open_slot(run, purpose)
+            if found is not None:
+                return self._lease_slot(run, *found, nonce)
+        within_bound = run.num_outstanding < run.max_outstanding
+        if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN] and within_bound:
+            raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
+        return None
+
+    def _open_slot(self, run: RunState, purpose: Purpose) -> tuple[GroupState, int] | None:
+        slots = run.open_slots[purpose]
+        while slots:
+            task_id, index = slots.popleft()
+            # The group may have left or have enough samples meanwhile.
+            if task_id in run.groups and run.groups[task_id].is_open(index):
+                return run.groups[task_id], index
+        may_start = purpose is Purpose.EVAL or run.num_admissible > 0
+        if not run.queue[purpose] or not may_start:
+            return None
+        task = run.queue[purpose].popleft()
+        return self._admit(run, task), 0
+
+    def _admit(self, run: RunState, task: Task) -> GroupState:
+        train = task.purpose is Purpose.TRAIN
+        earlier = run.earlier_attempts.pop(task.task_id, ())
+        number = task.num_samples + run.config.num_extra_samples * train
+        slots = [SlotState(attempt) for attempt in (*earlier, *[0] * number)[:number]]
+        wanted = run.wanted_weight_version if train else 0
+        run.num_admitted += train
+        group = GroupState(task, slots, admission=run.num_admitted, wanted_weight_version=wanted)
+        run.groups[task.task_id] = group
+        if train:
+            run.order[task.task_id] = group.admission
+        run.open_slots[task.purpose].extend((task.task_id, index) for index in range(1, number))
+        return group
+
+    def _lease_slot(self, run: RunState, group: GroupState, index: int, nonce: str) -> TaskLease:
+        slot = group.slots[index]
+        slot.attempt, slot.leased = slot.attempt + 1, True
+        rollout_id = str(SlotName(group.task.task_id, index, slot.attempt))
+        seconds = run.config.lease_seconds
+        run.leases[rollout_id] = LeaseState(nonce, self._clock() + seconds)
+        return TaskLease(task=group.task, rollout_id=rollout_id, nonce=nonce, seconds=seconds)
+
+    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        for task in tasks:
+            if run.seen.get(task.task_id, task) != task:
+                raise refusal("OTHER_TASK", task.task_id)
+        new = [task for task in tasks if task.task_id not in run.seen]
+        free = run.num_admissible
+        if len(new) > free and run.over_cap:
+            raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
+        if len(new) > free:
+            raise refusal("CLOSED_ADMISSION", len(new), max(0, free))
+        for task in new:
+            run.seen[task.task_id] = task
+            self._admit_recorded(run, task)
+        return Submitted(num_accepted=len(new), num_free=free - len(new))
+
+    def _admit_recorded(self, run: RunState, task: Task) -> None:
+        run.num_admitted += 1
+        slots = [SlotState(attempt=1, leased=True) for _ in range(task.num_samples)]
+        run.groups[task.task_id] = GroupState(task, slots, admission=run.num_admitted)
+        run.order[task.task_id] = run.num_admitted
+        for index in range(task.num_samples):
+            rollout_id = str(SlotName(task.task_id, index, 1))
+            run.leases[rollout_id] = LeaseState(None, self._clock() + run.config.lease_seconds)
+            run.listed.setdefault(rollout_id)
+
+    async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        held = [self._held(run, rollout_id, nonce) for rollout_id, nonce in leases]
+        for lease in held:
+            if lease is not None:
+                lease.expires = self._clock() + run.config.lease_seconds
+        return [lease is not None for lease in held]
+
+    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        leased = None
+        if nonce is not None:
+            name = SlotName.parse(rollout_id)
+            if name is None or self._held(run, rollout_id, nonce) is None:
+                raise refusal("LOST_LEASE", rollout_id)
+            group = run.groups[name.task_id]
+            leased = Leased(group.task.purpose, group.wanted_weight_version)
+        run.listed.setdefault(rollout_id)
+        return leased
+
+    async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
+        """See `RunStore`."""
+        return list(self._runs.get(run_id).listed)[start : start + limit]
+
+    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """See `RunStore`."""
+        marks = self._runs.get(run_id).marks
+        for rollout_id in rollout_ids:
+            marks.setdefault(rollout_id)
+
+    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """See `RunStore`."""
+        marks = self._runs.get(run_id).marks
+        for rollout_id in rollout_ids:
+            marks.pop(rollout_id, None)
+
+    async def unsettled(self, run_id: str, limit: int) -> list[str]:
+        """See `RunStore`."""
+        return list(self._runs.get(run_id).marks)[:limit]
+
+    async def expired(self, run_id: str, limit: int) -> list[LostLease]:
+        """See `RunStore`."""
+        leases, now = self._runs.get(run_id).leases, self._clock()
+        over = sorted(
+            (0.0 if lease.surplus else lease.expires, name)
+            for name, lease in leases.items()
+            if lease.surplus or lease.expires <= now
+        )
+        lost = [LostLease(rollout_id=name, surplus=leases[name].surplus) for _, name in over]
+        return lost[:limit]
+
+    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        return [self._settle(run, settlement) for settlement in settlements]
+
+    def _settle(self, run: RunState, settlement: Settlement) -> Settled:
+        run.marks.pop(settlement.rollout_id, None)
+        run.leases.pop(settlement.rollout_id, None)
+        name = SlotName.parse(settlement.rollout_id)
+        group = run.groups.get(name.task_id) if name else None
+        if name is None or group is None or name.slot >= len(group.slots):
+            return Settled(effect=Effect.IGNORED)
+        slot = group.slots[name.slot]
+        if slot.attempt != name.attempt or not slot.leased:
+            return Settled(effect=Effect.IGNORED)
+        slot.leased = False
+        if not settlement.finished:
+            return self._replace(run, group, name, settlement.failure_message)
+        slot.settlement = settlement
+        if not group.complete:
+            return Settled(effect=Effect.DONE)
+        run.end_leases(group)
+        return self._complete(run, group)
+
+    def _replace(
+        self, run: RunState, group: GroupState, name: SlotName, failure_message: str
+    ) -> Settled:
+        group.num_replaced += 1
+        run.num_replaced += 1
+        if group.num_replaced > MAX_REPLACEMENTS:
+            return self._discard(run, group, DeadLetterReason.FAILURES, failure_message)
+        run.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
+        run.changed(Topic.TASKS)
+        return Settled(effect=Effect.REPLACED)
+
+    def _complete(self, run: RunState, group: GroupState) -> Settled:
+        if group.task.purpose is Purpose.EVAL:
+            del run.groups[group.task.task_id]
+            return Settled(effect=Effect.COMPLETE)
+        rewards = [done.reward for done in group.settlements]
+        same = len(rewards) > 1 and len(set(rewards)) == 1 and rewards[0] is not None
+        if run.config.zero_variance_reward and same:
+            message = f"all rewards are {(rewards[0] or 0.0) + 0.0!r}"
+            return self._discard(run, group, DeadLetterReason.ZERO_VARIANCE, message)
+        if run.waits_for_columns(group):
+            return Settled(effect=Effect.COMPLETE)
+        run.ready.append(group.task.task_id)
+        run.changed(Topic.READY)
+        return Settled(effect=Effect.COMPLETE)
+
+    def _discard(
+        self, run: RunState, group: GroupState, reason: DeadLetterReason, message: str
+    ) -> Settled:
+        run.discard(group, reason, message, self._clock())
+        return Settled(effect=Effect.DISCARDED, reason=reason.name.lower())
+
+    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
+        """See `RunStore`."""
+        return list(self._runs.get(run_id).dead)[start : start + limit]
+
+    async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
+        """See `RunStore`."""
+        run, wanted = self._runs.get(run_id), set(task_ids)
+        again = [letter for letter in run.dead if letter.task.task_id in wanted]
+        for letter in again:
+            run.dead.remove(letter)
+            record = (letter.task.task_id, *letter.attempts)
+            for records in run.trained.values():
+                # The record of the next life covers this one.
+                records[:] = [known for known in records if known != record]
+            run.earlier_attempts[letter.task.task_id] = letter.attempts
+            run.queue[letter.task.purpose].append(letter.task)
+        if again:
+            run.changed(Topic.TASKS)
+        return len(again)
+
+    async def add_stored_tokens(self, run_id: str, delta: int) -> None:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        run.num_stored_tokens = max(0, run.num_stored_tokens + delta)
+        if delta < 0:
+            run.changed(Topic.TASKS)
+
+    async def readiness(self, run_id: str) -> Readiness:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        return Readiness(
+            num_ready_groups=len(run.ready),
+            num_running_groups=run.num_running_groups,
+            num_admissible_groups=run.num_admissible,
+            num_queued_tasks=sum(len(queue) for queue in run.queue.values()),
+            num_running_rollouts=sum(not lease.surplus for lease in run.leases.values()),
+            groups_per_step=run.config.groups_per_step,
+            committed_step=run.committed_step,
+            leased_step=run.leased_step,
+            num_admitted_groups=run.num_admitted,
+            num_discarded_groups=run.num_discarded,
+            num_replaced_samples=run.num_replaced,
+            num_incomplete_groups=run.num_incomplete,
+            num_replay_groups=len(run.replay),
+            num_dead_letters=len(run.dead),
+            num_stored_tokens=run.num_stored_tokens,
+            num_kept_back_groups=len(run.ready) - len(run.leasable()),
+            num_open_groups=run.num_streamed,
+        )
+
+    def _held(self, run: RunState, rollout_id: str, nonce: str) -> LeaseState | None:
+        lease = run.leases.get(rollout_id)
+        if lease is None or lease.surplus or lease.nonce != nonce:
+            return None
+        return lease if lease.expires > self._clock() else None

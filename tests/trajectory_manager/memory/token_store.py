@@ -1,0 +1,307 @@
+"""In-memory TokenStore: the reference the Redis one is tested against, for tests and laptops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.chassis.errors import ServiceError
+from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Rollout, RolloutState
+from trajectory_manager.model.tokens import (
+    Append,
+    Appended,
+    Closing,
+    Opening,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
+from trajectory_manager.store.errors import refusal
+
+GAP_MESSAGE = "tokens before an appended chunk are missing"
+
+
+@dataclass(slots=True)
+class _Writer:
+    """A turn and who writes it."""
+
+    turn: Turn
+    attempt_id: str
+    tokens: Tokens = field(default_factory=Tokens)
+
+
+@dataclass(slots=True)
+class _Record:
+    """A rollout and its turns in the order they began."""
+
+    rollout: Rollout
+    turns: dict[str, _Writer] = field(default_factory=dict)
+
+
+class MemoryTokenStore:
+    """Implements `TokenStore`; nothing survives the process."""
+
+    def __init__(self, clock: Callable[[], float], incarnation: int) -> None:
+        """`clock` gives Unix seconds; `incarnation` differs between any two starts."""
+        self._clock = clock
+        self._incarnation = incarnation
+        self._records: dict[tuple[str, str], _Record] = {}
+
+    def restart(self) -> None:
+        """Fence every writer, as a start of a server on the same data does."""
+        self._incarnation += 1
+
+    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+        """See `TokenStore`."""
+        key = (rollout.run_id, rollout.rollout_id)
+        record = self._records.get(key)
+        if record is None:
+            self._records[key] = _Record(replace(rollout, create_time=self._clock()))
+            return
+        _refuse_closed(record)
+        may_change = leased and not record.turns
+        stored = record.rollout
+        wanted = replace(rollout, create_time=stored.create_time)
+        if may_change:
+            stored = replace(stored, credential_digest=wanted.credential_digest)
+        if replace(stored, traceparent="") != replace(wanted, traceparent=""):
+            raise refusal("OTHER_ROLLOUT", rollout.rollout_id)
+        record.rollout = stored
+
+    async def open_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    ) -> tuple[Rollout, TurnRecord]:
+        """See `TokenStore`."""
+        record = self._record(run_id, rollout_id)
+        writer = self._opened(record, rollout_id, credential_digest, opening)
+        return record.rollout, TurnRecord(turn=writer.turn, tokens=writer.tokens)
+
+    def _opened(
+        self, record: _Record, rollout_id: str, credential_digest: str, opening: Opening
+    ) -> _Writer:
+        if record.rollout.credential_digest != credential_digest:
+            raise refusal("BAD_CREDENTIAL", rollout_id)
+        writer = record.turns.get(opening.turn_id)
+        if writer is not None and writer.turn.opening.prompt_digest != opening.prompt_digest:
+            raise refusal("OTHER_PROMPT", opening.turn_id)
+        if writer is not None and writer.turn.finish_reason:
+            return writer
+        _refuse_closed(record)
+        if writer is None:
+            turn = Turn(opening=opening, epoch=self._incarnation << 32 | 1)
+            writer = record.turns[opening.turn_id] = _Writer(turn, opening.attempt_id)
+            return writer
+        epoch = writer.turn.epoch
+        if not self._is_current(epoch):
+            epoch = self._incarnation << 32 | 1
+        elif writer.attempt_id != opening.attempt_id:
+            epoch += 1
+        writer.attempt_id, writer.turn = opening.attempt_id, replace(writer.turn, epoch=epoch)
+        return writer
+
+    def _is_current(self, epoch: int) -> bool:
+        return epoch >> 32 == self._incarnation
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+        """See `TokenStore`."""
+        refused: dict[tuple[str, str, str], ServiceError] = {}
+        answers: list[Appended | ServiceError] = []
+        for append in appends:
+            turn = (append.run_id, append.rollout_id, append.turn_id)
+            answer = refused.get(turn) or self._append(append)
+            if isinstance(answer, ServiceError):
+                refused[turn] = answer
+            answers.append(answer)
+        return answers
+
+    def _append(self, append: Append) -> Appended | ServiceError:
+        try:
+            record, writer = self._fenced(append)
+            if self._is_repeated(record, writer, append):
+                return Appended(num_tokens=writer.tokens.num_tokens, num_new=0)
+            return self._grown(record, writer, append)
+        except ServiceError as error:
+            return error
+
+    def _is_repeated(self, record: _Record, writer: _Writer, append: Append) -> bool:
+        """Whether the turn ended exactly as `append` would end it; refuses what comes too late."""
+        turn, finish = writer.turn, append.finish
+        if not turn.finish_reason or finish is None:
+            _refuse_closed(record)
+            if turn.finish_reason:
+                raise refusal("CLOSED_TURN", append.turn_id)
+            return False
+        if (turn.finish_reason, turn.answer_key, turn.drift) != (
+            finish.reason,
+            finish.answer_key,
+            finish.drift,
+        ):
+            raise refusal("OTHER_FINISH", append.turn_id)
+        if self._overlap(record, writer, append) < append.tokens.num_tokens:
+            raise refusal("CLOSED_TURN", append.turn_id)
+        return True
+
+    def _grown(self, record: _Record, writer: _Writer, append: Append) -> Appended:
+        tokens, finish = append.tokens, append.finish
+        overlap = self._overlap(record, writer, append)
+        writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
+        if finish is not None:
+            writer.turn = replace(
+                writer.turn,
+                finish_reason=finish.reason,
+                answer_key=finish.answer_key,
+                drift=finish.drift,
+            )
+        return Appended(num_tokens=writer.tokens.num_tokens, num_new=tokens.num_tokens - overlap)
+
+    def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
+        """How many of the tokens are stored already; refuses others in their place, and a gap."""
+        stored = writer.tokens.num_tokens
+        offset = stored if append.offset is None else append.offset
+        if offset > stored and writer.turn.finish_reason:
+            raise refusal("CLOSED_TURN", append.turn_id)
+        if offset > stored:
+            outcome = Outcome(
+                failure_class=FailureClass.INFRASTRUCTURE, failure_message=GAP_MESSAGE
+            )
+            record.rollout = self._closed(record.rollout, outcome)
+            raise refusal("GAP", append.turn_id, offset, stored)
+        overlap = min(stored - offset, append.tokens.num_tokens)
+        old, new = writer.tokens.cut(offset, offset + overlap), append.tokens.cut(0, overlap)
+        if (old.ids, old.logprobs) != (new.ids, new.logprobs):
+            raise refusal("OTHER_TOKENS", append.turn_id, offset)
+        return overlap
+
+    async def close(
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+        """See `TokenStore`."""
+        return [
+            self._close(run_id, closing.rollout_id, closing.credential_digest, closing.outcome)
+            for closing in closings
+        ]
+
+    def _close(
+        self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
+    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+        record = self._records.get((run_id, rollout_id))
+        if record is None:
+            if credential_digest is not None:
+                return refusal("UNKNOWN_ROLLOUT", rollout_id)
+            given_up = Rollout(
+                run_id=run_id,
+                rollout_id=rollout_id,
+                purpose=Purpose.TRAIN,
+                create_time=self._clock(),
+            )
+            record = self._records[run_id, rollout_id] = _Record(given_up)
+        elif credential_digest not in (None, record.rollout.credential_digest):
+            return refusal("BAD_CREDENTIAL", rollout_id)
+        if record.rollout.state is RolloutState.RUNNING:
+            record.rollout = self._closed(record.rollout, outcome)
+        closed = self._read(run_id, rollout_id, spans_only=True)
+        assert closed is not None, "a closed rollout is there"
+        return closed
+
+    async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        return record.rollout if record else None
+
+    async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        return [writer.turn for writer in record.turns.values()] if record else []
+
+    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """See `TokenStore`."""
+        record = self._records.get((run_id, rollout_id))
+        if record is None or not record.turns:
+            return None
+        writer = next(reversed(record.turns.values()))
+        return TurnRecord(turn=writer.turn, tokens=writer.tokens)
+
+    async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
+        """See `TokenStore`."""
+        turns = self._record(run_id, rollout_id).turns if turn_ids else {}
+        if unknown := [turn_id for turn_id in turn_ids if turn_id not in turns]:
+            raise refusal("UNKNOWN_TURN", unknown[0])
+        return [turns[turn_id].tokens for turn_id in turn_ids]
+
+    async def read(
+        self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
+    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+        """See `TokenStore`."""
+        return [self._read(run_id, name, spans_only) for name in rollout_ids]
+
+    def _read(
+        self, run_id: str, rollout_id: str, spans_only: bool
+    ) -> tuple[Rollout, list[TurnRecord]] | None:
+        record = self._records.get((run_id, rollout_id))
+        if record is None:
+            return None
+        turns = [
+            TurnRecord(
+                turn=writer.turn,
+                tokens=Tokens(spans=writer.tokens.spans) if spans_only else writer.tokens,
+            )
+            for writer in record.turns.values()
+        ]
+        return record.rollout, turns
+
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> list[bool]:
+        """See `TokenStore`."""
+        return [self._recorded(rollout, turns) for rollout, turns in recorded]
+
+    def _recorded(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+        key = (rollout.run_id, rollout.rollout_id)
+        writers = {
+            record.turn.turn_id: _Writer(record.turn, "-", record.tokens) for record in turns
+        }
+        known = self._records.get(key)
+        if known is None:
+            now = self._clock()
+            self._records[key] = _Record(
+                replace(rollout, create_time=now, finish_time=now), writers
+            )
+            return True
+        wanted = replace(
+            rollout,
+            create_time=known.rollout.create_time,
+            finish_time=known.rollout.finish_time,
+        )
+        if known.turns != writers or known.rollout != wanted:
+            raise refusal("OTHER_ROLLOUT", rollout.rollout_id)
+        return False
+
+    def delete(self, run_id: str, rollout_id: str) -> int:
+        """Drop a rollout; return how many tokens it had."""
+        record = self._records.pop((run_id, rollout_id))
+        return sum(writer.tokens.num_tokens for writer in record.turns.values())
+
+    def _record(self, run_id: str, rollout_id: str) -> _Record:
+        record = self._records.get((run_id, rollout_id))
+        if record is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        return record
+
+    def _fenced(self, append: Append) -> tuple[_Record, _Writer]:
+        record = self._record(append.run_id, append.rollout_id)
+        writer = record.turns.get(append.turn_id)
+        if writer is None:
+            raise refusal("UNKNOWN_TURN", append.turn_id)
+        fenced = not (writer.turn.finish_reason or self._is_current(append.epoch))
+        if writer.turn.epoch != append.epoch or fenced:
+            raise refusal("STALE_TURN", append.turn_id, append.epoch, writer.turn.epoch)
+        return record, writer
+
+    def _closed(self, rollout: Rollout, outcome: Outcome) -> Rollout:
+        return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
+
+
+def _refuse_closed(record: _Record) -> None:
+    if record.rollout.state is not RolloutState.RUNNING:
+        state = int(record.rollout.state)
+        raise refusal("CLOSED_ROLLOUT", record.rollout.rollout_id, state)

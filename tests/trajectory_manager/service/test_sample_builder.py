@@ -1,0 +1,72 @@
+"""What the trainer gets: masks by staleness, forks, and the same samples every time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.trajectory_manager.support import RULES, Run, policy, rewarded, tokens
+from trajectory_manager.model.records import StalenessPolicy
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.token_bytes import unpack_ids
+from trajectory_manager.service import sample_builder
+
+MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
+
+
+async def rollout_of_two_versions(run: Run) -> None:
+    """A turn whose answer was sampled at versions 1 and 3."""
+    await run.start("r")
+    epoch = (await run.begin("r", "t", [1])).turn.epoch
+    await run.append("r", "t", epoch, 0, tokens([1]))
+    await run.append("r", "t", epoch, 1, tokens([2, 3], policy(1)))
+    await run.append("r", "t", epoch, 3, tokens([4], policy(3)))
+    await run.finish("r")
+
+
+async def test_segments_beyond_the_bound_are_masked(run: Run) -> None:
+    """Under MASK the loss skips what is too old for the ledger's base version, and only that."""
+    await rollout_of_two_versions(run)
+    for base, mask, oldest in ((2, [0, 1, 1, 1], 1), (3, [0, 0, 0, 1], 3), (9, [0, 0, 0, 0], 9)):
+        lease = StepLease(step=1, base_weight_version=base, sample_ids=("r#t",))
+        (sample,) = [
+            each
+            async for each in sample_builder.build(run.store.tokens, run.run_id, MASKING, lease)
+        ]
+        assert list(sample.loss_mask) == [bool(flag) for flag in mask]
+        assert sample.min_weight_version == oldest
+        assert list(unpack_ids(sample.tokens.ids)) == [1, 2, 3, 4]
+
+
+async def test_other_policies_mask_nothing(run: Run) -> None:
+    """Under DROP a leased sample is whole."""
+    await rollout_of_two_versions(run)
+    lease = StepLease(step=1, base_weight_version=9, sample_ids=("r#t",))
+    (sample,) = [
+        each async for each in sample_builder.build(run.store.tokens, run.run_id, RULES, lease)
+    ]
+    assert list(sample.loss_mask) == [False, True, True, True]
+
+
+async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
+    """Two continuations of one turn are two samples; only the first trains what they share."""
+    await run.start("r")
+    await run.turn("r", "t1", [1], [2])
+    await run.turn("r", "t2", [1, 2, 3], [4])
+    await run.turn("r", "t3", [1, 2, 5], [6])
+    await run.finish("r")
+    (found,) = await run.store.tokens.read(run.run_id, ["r"])
+    assert found is not None
+    settlement = sample_builder.settlement(*found, "reward")
+    assert settlement.sample_ids == ("r#t2", "r#t3")
+    assert settlement.num_tokens == (4, 4)
+    assert settlement.reward == rewarded().rewards[0].value
+    assert settlement.rewards == (("reward", settlement.reward),)
+    lease = StepLease(step=1, base_weight_version=0, sample_ids=settlement.sample_ids)
+    built = [
+        each async for each in sample_builder.build(run.store.tokens, run.run_id, RULES, lease)
+    ]
+    assert [list(unpack_ids(sample.tokens.ids)) for sample in built] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert [list(sample.loss_mask) for sample in built] == [
+        [False, True, False, True],
+        [False, False, False, True],
+    ]

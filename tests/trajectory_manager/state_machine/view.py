@@ -1,0 +1,49 @@
+"""All that a caller can see of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tests.trajectory_manager.state_machine.store_pair import told
+from trajectory_manager.store.interface import Store
+
+_ALL = 10_000
+
+
+async def view(
+    store: Store, run_id: str, rollout_ids: Collection[str], epoch: int, leased: Mapping[int, int]
+) -> dict[str, Any]:
+    """What `store` shows of a run; `leased` has the shards of steps that `epoch` was given."""
+    names = sorted(rollout_ids)
+    status = await store.columns.status(run_id, "", _ALL)
+    found = {
+        "rollouts": store.tokens.read(run_id, names),
+        "spans": store.tokens.read(run_id, names, spans_only=True),
+        "readiness": store.runs.readiness(run_id),
+        "listed": store.runs.listed(run_id, 0, _ALL),
+        "unsettled": store.runs.unsettled(run_id, _ALL),
+        "expired": store.runs.expired(run_id, _ALL),
+        "dead letters": store.runs.dead_letters(run_id, 0, _ALL),
+        "committed steps": store.ledger.committed_steps(run_id, names),
+        "values": store.columns.read(run_id, [row.sample_id for row in status]),
+        "needed": store.retention.needed(run_id, names),
+        "due": store.retention.due(run_id, _ALL),
+        **{
+            f"step {step}": store.ledger.lease_samples(
+                # An open one stays open: what is asked for must not end what rules go on with.
+                run_id,
+                epoch,
+                step,
+                0,
+                0,
+                shards,
+                streaming=shards == 1,
+            )
+            for step, shards in leased.items()
+        },
+    }
+    answers = await asyncio.gather(*found.values())
+    shown = {name: told(answer) for name, answer in zip(found, answers, strict=True)}
+    return {**shown, "columns": told(status)}

@@ -1,0 +1,249 @@
+"""Negative controls: without its protection a ledger does what it must never do."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.chassis.errors import Reason, ServiceError
+from tests.trajectory_manager.ledger import ledger_of
+from tests.trajectory_manager.support import RULES
+from trajectory_manager.model.records import Durability
+from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+
+
+async def a_stale_trainer_commits(store: Store) -> bool:
+    """The first of two trainers commits after the second took over."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a")
+    stale = await ledger.lead("one")
+    await ledger.lease(1)
+    await ledger.lead("two")
+    ledger.epoch = stale
+    try:
+        await ledger.commit(1)
+    except ServiceError as error:
+        assert error.reason is Reason.STALE_EPOCH
+        return False
+    return True
+
+
+async def a_sample_is_in_two_steps(store: Store) -> bool:
+    """Two steps, both committed, share a sample."""
+    ledger = await ledger_of(store, max_staleness=3)
+    await ledger.complete("a", "b")
+    await ledger.lead()
+    first, second = await ledger.lease(1), await ledger.lease(2)
+    return bool(set(first.sample_ids) & set(second.sample_ids))
+
+
+async def a_committed_sample_is_leased_again(store: Store) -> bool:
+    """A restore to a step before the commit brings it back."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a", "b")
+    await ledger.lead()
+    first = await ledger.lease(1)
+    await ledger.commit(1)
+    await ledger.lead("two", step=0)
+    return (await ledger.lease(1)).sample_ids == first.sample_ids
+
+
+async def a_group_beyond_the_bound_is_leased(store: Store) -> bool:
+    """Its oldest token is two versions older than the run allows."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a", version=0)
+    await ledger.lead()
+    return (await ledger.attempt(1, base=3)).lease is not None
+
+
+async def a_poisonous_step_stays(store: Store) -> bool:
+    """It is delivered more often than the run allows."""
+    ledger = await ledger_of(store, max_deliveries=1)
+    await ledger.complete("a")
+    await ledger.lead("one")
+    await ledger.lease(1)
+    await ledger.lead("two")
+    return ledger.pending == (1,)
+
+
+async def the_window_lets_a_later_group_pass(store: Store) -> bool:
+    """A group that was admitted far behind the head overtakes it."""
+    rules = replace(RULES, group_size=1, max_staleness=9, fifo_window=2)
+    ledger = await ledger_of(store, rules)
+    await ledger.admit("a", "b", "c")
+    await ledger.finish("c")
+    await ledger.lead()
+    return (await ledger.attempt(1)).lease is not None
+
+
+async def a_group_begins_that_will_be_too_old(store: Store) -> bool:
+    """While the only step before it is trained, with the weights that the step began with."""
+    ledger = await ledger_of(store, groups_per_step=1, max_staleness=0)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.awaits(1)
+    await ledger.lease(1)
+    await ledger.admit("b")
+    await ledger.finish(*ledger.running.keys() - {"a"})
+    return (await ledger.attempt(2, base=1)).num_too_old > 0
+
+
+async def a_group_may_begin_with_weights_that_are_too_old(store: Store) -> bool:
+    """Those of before, when the next step's are about to be published."""
+    ledger = await ledger_of(store, groups_per_step=1, max_staleness=0)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease(1)
+    await ledger.awaits(2, base=1)
+    await ledger.admit("b")
+    (rollout_id, *_) = ledger.running["b"]
+    leased = await store.runs.enlist(ledger.run_id, rollout_id, "nonce")
+    assert leased is not None
+    return leased.min_weight_version < 1
+
+
+async def a_step_changes_its_cut(store: Store) -> bool:
+    """A later lease with another number of shards is answered."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease(1, num_shards=2)
+    try:
+        await ledger.lease(1, num_shards=3)
+    except ServiceError as error:
+        assert error.reason is Reason.INVALID_FIELD
+        return False
+    return True
+
+
+async def a_part_frees_more_than_it_takes(store: Store) -> bool:
+    """Admission lets more groups in than the trainer has room for."""
+    ledger = await ledger_of(store, groups_per_step=2)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.lease_part(1)
+    await ledger.admit(*"bcdefg")
+    return len(ledger.running) > 1 + 2 * (RULES.max_staleness + 1)
+
+
+async def a_part_is_less_than_asked_for(store: Store) -> bool:
+    """One group is a step for a trainer that wants two at least."""
+    ledger = await ledger_of(store, groups_per_step=3)
+    await ledger.complete("a")
+    await ledger.lead()
+    return (await ledger.attempt(1, min_groups=2)).lease is not None
+
+
+async def an_open_step_is_committed(store: Store) -> bool:
+    """Though the groups it still takes would never be trained."""
+    ledger = await ledger_of(store, groups_per_step=2)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.stream(1)
+    try:
+        await ledger.commit(1)
+    except ServiceError as error:
+        assert error.reason is Reason.STEP_OUT_OF_ORDER
+        return False
+    return True
+
+
+async def an_open_step_is_passed(store: Store) -> bool:
+    """The next step takes groups that the open one waits for."""
+    ledger = await ledger_of(store, groups_per_step=2, max_staleness=3)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.stream(1)
+    await ledger.complete("b", "c")
+    try:
+        return (await ledger.attempt(2)).lease is not None
+    except ServiceError as error:
+        assert error.reason is Reason.STEP_OUT_OF_ORDER
+        return False
+
+
+async def an_open_step_lets_others_in(store: Store) -> bool:
+    """They would sample with weights that are one version older than they need be."""
+    ledger = await ledger_of(store, groups_per_step=2, max_staleness=0)
+    await ledger.complete("a")
+    await ledger.lead()
+    await ledger.stream(1)
+    await ledger.admit("b", "c")
+    return len(ledger.running) > 2
+
+
+async def the_window_moves_within_an_open_step(store: Store) -> bool:
+    """A group admitted behind the batch takes the place of one in it."""
+    rules = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9, fifo_window=2)
+    ledger = await ledger_of(store, rules)
+    await ledger.admit("a", "b", "c")
+    await ledger.finish("b", "c")
+    await ledger.lead()
+    await ledger.stream(1)
+    return len((await ledger.stream(1)).sample_ids) == 2
+
+
+CONTROLS = [
+    (a_stale_trainer_commits, "commit", "not takes_over and epoch ~= current", "false"),
+    (a_sample_is_in_two_steps, "lease_samples", "redis.call('LREM', ready, 1, task_id)", ""),
+    (
+        a_committed_sample_is_leased_again,
+        "commit",
+        "redis.call('HDEL', groups, task_id)",
+        "redis.call('LPUSH', ready, task_id)",
+    ),
+    (
+        a_group_beyond_the_bound_is_leased,
+        "lease_samples",
+        "base - group.min_version <= rules.max_staleness",
+        "true",
+    ),
+    (a_poisonous_step_stays, "commit", "is_new and limit > 0", "false"),
+    (
+        the_window_lets_a_later_group_pass,
+        "lease_samples",
+        "may_go and not taken[task_id]",
+        "not taken[task_id]",
+    ),
+    (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),
+    (a_part_frees_more_than_it_takes, "lease_samples", "'taken', number", "'taken', wanted"),
+    (a_part_is_less_than_asked_for, "lease_samples", "number >= least", "number > 0"),
+    (
+        the_window_moves_within_an_open_step,
+        "lease_samples",
+        "window - #entry.groups",
+        "window",
+    ),
+    (an_open_step_is_committed, "commit", "last and cjson.decode(last).open", "false"),
+    (an_open_step_is_passed, "lease_samples", "last and cjson.decode(last).open", "false"),
+    (a_group_begins_that_will_be_too_old, "lease_samples", "'training', 1", "'training', 0"),
+    (
+        a_group_may_begin_with_weights_that_are_too_old,
+        "lease_task",
+        "group.wanted_version = version",
+        "group.wanted_version = 0",
+    ),
+    (an_open_step_lets_others_in, "lease_samples", "'open', #fresh", "'taken', #fresh"),
+]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control[0].__name__)
+async def test_a_protection_is_what_prevents_it(
+    redis_url: str, tmp_path: Path, control: tuple[object, str, str, str]
+) -> None:
+    """It does not happen with the scripts as they are, and does without the one condition."""
+    happens, script, protection, without = control
+    assert callable(happens)
+    async with redis_store(redis_url, Durability.FAST, 5.0) as store:
+        assert not await happens(store)
+    folder = tmp_path / "lua"
+    shutil.copytree(SCRIPTS, folder)
+    source = (folder / f"{script}.lua").read_text()
+    assert protection in source
+    (folder / f"{script}.lua").write_text(source.replace(protection, without))
+    async with redis_store(redis_url, Durability.FAST, 5.0, folder) as store:
+        assert await happens(store)

@@ -1,0 +1,74 @@
+"""Broadcast trees: everybody is reached, nobody is burdened, many share the work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.weights.relay_tree import parent
+
+servers_of = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=40).map(sorted)
+trees_of = st.integers(1, 8)
+fanouts = st.integers(1, 4)
+
+
+@given(servers_of, trees_of, fanouts)
+def test_every_server_is_reached_from_one_root(servers: list[str], trees: int, fanout: int) -> None:
+    """In each tree one server asks the weights service, and all others hang below it."""
+    for tree in range(trees):
+        up = {s: parent(servers, s, tree=tree, trees=trees, fanout=fanout) for s in servers}
+        assert list(up.values()).count(None) == 1
+        for server in servers:
+            at: str | None = server
+            for _ in servers:
+                at = up[at] if at is not None else None
+            assert at is None
+
+
+@given(servers_of, trees_of, fanouts)
+def test_no_server_has_more_children_than_the_fanout(
+    servers: list[str], trees: int, fanout: int
+) -> None:
+    """The bound holds in every tree."""
+    for tree in range(trees):
+        children = Counter(
+            parent(servers, s, tree=tree, trees=trees, fanout=fanout) for s in servers
+        )
+        del children[None]
+        assert max(children.values(), default=0) <= fanout
+
+
+@given(servers_of, trees_of, fanouts)
+def test_trees_have_different_roots(servers: list[str], trees: int, fanout: int) -> None:
+    """As many servers fetch from the weights service as there are trees, each in one of them."""
+    roots = {
+        server
+        for tree in range(trees)
+        for server in servers
+        if parent(servers, server, tree=tree, trees=trees, fanout=fanout) is None
+    }
+    assert len(roots) == min(trees, len(servers))
+
+
+def test_many_trees_share_the_uplinks() -> None:
+    """With as many trees as servers all send equally much; with one, half of them send nothing."""
+    servers = [f"server-{number:02d}" for number in range(16)]
+
+    def sent(trees: int) -> Counter[str | None]:
+        return Counter(
+            parent(servers, server, tree=tree, trees=trees, fanout=2)
+            for tree in range(16)
+            for server in servers
+        )
+
+    shared = [sent(16)[server] for server in servers]
+    assert set(shared) == {15}
+    # Negative control: one tree alone leaves its leaves idle.
+    assert sorted(sent(1)[server] for server in servers)[:8] == [0] * 8
+
+
+def test_a_server_that_is_not_known_asks_the_weights_service() -> None:
+    """One that does not relay is nobody's child and nobody's parent."""
+    assert parent(["a", "b"], "c", tree=0, trees=2, fanout=2) is None

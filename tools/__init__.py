@@ -1,0 +1,1 @@
+"""Tools for people; no service imports them."""

@@ -1,0 +1,3 @@
+from tools.planning.cli import main
+
+main()

@@ -1,0 +1,209 @@
+"""`python -m tools.planning`: plans for people, from what a profiler measured."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from scheduler.model.node_split import Split, split_datacentres, split_nodes
+from scheduler.model.stage_profile import StageProfile
+from services.chassis.errors import ExitCode, StartupError, UsageError
+from tools.planning.input_files import read_dataflow, read_engines, read_lengths, read_profiles
+from tools.planning.role_placement import place
+from tools.planning.tables import BEST, migration_table, placement_table, span_table, split_table
+from tools.planning.tail_migration import simulated, thresholds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["main"]
+
+_DESCRIPTION = """\
+Plan who does what on how many nodes.
+
+--profile: split nodes between generation and training so that an iteration is shortest (StreamRL,
+Alg. 1). The file holds the seconds of one iteration's stage by the number of nodes that do it:
+
+  [generation]
+  8 = 310.0
+  16 = 165.0
+  64 = 52.0
+
+  [training]
+  8 = 190.0
+  64 = 31.0
+
+Counts in between are interpolated in 1 / nodes; fewer than measured cannot do a stage, more bring
+nothing, so measure up to what you have. Nodes of one datacentre are given with --nodes; where one
+generates and another one trains, with --generation-nodes and --training-nodes.
+
+--roles: find which tags each node should carry (ReaL, RLHFuse). The file has a table for each tag:
+
+  [rollout]
+  seconds = { 4 = 620.0, 64 = 52.0 }
+  elastic = true                  # goes on while others of its nodes do something else
+  switch_seconds = 6.0            # from something else to this
+  active_bytes = 60_000_000_000   # device memory of a node while it does this
+  parked_bytes = 0                # and while it does something else
+
+  [reward]
+  seconds = { 1 = 80.0, 8 = 10.0 }
+  streams_from = ["rollout"]      # takes its samples as they come
+  shares_nodes = false            # wants nodes of its own
+
+  [train]
+  seconds = { 8 = 190.0, 64 = 31.0 }
+  after = ["reward"]              # begins when it has ended; left out: may be an iteration behind
+
+--tail: find the R_t at which the tail of a batch should move to m of --nodes instances, so that the
+others can score (RLHFuse). --lengths holds tokens of a batch's samples, a number on each line; the
+file:
+
+  cache_bytes = 40_000_000_000    # of one instance for keys and values
+  sequence_bytes = 1_000_000_000  # of a sample of the greatest length
+  prompt_tokens = 512             # prefilled again when a sample moves
+  prefill_seconds = 0.00005       # of one token
+  switch_seconds = 2.0            # from generation to scoring
+  score_seconds = 0.05            # of one sample on one instance
+
+  [latency]                       # seconds of a decode step by batch size
+  8 = 0.0085
+  64 = 0.012
+
+A trainer does it with what it is told for --group-size: gang_nodes that leave m nodes to rollout,
+and stream_groups, at which it takes its nodes. Turns on them go on elsewhere from their tokens.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the plan; a mistake ends with its exit code and a line that names the cure."""
+    parser = _parser()
+    try:
+        given = parser.parse_args(argv)
+        _print(_plan(given))
+    except ModuleNotFoundError as error:
+        cure = f"this command needs {error.name}: pip install 'seamflow[scheduler]'"
+        parser.exit(ExitCode.UNAVAILABLE, f"{parser.prog}: {cure}\n")
+    except StartupError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m tools.planning",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = parser.add_mutually_exclusive_group(required=True)
+    files.add_argument("--profile", type=Path, help="split: seconds of both stages")
+    files.add_argument("--roles", type=Path, help="placement: costs and order of the roles")
+    files.add_argument("--tail", type=Path, help="tail: costs of the instances that generate")
+    parser.add_argument("--lengths", type=Path, help="tail: tokens of a batch's samples")
+    parser.add_argument("--group-size", type=int, help="tail: samples of a group")
+    parser.add_argument("--nodes", type=int, help="nodes of one datacentre, or instances")
+    parser.add_argument(
+        "--generation-nodes", type=int, help="split: nodes of the one that generates"
+    )
+    parser.add_argument("--training-nodes", type=int, help="split: nodes of the one that trains")
+    parser.add_argument("--device-bytes", type=int, help="placement: device memory of a node")
+    return parser
+
+
+def _plan(given: argparse.Namespace) -> list[Table]:
+    if (given.tail is None) is not (given.lengths is None):
+        raise UsageError("--tail and --lengths go together")
+    if given.tail is None and given.group_size is not None:
+        raise UsageError("--group-size goes with --tail")
+    if given.tail:
+        return _tail(given)
+    return _placed(given) if given.roles else _split(given)
+
+
+def _tail(given: argparse.Namespace) -> list[Table]:
+    others = (given.generation_nodes, given.training_nodes, given.device_bytes)
+    if given.nodes is None or others != (None, None, None):
+        raise UsageError("--tail takes --nodes and --lengths")
+    if given.nodes < 1:
+        raise UsageError(f"--nodes is {given.nodes}: give at least 1")
+    engines, lengths = read_engines(given.tail, given.nodes), read_lengths(given.lengths)
+    size = given.group_size
+    if size is not None and (size < 1 or len(lengths) % size):
+        raise UsageError(f"--group-size is {size}: give a divisor of {len(lengths)} samples")
+    try:
+        tried = {each: simulated(lengths, engines, each) for each in thresholds(len(lengths))}
+    except ValueError as error:
+        raise UsageError(f"{given.lengths}: {error}") from error
+    return [migration_table(len(lengths), tried, size)]
+
+
+def _split(given: argparse.Namespace) -> list[Table]:
+    pair = (given.generation_nodes, given.training_nodes)
+    one = given.nodes is not None and pair == (None, None)
+    two = given.nodes is None and None not in pair
+    if not (one or two) or given.device_bytes is not None:
+        raise UsageError("--profile takes --nodes, or --generation-nodes and --training-nodes")
+    generation, training = read_profiles(given.profile)
+    try:
+        if one:
+            return [_one_datacentre(generation, training, given.nodes)]
+        return [_two_datacentres(generation, training, *pair)]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _placed(given: argparse.Namespace) -> list[Table]:
+    pair = (given.generation_nodes, given.training_nodes)
+    if None in (given.nodes, given.device_bytes) or pair != (None, None):
+        raise UsageError("--roles takes --nodes and --device-bytes")
+    dataflow = read_dataflow(given.roles)
+    try:
+        placement = place(dataflow, given.nodes, given.device_bytes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return [placement_table(placement), span_table(placement)]
+
+
+def _one_datacentre(generation: StageProfile, training: StageProfile, nodes: int) -> Table:
+    """The best split, between those that give generation one to seven eighths."""
+    best = split_nodes(generation.seconds, training.seconds, nodes)
+    shares = {nodes * eighths // 8 for eighths in range(1, 8)} - {0}
+    even = _at(generation, training, nodes // 2, nodes - nodes // 2)
+    splits = {best, *(_at(generation, training, share, nodes - share) for share in shares)}
+    possible = [split for split in splits if math.isfinite(split.seconds)]
+    return split_table(f"{nodes} nodes", sorted(possible, key=_nodes), {even: "even", best: BEST})
+
+
+def _two_datacentres(
+    generation: StageProfile, training: StageProfile, generation_nodes: int, training_nodes: int
+) -> Table:
+    best = split_datacentres(generation.seconds, training.seconds, generation_nodes, training_nodes)
+    whole = _at(generation, training, generation_nodes, training_nodes)
+    title = f"{generation_nodes} nodes that generate, {training_nodes} that train"
+    return split_table(title, sorted({best, whole}, key=_nodes), {whole: "all", best: BEST})
+
+
+def _at(generation: StageProfile, training: StageProfile, x: int, y: int) -> Split:
+    return Split(
+        generation_nodes=x,
+        training_nodes=y,
+        generation_seconds=generation.seconds(x),
+        training_seconds=training.seconds(y),
+    )
+
+
+def _nodes(split: Split) -> tuple[int, int]:
+    return split.generation_nodes, split.training_nodes
+
+
+def _print(tables: Sequence[Table]) -> None:
+    from rich.console import Console
+
+    Console().print(*tables)

@@ -1,0 +1,141 @@
+"""What a planner is told, read from TOML files."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scheduler.model.stage_profile import StageProfile
+from services.chassis.config.values import from_toml
+from services.chassis.errors import ConfigError
+from services.lib.decode_latency import DecodeLatency
+from tools.planning.dataflow import Dataflow, Role
+from tools.planning.tail_migration import Engines
+
+__all__ = ["read_dataflow", "read_engines", "read_lengths", "read_profiles"]
+
+_STAGES = ("generation", "training")
+
+
+def read_profiles(path: Path) -> tuple[StageProfile, StageProfile]:
+    """The profiles of generation and training: `[generation]` and `[training]`, nodes = seconds.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    tables = _read(path)
+    for name in tables.keys() - set(_STAGES):
+        raise ConfigError(f"{path}: {name}: unknown key, give [generation] and [training]")
+    profiles = []
+    for name in _STAGES:
+        with _named(f"{path}: [{name}]"):
+            profiles.append(_profile(tables.get(name)))
+    generation, training = profiles
+    return generation, training
+
+
+def read_dataflow(path: Path) -> Dataflow:
+    """The roles: a table for each tag, with `seconds` by nodes and any other field of `Role`.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    roles = []
+    for tag, table in _read(path).items():
+        with _named(f"{path}: [{tag}]"):
+            roles.append(_role(tag, table))
+    with _named(str(path)):
+        return Dataflow(roles=tuple(roles))
+
+
+def read_engines(path: Path, num_instances: int) -> Engines:
+    """The instances: any field of `Engines`, and `[latency]`, batch size = seconds of a step.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    table = dict(_read(path))
+    with _named(f"{path}: [latency]"):
+        latency = DecodeLatency.from_table(_table(table.pop("latency", None)))
+    points = {"batches": list(latency.batches), "step_seconds": list(latency.step_seconds)}
+    with _named(str(path)):
+        if "num_instances" in table:
+            raise ValueError("num_instances: unknown key, it is given with --nodes")
+        known = {"num_instances": num_instances, "latency": points}
+        engines: Engines = from_toml(table | known, Engines)
+        return engines
+
+
+def read_lengths(path: Path) -> list[int]:
+    """Tokens of each sample of a batch, a number on each line.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    lengths = []
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        if not line.strip().isdecimal():
+            raise ConfigError(f"{path}: line {number} is {line!r}: give a whole number of tokens")
+        lengths.append(int(line))
+    return lengths
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not text in UTF-8: {error}") from error
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    text = _text(path)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """A complaint within names `place`."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from error
+
+
+def _role(tag: str, table: object) -> Role:
+    if not isinstance(table, dict):
+        raise ValueError(f"{table!r} is no table: give the role's seconds and costs")  # noqa: TRY004
+    for key in ("tag", "profile") & table.keys():
+        raise ValueError(f"{key}: unknown key, the tag is the table's name, its profile `seconds`")
+    profile = _profile(table.get("seconds"))
+    points = {"nodes": list(profile.nodes), "stage_seconds": list(profile.stage_seconds)}
+    costs = {key: value for key, value in table.items() if key != "seconds"}
+    role: Role = from_toml({"tag": tag, "profile": points} | costs, Role)
+    return role
+
+
+def _profile(table: object) -> StageProfile:
+    if not isinstance(table, dict):
+        raise ValueError("seconds by number of nodes are not set: give 8 = 310.0 and others")  # noqa: TRY004
+    return StageProfile.of(
+        {_count(nodes): from_toml(seconds, float) for nodes, seconds in table.items()}
+    )
+
+
+def _table(table: object) -> Mapping[str, object]:
+    if not isinstance(table, dict):
+        raise ValueError("seconds by batch size are not set: give 8 = 0.0085 and others")  # noqa: TRY004
+    return table
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is no number of nodes, give a whole number")
+    return int(text)

@@ -1,0 +1,86 @@
+"""Plans as tables in a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from scheduler.model.node_split import Split
+from tools.planning.role_placement import Placement
+from tools.planning.tail_migration import Migration
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["BEST", "migration_table", "placement_table", "span_table", "split_table"]
+
+BEST = "best"
+"""Name of the row that is the plan."""
+
+
+def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str]) -> Table:
+    """A row for each split, with the share of its node-seconds in which a node waits.
+
+    The seconds of an iteration are those of the slower stage.
+    """
+    columns = ("generate", "train", "generation s", "training s", "iteration s", "idle")
+    table = _table(title, "", columns)
+    for split in splits:
+        name = names.get(split, "")
+        table.add_row(name, *_cells(split), style="bold" if name == BEST else None)
+    return table
+
+
+def migration_table(
+    batch: int, tried: Mapping[int, Migration], group_size: int | None = None
+) -> Table:
+    """A row for each R_t that was tried; where m is all instances, nothing moves.
+
+    With the size of a group also the complete groups at which R_t samples remain at most.
+    """
+    best = min(tried, key=lambda remaining: tried[remaining].seconds)
+    columns = ("R_t", "of the batch", "m", "all scored s")
+    table = _table(f"{batch} samples", "", (*columns, *(["stream_groups"] if group_size else [])))
+    for remaining, found in tried.items():
+        name = BEST if remaining == best else ""
+        cells = [str(remaining), f"{remaining / batch:.0%}", str(found.num_kept)]
+        cells.append(f"{found.seconds:.1f}")
+        if group_size:
+            cells.append(str(-((remaining - batch) // group_size)) if found.remaining else "–")
+        table.add_row(name, *cells, style="bold" if name else None)
+    return table
+
+
+def placement_table(placement: Placement) -> Table:
+    """How many nodes carry what."""
+    table = _table(f"{placement.seconds:.1f} s an iteration", "tags", ("nodes",))
+    for tags, count in Counter(placement.tags).items():
+        table.add_row(", ".join(tags) or "(free)", str(count))
+    return table
+
+
+def span_table(placement: Placement) -> Table:
+    """When each role works."""
+    table = _table("one iteration", "role", ("begin s", "end s"))
+    for tag, begin, end in placement.spans:
+        table.add_row(tag, f"{begin:.1f}", f"{end:.1f}")
+    return table
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _cells(split: Split) -> tuple[str, ...]:
+    counts = (split.generation_nodes, split.training_nodes)
+    seconds = (split.generation_seconds, split.training_seconds)
+    busy = sum(count * time for count, time in zip(counts, seconds, strict=True))
+    idle = 1 - busy / (sum(counts) * split.seconds)
+    return *map(str, counts), *(f"{time:.1f}" for time in (*seconds, split.seconds)), f"{idle:.0%}"

@@ -1,0 +1,1 @@
+"""The pieces that algorithms are built from: advantages, importance, losses."""

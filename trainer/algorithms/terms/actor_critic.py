@@ -1,0 +1,178 @@
+"""PPO with a critic (arXiv 1707.06347) and generalised advantages (GAE, arXiv 1506.02438).
+
+What an action is makes the difference: a token, a few of them, or a whole turn. For the actions
+1..K of a sequence, V_k being what the critic expects before action k, and r_K the rollout's reward,
+
+    delta_k = r_k + gamma * V_{k+1} - V_k            V_{K+1} = 0, r_k = 0 before the last
+    A_k = sum_{j >= k} (gamma * lambda)^(j - k) * delta_j
+    L = -J + c / N * sum_k n_k * (V_k - (A_k + V_k without gradient))^2
+
+J is PPO's clipped surrogate, in which each of the n_k tokens of action k has the advantage A_k. The
+critic is a layer on the policy's own last hidden states. As a step takes one gradient, the values
+before it are those of the forward pass itself: none have to be computed ahead. For the same reason
+advantages are not whitened over the step. Of a rollout with a rewritten history each sequence ends
+with its reward.
+
+Shape suffixes: B rows of a micro-batch, T positions that are predicted, K actions of a row.
+"""
+# ruff: noqa: N802, N803, N806, N815 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.terms.importance import TrustRegion
+from trainer.algorithms.terms.policy_gradient import PolicyGradient
+from trainer.config import TrainerConfig
+
+__all__ = ["ActorCritic", "generalised_advantages"]
+
+_BLOCK = 256
+"""Actions whose advantages are one matrix product."""
+
+
+class ActorCritic:
+    """An algorithm."""
+
+    whole_step = whole_groups = False
+    critic = True
+
+    def __init__(self, config: TrainerConfig, action_tokens: int | None) -> None:
+        """As configured.
+
+        Args:
+            config: of the trainer.
+            action_tokens: of an action at most, within a turn; None: an action is a turn.
+        """
+        self._action_tokens = action_tokens
+        self._discount, self._lambda = config.discount, config.gae_lambda
+        self._value_weight = config.value_weight
+        self._gradient = PolicyGradient.of(
+            config,
+            baseline=_rewards,
+            importance=TrustRegion.of(config, low=0.2, high=0.2),
+            weights="token_mean",
+        )
+
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
+        """The reward: what the critic makes of it is seen when it is computed."""
+        return self._gradient.advantages(rollouts)
+
+    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+        """Every token of the step counts the same, unless set otherwise."""
+        return self._gradient.weights(num_tokens_R)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        """See the formula above."""
+        assert tokens.values_BT is not None, "the model has no critic"
+        actions = _Actions.of(tokens.loss_mask_BT, self._action_tokens)
+        values_BK = actions.firsts(tokens.values_BT)
+        before_BK = values_BK.detach()
+        advantages_BK = self._advantages(before_BK, tokens.advantages_BT[:, 0], actions)
+        policy = self._gradient.loss(
+            replace(tokens, advantages_BT=actions.of_tokens(advantages_BK))
+        )
+        counted_BT = tokens.weights_BT * tokens.loss_mask_BT
+        errors_BK = (values_BK - before_BK - advantages_BK).square() * actions.sums(counted_BT)
+        found = {
+            "value_error": (errors_BK.detach()).sum(),
+            "value_mean": (actions.of_tokens(before_BK) * tokens.loss_mask_BT).sum(),
+        }
+        return LossTerms(
+            loss=policy.loss + self._value_weight * errors_BK.sum(), sums={**policy.sums, **found}
+        )
+
+    def _advantages(
+        self, values_BK: torch.Tensor, rewards_B: torch.Tensor, actions: _Actions
+    ) -> torch.Tensor:
+        """A of each action; 0 after the last."""
+        after_BK = torch.cat([values_BK[:, 1:], values_BK.new_zeros(len(values_BK), 1)], 1)
+        rewards_BK = torch.where(actions.last_BK, rewards_B[:, None], 0.0)
+        deltas_BK = torch.where(
+            actions.real_BK, rewards_BK + self._discount * after_BK - values_BK, 0.0
+        )
+        return generalised_advantages(deltas_BK, self._discount * self._lambda)
+
+
+def generalised_advantages(deltas_BK: torch.Tensor, decay: float) -> torch.Tensor:
+    """sum_{j >= k} decay^(j - k) * delta_j, [B, K]: a matrix product for each block of actions.
+
+    RLHFuse (arXiv 2409.13221, section 5) has it in place of the recursion over actions; in blocks
+    it needs memory that grows with K and not with its square.
+    """
+    num_rows, num_actions = deltas_BK.shape
+    blocks = -(-num_actions // _BLOCK)
+    padded = torch.nn.functional.pad(deltas_BK, (0, blocks * _BLOCK - num_actions))
+    steps = torch.arange(_BLOCK, device=deltas_BK.device)
+    ahead = (steps[:, None] - steps).to(deltas_BK.dtype)  # j - k of row j and column k
+    powers = torch.where(ahead >= 0, decay ** ahead.clamp(min=0), 0.0)
+    within = padded.view(num_rows, blocks, _BLOCK) @ powers
+    to_next = decay ** (_BLOCK - steps).to(deltas_BK.dtype)
+    for block in range(blocks - 2, -1, -1):
+        within[:, block] += within[:, block + 1, :1] * to_next
+    return within.flatten(1)[:, :num_actions]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Actions:
+    """Which tokens make an action."""
+
+    first_BT: torch.Tensor
+    """True at the first token of an action."""
+    number_BT: torch.Tensor
+    """Action of each token whose loss counts, from 0; 0 elsewhere."""
+    mask_BT: torch.Tensor
+    """True where the loss counts."""
+    num_actions: int
+    """K."""
+
+    @classmethod
+    def of(cls, mask_BT: torch.Tensor, action_tokens: int | None) -> Self:
+        """Those of turns, which are runs of tokens whose loss counts."""
+        first_BT = mask_BT & ~torch.nn.functional.pad(mask_BT, (1, 0))[:, :-1]
+        if action_tokens is not None:
+            places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+            begins_BT = torch.where(first_BT, places_T, 0).cummax(1).values
+            first_BT = mask_BT & ((places_T - begins_BT) % action_tokens == 0)
+        number_BT = torch.where(mask_BT, first_BT.cumsum(1) - 1, 0)
+        num_actions = int(first_BT.sum(1).max().clamp(min=1))
+        return cls(first_BT=first_BT, number_BT=number_BT, mask_BT=mask_BT, num_actions=num_actions)
+
+    @property
+    def real_BK(self) -> torch.Tensor:
+        """True for the actions that a row has."""
+        steps_K = torch.arange(self.num_actions, device=self.mask_BT.device)
+        return steps_K < self.first_BT.sum(1, keepdim=True)
+
+    @property
+    def last_BK(self) -> torch.Tensor:
+        """True for the last of them."""
+        steps_K = torch.arange(self.num_actions, device=self.mask_BT.device)
+        return steps_K == self.first_BT.sum(1, keepdim=True) - 1
+
+    def firsts(self, values_BT: torch.Tensor) -> torch.Tensor:
+        """Of the first token of each action, [B, K]."""
+        return self._added(values_BT, self.first_BT)
+
+    def sums(self, values_BT: torch.Tensor) -> torch.Tensor:
+        """Over the tokens of each action, [B, K]."""
+        return self._added(values_BT, self.mask_BT)
+
+    def of_tokens(self, values_BK: torch.Tensor) -> torch.Tensor:
+        """Of each token's action, [B, T]."""
+        return values_BK.gather(1, self.number_BT)
+
+    def _added(self, values_BT: torch.Tensor, where_BT: torch.Tensor) -> torch.Tensor:
+        zeros_BK = values_BT.new_zeros(len(values_BT), self.num_actions)
+        kept_BT = torch.where(where_BT, values_BT, values_BT.new_zeros(()))
+        return zeros_BK.scatter_add(1, self.number_BT, kept_BT)
+
+
+def _rewards(rollouts: Rollouts) -> NDArray[np.float64]:
+    return rollouts.rewards_R

@@ -1,0 +1,120 @@
+"""Whole rollouts side by side: what objectives are made of that compare rollouts of a group.
+
+Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the
+micro-batch, G groups of it.
+"""
+# ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.terms.kl_penalty import KLPenalty
+from trainer.algorithms.terms.loss_aggregation import sequence_sum
+from trainer.algorithms.terms.policy_gradient import Ratios
+from trainer.config import TrainerConfig
+
+__all__ = ["Compared", "WholeRollouts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRollouts:
+    """The rollouts of a micro-batch, which holds all those of its groups."""
+
+    log_ratio_R: torch.Tensor
+    """log pi(y) - log pi_ref(y), with gradient; a rewritten history counts whole."""
+    rewards_R: torch.Tensor
+    """What each is to be judged by."""
+    groups_R: torch.Tensor
+    """Its group, from 0."""
+    num_groups: int
+    """G."""
+
+    @classmethod
+    def of(cls, tokens: PolicyTokens) -> Self:
+        """Add up the tokens of each."""
+        zero = tokens.logprobs_BT.new_zeros(())
+        far_BT = tokens.logprobs_BT - tokens.reference_logprobs_BT
+        rows_B = torch.where(tokens.loss_mask_BT, far_BT, zero).sum(1)
+        names, rollouts_B = torch.unique(tokens.rollouts_B, return_inverse=True)
+        groups, groups_B = torch.unique(tokens.groups_B, return_inverse=True)
+        # A row of each rollout: all agree on its reward and group.
+        row_R = torch.zeros_like(names).scatter(
+            0, rollouts_B, torch.arange(len(rollouts_B), device=names.device)
+        )
+        return cls(
+            log_ratio_R=rows_B.new_zeros(len(names)).index_add(0, rollouts_B, rows_B),
+            rewards_R=tokens.advantages_BT[row_R, 0],
+            groups_R=groups_B[row_R],
+            num_groups=len(groups),
+        )
+
+    def mean_of_group(self, values_R: torch.Tensor) -> torch.Tensor:
+        """For each rollout, [R]."""
+        sizes_G = self.groups_R.bincount(minlength=self.num_groups).to(values_R.dtype)
+        sums_G = values_R.new_zeros(self.num_groups).index_add(0, self.groups_R, values_R)
+        return (sums_G / sizes_G)[self.groups_R]
+
+
+class Compared:
+    """An algorithm whose loss is a mean over rollouts, made of whole groups.
+
+    How likely a rollout was when it was sampled plays no part: such objectives hold for whoever
+    sampled it, so they have no importance weights and nothing to clip. Tokens that are masked, for
+    their age or as nobody knows their version, are left out of what is compared.
+    """
+
+    whole_step = critic = False
+    whole_groups = True
+
+    def __init__(
+        self, config: TrainerConfig, losses: Callable[[WholeRollouts], torch.Tensor]
+    ) -> None:
+        """`losses` gives that of each rollout, [R].
+
+        Raises:
+            ValueError: there is no reference, or another distance from it is asked for.
+        """
+        if not config.reference_column:
+            raise ValueError(
+                "reference_column is not set: give the column with the reference's log-probs"
+            )
+        for name in ("kl_loss", "kl_reward"):
+            if getattr(config, name):
+                raise ValueError(
+                    f"{name} is {getattr(config, name)}: the objective holds the distance from the "
+                    "reference already, set it to 0 and kl_beta to what you want"
+                )
+        for name, usual in (("staleness_decay", 1.0), ("loss_weights", "algorithm")):
+            if getattr(config, name) != usual:
+                raise ValueError(
+                    f"{name} is {getattr(config, name)!r}: whole rollouts are compared, each "
+                    f"counts the same; set it to {usual!r}"
+                )
+        self._losses = losses
+        self._statistics = KLPenalty.of(config).statistics
+
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
+        """The reward."""
+        return rollouts.rewards_R
+
+    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+        """Every rollout counts the same."""
+        return sequence_sum(num_tokens_R)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        """Summed over the rollouts of the micro-batch."""
+        ratios = Ratios.of(tokens)
+        found = {
+            "train_rollout_logprob_abs_diff": ratios.log_ratio_BT.abs().sum(),
+            "staleness_mean": (tokens.staleness_BT * tokens.loss_mask_BT).sum(),
+        }
+        loss = self._losses(WholeRollouts.of(tokens)).sum()
+        return LossTerms(loss=loss, sums={**found, **self._statistics(tokens)})

@@ -1,0 +1,100 @@
+"""What a token's gradient is multiplied by, since other weights sampled it.
+
+Shape suffixes: B rows of a micro-batch, T positions that are predicted.
+"""
+# ruff: noqa: N803, N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from trainer.algorithms.terms.policy_gradient import Importance, Ratios
+from trainer.config import ImportanceWay, TrainerConfig
+
+__all__ = ["Correction", "TrustRegion"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """From rho = pi_theta / pi_behaviour to a weight with bounded variance.
+
+    rho holds both what training and inference compute differently and what the weights have learned
+    since; IcePop was proposed for the first alone.
+    """
+
+    way: ImportanceWay
+    """truncate: min(rho, c), as V-trace (arXiv 1802.01561) and truncated importance sampling do.
+    mask: rho, and 0 beyond c (masked importance sampling). icepop: rho between `floor` and c, and 0
+    outside (IcePop). none: 1, as if the weights in training had sampled everything.
+    """
+    floor: float
+    """Least ratio that icepop trains on."""
+    cap: float
+    """c."""
+
+    @classmethod
+    def of(cls, config: TrainerConfig) -> Self:
+        """As configured."""
+        return cls(way=config.importance, floor=config.importance_floor, cap=config.importance_cap)
+
+    def __call__(self, ratios: Ratios) -> Importance:
+        """Of each token by its own ratio."""
+        return self.bounded(ratios.ratio_BT)
+
+    def bounded(self, ratio_BT: torch.Tensor) -> Importance:
+        """Of any ratios."""
+        match self.way:
+            case "truncate":
+                weight_BT = ratio_BT.clamp(max=self.cap)
+            case "mask":
+                weight_BT = _where(ratio_BT <= self.cap, ratio_BT)
+            case "icepop":
+                weight_BT = _where((ratio_BT >= self.floor) & (ratio_BT <= self.cap), ratio_BT)
+            case "none":
+                weight_BT = ratio_BT = torch.ones_like(ratio_BT)
+        return Importance(weight_BT=weight_BT, ratio_BT=ratio_BT, value_BT=weight_BT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustRegion:
+    """PPO's: no push further away from the behaviour than the clip range (arXiv 1707.06347)."""
+
+    low: float
+    """No token is made less likely below 1 - low times what it was."""
+    high: float
+    """Nor more likely above 1 + high times."""
+    correction: Correction
+    """Within it; where that takes no notice of ratios, there is no region either."""
+
+    @classmethod
+    def of(cls, config: TrainerConfig, *, low: float, high: float) -> Self:
+        """As configured; `low` and `high` are the algorithm's own."""
+        return cls(
+            low=low if config.clip_low is None else config.clip_low,
+            high=high if config.clip_high is None else config.clip_high,
+            correction=Correction.of(config),
+        )
+
+    def __call__(self, ratios: Ratios) -> Importance:
+        """Of each token by its own ratio."""
+        return self.bounded(ratios.ratio_BT, ratios.advantages_BT)
+
+    def bounded(self, ratio_BT: torch.Tensor, advantages_BT: torch.Tensor) -> Importance:
+        """Of any ratios."""
+        corrected = self.correction.bounded(ratio_BT)
+        raised_BT = (advantages_BT > 0) & (corrected.ratio_BT > 1 + self.high)
+        lowered_BT = (advantages_BT < 0) & (corrected.ratio_BT < 1 - self.low)
+        limit_BT = torch.where(raised_BT, 1 + self.high, 1 - self.low).to(ratio_BT.dtype)
+        clipped_BT = raised_BT | lowered_BT
+        return Importance(
+            weight_BT=_where(~clipped_BT, corrected.weight_BT),
+            ratio_BT=corrected.ratio_BT,
+            value_BT=torch.where(clipped_BT, limit_BT, corrected.weight_BT),
+        )
+
+
+def _where(kept_BT: torch.Tensor, values_BT: torch.Tensor) -> torch.Tensor:
+    return torch.where(kept_BT, values_BT, values_BT.new_zeros(()))

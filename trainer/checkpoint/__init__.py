@@ -1,0 +1,1 @@
+"""Checkpoints and step dumps: files, asynchronous writing."""

@@ -1,0 +1,1 @@
+"""From leased samples to micro-batches: arrays, advantages, chunks."""

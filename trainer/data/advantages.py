@@ -1,0 +1,131 @@
+"""From rewards of rollouts to what each sequence is credited with: an advantage, and a weight.
+
+Shape suffixes: R rollouts, N sequences.
+"""
+# ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainer.algorithms.base import Algorithm, Rollouts, Weights
+from trainer.algorithms.terms.kl_penalty import estimated
+from trainer.config import KLEstimator, TrainerConfig
+from trainer.data.token_sequence import TokenSequence
+
+__all__ = ["Credits", "assign_credit", "overlong_penalty"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credits:
+    """Of the sequences of a step."""
+
+    advantages_N: NDArray[np.float64]
+    """Of each sequence's rollout."""
+    weights_N: NDArray[np.float64]
+    """Weight of each of its trainable tokens."""
+    denominator: float
+    """What the sum of weighted token losses is divided by; 0: nothing is trained."""
+
+
+def assign_credit(
+    sequences: Sequence[TokenSequence],
+    algorithm: Algorithm,
+    config: TrainerConfig,
+    shuffle: np.random.Generator | None = None,
+) -> Credits:
+    """A rollout counts once in its group, however many sequences it gave.
+
+    Args:
+        shuffle: permutes the rewards over the rollouts first: a control, nothing can be learnt.
+
+    Raises:
+        ValueError: a rollout has no reward of the configured name.
+    """
+    rollouts = _rollouts(sequences, config)
+    if shuffle is not None:
+        rollouts = replace(rollouts, rewards_R=shuffle.permutation(rollouts.rewards_R))
+    weights = _weights(rollouts.num_tokens_R, algorithm)
+    advantages_R = algorithm.advantages(rollouts)
+    places = {name: place for place, name in enumerate(_members(sequences))}
+    rows = [places[item.rollout_id] for item in sequences]
+    return Credits(
+        advantages_N=advantages_R[rows],
+        weights_N=weights.tokens_R[rows],
+        denominator=float(weights.counts_R.sum()),
+    )
+
+
+def overlong_penalty(
+    num_tokens_R: NDArray[np.int64], most: int, buffer: int
+) -> NDArray[np.float64]:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), from 0 down to -1.
+
+    0 up to `most - buffer` tokens, then falling linearly, -1 beyond `most`.
+    """
+    over_R = num_tokens_R - (most - buffer)
+    if buffer == 0:
+        return -(over_R > 0).astype(np.float64)
+    penalty: NDArray[np.float64] = -np.clip(over_R / buffer, 0.0, 1.0)
+    return penalty
+
+
+def _members(sequences: Sequence[TokenSequence]) -> dict[str, TokenSequence]:
+    """A sequence of each rollout."""
+    return {item.rollout_id: item for item in sequences}
+
+
+def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Rollouts:
+    members = _members(sequences)
+    counts: Counter[str] = Counter()
+    for item in sequences:
+        counts[item.rollout_id] += int(item.loss_mask_T.sum())
+    num_tokens_R = np.array([counts[name] for name in members], np.int64)
+    rewards_R = np.array([_reward(item, config.reward) for item in members.values()], np.float64)
+    if config.overlong_tokens:
+        rewards_R += overlong_penalty(
+            num_tokens_R, config.overlong_tokens, config.overlong_buffer_tokens
+        )
+    if config.kl_reward:
+        rewards_R -= config.kl_reward * _divergences(sequences, members, config.kl_reward_estimator)
+    return Rollouts(
+        rewards_R=rewards_R,
+        group_ids=[item.group_id for item in members.values()],
+        num_tokens_R=num_tokens_R,
+    )
+
+
+def _divergences(
+    sequences: Sequence[TokenSequence], members: Mapping[str, TokenSequence], estimator: KLEstimator
+) -> NDArray[np.float64]:
+    """How far each rollout is from the reference, as it was sampled: a sum over its tokens."""
+    sums = dict.fromkeys(members, 0.0)
+    for item in sequences:
+        difference_T = item.behaviour_logprobs_T.astype(np.float64) - item.reference_logprobs_T
+        kept = torch.from_numpy(difference_T[item.loss_mask_T])
+        sums[item.rollout_id] += estimated(kept, estimator).sum().item()
+    return np.array(list(sums.values()), np.float64)
+
+
+def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> Weights:
+    """Those of the rollouts that have anything to train; the others weigh and count nothing."""
+    found_R = num_tokens_R > 0
+    weights = algorithm.weights(num_tokens_R[found_R])
+    tokens_R, counts_R = np.zeros(len(num_tokens_R)), np.zeros(len(num_tokens_R))
+    tokens_R[found_R], counts_R[found_R] = weights.tokens_R, weights.counts_R
+    return Weights(tokens_R=tokens_R, counts_R=counts_R)
+
+
+def _reward(item: TokenSequence, name: str) -> float:
+    if name not in item.rewards:
+        raise ValueError(
+            f"rollout {item.rollout_id!r} has no reward {name!r} but {sorted(item.rewards)}: "
+            "set `reward` to one of them, or let the agent finish with it"
+        )
+    return item.rewards[name]

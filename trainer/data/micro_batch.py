@@ -1,0 +1,254 @@
+"""How the sequences of a step are cut into micro-batches for the ranks.
+
+Packed, a micro-batch is a budget of tokens, and sequences of a group stay neighbours so that what
+they share is computed once (`packing.py`). Padded, rows of similar length go together.
+
+Shape suffixes: N sequences of the step, B rows of a micro-batch, T tokens (padded on the right).
+"""
+# ruff: noqa: N806, N815 -- arrays carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data.advantages import Credits
+from trainer.data.token_sequence import TokenSequence
+from trainer.model.packing import shared_tokens
+
+__all__ = ["MicroBatch", "plan"]
+
+_PAD = 0
+_PASS_TOKENS = 128
+"""What a forward and backward pass costs whatever its size, counted in tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Rows that one rank computes in one forward pass."""
+
+    token_ids_BT: NDArray[np.int32]
+    """Vocabulary ids, padded on the right."""
+    behaviour_logprobs_BT: NDArray[np.float32]
+    """As in `TokenSequence`."""
+    reference_logprobs_BT: NDArray[np.float32]
+    """As in `TokenSequence`."""
+    loss_mask_BT: NDArray[np.bool_]
+    """False on padding."""
+    weight_versions_BT: NDArray[np.int64]
+    """As in `TokenSequence`."""
+    lengths_B: NDArray[np.int64]
+    """Tokens of each row without padding."""
+    rollouts_B: NDArray[np.int64]
+    """Number of each row's rollout; only equality means something."""
+    groups_B: NDArray[np.int64]
+    """Number of each row's group."""
+    advantages_B: NDArray[np.float64]
+    """Advantage of each row's rollout."""
+    weights_B: NDArray[np.float64]
+    """Weight of each trainable token of a row."""
+    temperatures_B: NDArray[np.float32]
+    """Temperature of each row."""
+
+
+def plan(
+    sequences: Sequence[TokenSequence],
+    given: Credits,
+    *,
+    num_ranks: int,
+    micro_batch_tokens: int,
+    packed: bool = True,
+    whole_groups: bool = False,
+) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Cut a step into micro-batches, the same number for every rank.
+
+    Ranks get about as many tokens each. Sequences without a trainable token cost nothing; a rank
+    with fewer micro-batches gets ones without weight. What cannot be cut, a sequence or a group,
+    has a micro-batch of its own where it is longer than the budget.
+
+    Args:
+        sequences: of the step, or a part of it.
+        given: of the same sequences.
+        num_ranks: that share the step.
+        micro_batch_tokens: budget of a micro-batch, padding included.
+        packed: nothing is padded.
+        whole_groups: a group is never cut.
+    """
+    lengths = [len(item.token_ids_T) for item in sequences]
+    numbers = _Numbers(sequences)
+    rows = [row for row in np.argsort(numbers.groups_N, kind="stable").tolist() if lengths[row]]
+    if packed or whole_groups:
+        rows.sort(key=lambda row: (numbers.groups_N[row], sequences[row].token_ids_T.tolist()))
+        groups = [list(members) for _, members in groupby(rows, numbers.groups_N.__getitem__)]
+        units = groups if whole_groups else [[row] for row in rows]
+        sizes = _Sizes(sequences, rows, packed)
+        shares = _line(units, sizes, num_ranks, micro_batch_tokens)
+    else:
+        shares = _by_length(rows, lengths, num_ranks, micro_batch_tokens)
+    most = max(map(len, shares))
+    return tuple(
+        tuple(_stack(sequences, given, numbers, rows) for rows in share)
+        + (_weightless(),) * (most - len(share))
+        for share in shares
+    )
+
+
+class _Numbers:
+    """Names as numbers."""
+
+    def __init__(self, sequences: Sequence[TokenSequence]) -> None:
+        self.rollouts_N = _numbered([item.rollout_id for item in sequences])
+        self.groups_N = _numbered([item.group_id for item in sequences])
+
+
+def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return np.array([places[name] for name in names], np.int64)
+
+
+class _Sizes:
+    """What rows in a line cost to compute, in tokens."""
+
+    def __init__(
+        self, sequences: Sequence[TokenSequence], rows: Sequence[int], packed: bool
+    ) -> None:
+        self._packed = packed
+        self._lengths = {row: len(sequences[row].token_ids_T) for row in rows}
+        # In lexicographic order a row shares most with the one before it.
+        pairs = pairwise(rows)
+        self._shared = {
+            after: shared_tokens(sequences[row].token_ids_T, sequences[after].token_ids_T)
+            for row, after in (pairs if packed else ())
+        }
+
+    def fits(self, piece: Sequence[Sequence[int]], budget: int) -> bool:
+        """Whether a micro-batch is within its budget, or as large as one of its units is anyhow."""
+        return self.alone(piece) <= max([budget, *(self.alone([unit]) for unit in piece)])
+
+    def beside(self, unit: Sequence[int]) -> int:
+        """Of a unit after the one before it."""
+        return sum(self._lengths[row] - self._shared.get(row, 0) for row in unit)
+
+    def alone(self, piece: Sequence[Sequence[int]]) -> int:
+        """Of units in a micro-batch of their own."""
+        rows = [row for unit in piece for row in unit]
+        if not rows:
+            return 0
+        if not self._packed:
+            return max(self._lengths[row] for row in rows) * len(rows)
+        return self.beside(rows) + self._shared.get(rows[0], 0)
+
+
+def _line(
+    units: Sequence[list[int]], sizes: _Sizes, num_ranks: int, budget: int
+) -> list[list[list[int]]]:
+    """Units in a line, cut into equal parts for the ranks, and these into as few as fit."""
+    shares = _evenly(units, sizes, num_ranks)
+    for parts in count(1):
+        cuts = [_evenly(share, sizes, parts) for share in shares]
+        pieces = [piece for cut in cuts for piece in cut]
+        if all(sizes.fits(piece, budget) for piece in pieces):
+            break
+    return [[[row for unit in piece for row in unit] for piece in cut if piece] for cut in cuts]
+
+
+def _evenly(units: Sequence[list[int]], sizes: _Sizes, parts: int) -> list[list[list[int]]]:
+    """Neighbours stay together; a unit goes where its middle lies."""
+    tokens = np.array([sizes.beside(unit) for unit in units], np.float64)
+    middles = np.cumsum(tokens) - tokens / 2
+    places = np.minimum(middles / max(tokens.sum(), 1.0) * parts, parts - 1).astype(int)
+    found: list[list[list[int]]] = [[] for _ in range(parts)]
+    for unit, place in zip(units, places, strict=True):
+        found[place].append(unit)
+    return found
+
+
+def _by_length(
+    rows: Sequence[int], lengths: Sequence[int], num_ranks: int, budget: int
+) -> list[list[list[int]]]:
+    """Rows of similar length together; lengths are dealt to the ranks back and forth."""
+    order = sorted(rows, key=lambda row: (-lengths[row], row))
+    return [
+        _cut(list(_dealt(order, rank, num_ranks)), lengths, budget) for rank in range(num_ranks)
+    ]
+
+
+def _dealt(order: Sequence[int], rank: int, num_ranks: int) -> Iterator[int]:
+    """The rank's share when cards go round the table forth and back."""
+    for number, start in enumerate(range(0, len(order), num_ranks)):
+        seat = rank if number % 2 == 0 else num_ranks - 1 - rank
+        yield from order[start : start + num_ranks][seat : seat + 1]
+
+
+def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """The cheapest cut of `rows` (longest first) into runs of at most `budget` padded tokens.
+
+    Dynamic programming over the end of the last run; a run costs its padded tokens and a constant.
+    """
+    cheapest, begins = [0], [0]
+    for end in range(1, len(rows) + 1):
+        costs = []
+        for begin in range(end - 1, -1, -1):
+            padded = lengths[rows[begin]] * (end - begin)
+            if padded > budget and end - begin > 1:
+                break
+            costs.append((cheapest[begin] + padded + _PASS_TOKENS, begin))
+        cost, begin = min(costs)
+        cheapest.append(cost)
+        begins.append(begin)
+    cuts: list[list[int]] = []
+    end = len(rows)
+    while end:
+        cuts.append(list(rows[begins[end] : end]))
+        end = begins[end]
+    return cuts[::-1]
+
+
+def _stack(
+    sequences: Sequence[TokenSequence], given: Credits, numbers: _Numbers, rows: Sequence[int]
+) -> MicroBatch:
+    members = [sequences[row] for row in rows]
+    kept = list(rows)
+    return MicroBatch(
+        token_ids_BT=_padded([member.token_ids_T for member in members]),
+        behaviour_logprobs_BT=_padded([member.behaviour_logprobs_T for member in members]),
+        reference_logprobs_BT=_padded([member.reference_logprobs_T for member in members]),
+        loss_mask_BT=_padded([member.loss_mask_T for member in members]),
+        weight_versions_BT=_padded([member.weight_versions_T for member in members]),
+        lengths_B=np.array([len(member.token_ids_T) for member in members], np.int64),
+        rollouts_B=numbers.rollouts_N[kept],
+        groups_B=numbers.groups_N[kept],
+        advantages_B=given.advantages_N[kept],
+        weights_B=given.weights_N[kept],
+        temperatures_B=np.array([member.temperature for member in members], np.float32),
+    )
+
+
+def _padded(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    rows_BT = np.full((len(values), max(map(len, values))), _PAD, values[0].dtype)
+    for row, value in zip(rows_BT, values, strict=True):
+        row[: len(value)] = value
+    return rows_BT
+
+
+def _weightless() -> MicroBatch:
+    """Two tokens without loss: keeps a rank in step with the collectives of the others."""
+    nothing_BT = np.zeros((1, 2), np.float32)
+    return MicroBatch(
+        token_ids_BT=np.full((1, 2), _PAD, np.int32),
+        behaviour_logprobs_BT=nothing_BT,
+        reference_logprobs_BT=nothing_BT,
+        loss_mask_BT=np.zeros((1, 2), np.bool_),
+        weight_versions_BT=np.zeros((1, 2), np.int64),
+        lengths_B=np.array([2]),
+        rollouts_B=np.zeros(1, np.int64),
+        groups_B=np.zeros(1, np.int64),
+        advantages_B=np.zeros(1, np.float64),
+        weights_B=np.zeros(1, np.float64),
+        temperatures_B=np.ones(1, np.float32),
+    )

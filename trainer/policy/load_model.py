@@ -1,0 +1,130 @@
+"""From a Hugging Face folder to a model sharded over the ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import TrainerConfig
+from trainer.model.lora import add_adapter
+from trainer.model.onednn_linear import use_onednn
+from trainer.model.packing import can_pack
+from trainer.policy.forward import add_value_head
+
+__all__ = ["DTYPES", "check_model_folder", "load_sharded"]
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be trained and published.
+
+    Raises:
+        ValueError: names all that is missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
+    wanted = {
+        "config.json": (folder / "config.json").is_file(),
+        "weights (*.safetensors)": any(folder.glob("*.safetensors")),
+        f"tokenizer ({', '.join(_TOKENIZER_FILES)})": any(
+            (folder / name).is_file() for name in _TOKENIZER_FILES
+        ),
+    }
+    missing = [name for name, present in wanted.items() if not present]
+    if missing:
+        raise ValueError(f"model {folder}: has no {' and no '.join(missing)}")
+
+
+def load_sharded(
+    config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False
+) -> tuple[nn.Module, bool]:
+    """Load the causal language model of `config.model`; shard each block, then the rest.
+
+    Args:
+        config: of the trainer.
+        mesh: of the ranks.
+        critic: give it a value head.
+
+    Returns:
+        The model, and whether it takes packed rows.
+
+    Raises:
+        ValueError: the folder is incomplete, or holds another kind of model.
+    """
+    check_model_folder(config.model)
+    model = _load(config)
+    # Dropout would make log-probs differ from the engine's; gradients flow all the same.
+    model.eval()
+    use_onednn(model)
+    if config.lora_rank:
+        add_adapter(model, config)
+    packed = config.packing and can_pack(model)
+    if critic:
+        add_value_head(model)
+    shard = partial(
+        fully_shard, mesh=mesh, mp_policy=_precision(config.dtype), offload_policy=_place(config)
+    )
+    for block in _blocks(model):
+        if config.activation_checkpointing:
+            _checkpoint_activations(block)
+        shard(block)
+    shard(model)
+    return model, packed
+
+
+def _checkpoint_activations(block: nn.Module) -> None:
+    """In place: parameters keep their names."""
+    block.forward = partial(
+        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+    )
+
+
+def _load(config: TrainerConfig) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    master = torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype=master,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"model {config.model}: {error}") from error
+    # What is kept on the host may be more than the device holds: blocks go there one by one.
+    return model if config.cpu_offload else model.to(config.device)
+
+
+def _precision(dtype: str) -> MixedPrecisionPolicy:
+    if dtype != "bfloat16":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def _place(config: TrainerConfig) -> OffloadPolicy:
+    if not config.cpu_offload:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=config.device == "cuda")
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: what Hugging Face says must not be split over devices."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -1,0 +1,265 @@
+"""The policy in training on one rank: its shard of the model, its optimizer, one step.
+
+Shape suffixes: B rows of a micro-batch, T tokens.
+"""
+# ruff: noqa: N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainer.algorithms.base import Algorithm, PolicyTokens
+from trainer.config import TrainerConfig
+from trainer.data.micro_batch import MicroBatch
+from trainer.model.lora import is_adapter, merged, plain_name, published_name
+from trainer.policy.commands import Accumulate
+from trainer.policy.forward import VALUE_HEAD, Predicted, forward
+
+__all__ = ["NonFiniteError", "Policy", "learning_rate"]
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or the gradient is not a number; no step was taken."""
+
+
+class Policy:
+    """A sharded model and the AdamW state of its local shards.
+
+    The optimizer sees plain local tensors that share storage with the model's DTensors: AdamW is
+    elementwise, so the result is the same, without a dispatch per operation and parameter.
+    """
+
+    def __init__(
+        self, model: nn.Module, algorithm: Algorithm, config: TrainerConfig, *, packed: bool
+    ) -> None:
+        self.model = model
+        self.packed = packed
+        self._parameters = dict(model.named_parameters())
+        self.shards = {
+            name: _shard(parameter)
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad
+        }
+        """What is trained, and what a checkpoint holds: not what an adapter leaves frozen."""
+        self._algorithm = algorithm
+        self._config = config
+        self._totals = _Totals()
+        self._optimizer = torch.optim.AdamW(
+            self._groups(),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def accumulate(self, command: Accumulate) -> None:
+        """Add the gradient of the loss of a part of the step, not yet divided. Collective."""
+        for batch in command.micro_batches:
+            self._totals.add(self._backward(batch, command.weight_version))
+        self._totals.num_tokens += command.num_tokens
+        self._totals.denominator += command.denominator
+
+    def optimize(self, step: int) -> dict[str, float]:
+        """Take an optimizer step with what was accumulated; its metrics, the same on every rank.
+
+        Collective. A step without a trainable token changes nothing.
+
+        Raises:
+            NonFiniteError: the loss or the gradient's norm is not finite.
+        """
+        totals, self._totals = self._totals, _Totals()
+        if totals.num_tokens == 0:
+            return {}
+        metrics = totals.reduced()
+        metrics["grad_norm"] = self._grad_norm() / totals.denominator
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(metrics[name]):
+                self.model.zero_grad(set_to_none=True)
+                raise NonFiniteError(
+                    f"{name} of step {step} is {metrics[name]}: no step was taken; "
+                    "lower learning_rate or max_grad_norm, or look at the step's rewards"
+                )
+        metrics["learning_rate"] = learning_rate(self._config, step)
+        scale = min(1.0, self._config.max_grad_norm / (metrics["grad_norm"] + 1e-6))
+        self._update(scale / totals.denominator, metrics["learning_rate"])
+        return metrics
+
+    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What engines compute with, whole, one tensor at a time. Collective."""
+        if self._config.publish == "adapter":
+            for name in filter(is_adapter, self._parameters):
+                yield published_name(name), self._whole(name)
+        else:
+            yield from self._whole_weights()
+
+    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and buffers by name; not the critic's."""
+        for name in self._parameters:
+            if not (name.startswith(VALUE_HEAD) or is_adapter(name)):
+                yield plain_name(name), merged(self.model, name, self._whole)
+        persistent = self.model.state_dict()
+        for name, buffer in self.model.named_buffers():
+            if name in persistent:
+                yield plain_name(name), buffer
+
+    def _whole(self, name: str) -> torch.Tensor:
+        # Ranks talk from device to device, wherever the shard is kept.
+        parameter = self._parameters[name].detach().to(self._config.device)
+        assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
+        # On one rank the shard is the whole, and asking nobody for the rest takes no time.
+        alone = parameter.device_mesh.size() == 1
+        whole: torch.Tensor = parameter.to_local() if alone else parameter.full_tensor()
+        return whole
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """This rank's shards and optimizer state by name; the tensors themselves, not copies."""
+        tensors = {f"parameter.{name}": shard.detach() for name, shard in self.shards.items()}
+        for name, shard in self.shards.items():
+            for key, value in self._optimizer.state.get(shard, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    def device_tensors(self) -> Iterator[torch.Tensor]:
+        """All that this rank keeps on its device between commands, gradients included."""
+        for tensor in (*self.state().values(), *self._kept()):
+            if tensor.device.type == self._config.device:
+                yield tensor
+
+    def _kept(self) -> Iterator[torch.Tensor]:
+        for parameter in self._parameters.values():
+            yield _local(parameter.detach())
+            if parameter.grad is not None:
+                yield _local(parameter.grad)
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take over what `state` gave: parameters in place, optimizer state anew."""
+        for name, shard in self.shards.items():
+            shard.detach().copy_(tensors[f"parameter.{name}"])
+            if f"exp_avg.{name}" in tensors and shard.numel():
+                self._optimizer.state[shard] = {
+                    key: tensors[f"{key}.{name}"].to(
+                        device=shard.device if key != "step" or shard.is_cuda else "cpu", copy=True
+                    )
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The critic's layer begins at nothing: it has a rate of its own."""
+        groups = []
+        for own, scale in ((False, 1.0), (True, self._config.critic_rate_scale)):
+            shards = [
+                shard
+                for name, shard in self.shards.items()
+                if name.startswith(VALUE_HEAD) == own and shard.numel()
+            ]
+            groups += [{"params": shards, "scale": scale}] if shards else []
+        return groups
+
+    def _backward(self, batch: MicroBatch, weight_version: int) -> dict[str, torch.Tensor]:
+        predicted = forward(self.model, batch, self._config.device, packed=self.packed)
+        terms = self._algorithm.loss(self._tokens(batch, predicted, weight_version))
+        # FSDP averages gradients over the ranks; the loss is a sum over them.
+        (terms.loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
+        device = terms.loss.device
+        computed = {
+            "sequence_tokens": torch.tensor(batch.lengths_B.sum(), device=device),
+            "computed_tokens": torch.tensor(predicted.num_tokens, device=device),
+        }
+        return {"loss": terms.loss.detach(), **computed, **terms.sums}
+
+    def _tokens(self, batch: MicroBatch, predicted: Predicted, weight_version: int) -> PolicyTokens:
+        logprobs_BT, device = predicted.logprobs_BT, self._config.device
+        dtype = logprobs_BT.dtype
+        advantages_B = torch.from_numpy(batch.advantages_B).to(device, dtype)
+        weights_B = torch.from_numpy(batch.weights_B).to(device, dtype)
+        behaviour_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:])
+        reference_BT = torch.from_numpy(batch.reference_logprobs_BT[:, 1:])
+        versions_BT = torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device)
+        return PolicyTokens(
+            logprobs_BT=logprobs_BT,
+            values_BT=predicted.values_BT,
+            behaviour_logprobs_BT=behaviour_BT.to(device, dtype),
+            reference_logprobs_BT=reference_BT.to(device, dtype),
+            advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
+            weights_BT=weights_B[:, None].expand_as(logprobs_BT),
+            staleness_BT=weight_version - versions_BT,
+            loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),
+            rollouts_B=torch.from_numpy(batch.rollouts_B).to(device),
+            groups_B=torch.from_numpy(batch.groups_B).to(device),
+        )
+
+    def _grad_norm(self) -> float:
+        squares = [
+            _local(parameter.grad).double().square().sum()
+            for parameter in self._parameters.values()
+            if parameter.grad is not None
+        ]
+        total = torch.stack(squares).sum().to(self._config.device)
+        dist.all_reduce(total)
+        return math.sqrt(total.item())
+
+    def _update(self, scale: float, learning_rate: float) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self.shards[name].grad = _local(parameter.grad).mul_(scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["scale"] * learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
+
+
+class _Totals:
+    """Sums over the part of a step that was computed so far."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.denominator = 0.0
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, sums: Mapping[str, torch.Tensor]) -> None:
+        """Those of a micro-batch on this rank."""
+        for name, value in sums.items():
+            wide = value.double()
+            self._sums[name] = self._sums[name] + wide if name in self._sums else wide
+
+    def reduced(self) -> dict[str, float]:
+        """Over all ranks: the loss, what was computed, and means over tokens. Collective."""
+        names = sorted(self._sums)
+        totals = torch.stack([self._sums[name] for name in names])
+        dist.all_reduce(totals)
+        values = dict(zip(names, totals.tolist(), strict=True))
+        whole = {
+            "loss": values.pop("loss") / self.denominator,
+            # Above 1 where sequences shared prefixes.
+            "packing": values.pop("sequence_tokens") / values["computed_tokens"],
+            "computed_tokens": values.pop("computed_tokens"),
+        }
+        return whole | {name: value / self.num_tokens for name, value in values.items()}
+
+
+def learning_rate(config: TrainerConfig, step: int) -> float:
+    """The rate of optimizer step `step` (1 is the first): warm-up, then constant or linear."""
+    if step < config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    if config.learning_rate_schedule == "constant":
+        return config.learning_rate
+    remaining = config.num_steps - step + 1
+    return config.learning_rate * remaining / (config.num_steps - config.warmup_steps + 1)
+
+
+def _shard(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(_local(parameter.detach()))
+
+
+def _local(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert isinstance(tensor, DTensor), "fully_shard makes every parameter a DTensor"
+    local: torch.Tensor = tensor.to_local()
+    return local

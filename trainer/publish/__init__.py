@@ -1,0 +1,1 @@
+"""Publishing weights: the folder of a version and the two-phase publish."""

@@ -1,0 +1,118 @@
+"""The folder of a weight version, as the trainer writes it: a Hugging Face model, or an adapter.
+
+weight_v000012/config.json, tokenizer ...       weight_v000012/adapter_config.json, base.json
+               model.safetensors, or several                   adapter_model.safetensors
+               manifest.json                                   manifest.json
+               .complete                                       .complete
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
+
+from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES, fingerprint
+from trainer import fsync_files
+from trainer.config import Setting
+
+__all__ = ["write_folder"]
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ADAPTER_SETTINGS, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MANIFEST = "manifest.json"
+_FILE_BYTES = 4 << 30
+
+
+def write_folder(
+    folder: Path,
+    model_folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    adapter: Mapping[str, Setting] | None = None,
+) -> list[weight_pb2.WeightFile]:
+    """Write a complete folder, durable when this returns; its files with checksums.
+
+    Args:
+        folder: to be made.
+        model_folder: where configuration and tokenizer are.
+        tensors: by name.
+        adapter: settings of the adapter that they are; None: they are whole weights.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if adapter is None:
+        _copy_settings(model_folder, folder, next(iter(tensors.values())).dtype)
+        _write_weights(folder, tensors)
+    else:
+        _write_adapter(folder, model_folder, tensors, adapter)
+    paths = sorted(
+        path for path in folder.iterdir() if path.name not in (_MANIFEST, fsync_files.COMPLETE)
+    )
+    files = [_described(path) for path in paths]
+    entries = [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in files]
+    fsync_files.write_json(folder / _MANIFEST, {"files": entries})
+    fsync_files.write_marker(folder)
+    return files
+
+
+def _write_adapter(
+    folder: Path,
+    model_folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    settings: Mapping[str, Setting],
+) -> None:
+    layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}
+    fsync_files.write_json(
+        folder / _ADAPTER_SETTINGS, {**settings, "target_modules": sorted(layers)}
+    )
+    fsync_files.write_json(folder / ADAPTER_BASE, {"fingerprint": fingerprint(model_folder)})
+    fsync_files.write_tensors(folder / _ADAPTER_WEIGHTS, tensors)
+
+
+def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
+    """Configuration and tokenizer, whatever its files are called; no weights, no code."""
+    for path in sorted(source.iterdir()):
+        weights_index = path.name.endswith(".index.json") or path.name == _MANIFEST
+        if path.is_file() and path.suffix in COPIED_SUFFIXES and not weights_index:
+            fsync_files.copy_file(path, target / path.name)
+    config = json.loads((source / "config.json").read_text())
+    name = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[name] = str(dtype).removeprefix("torch.")
+    fsync_files.write_json(target / "config.json", config)
+
+
+def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    parts = list(_parts(tensors))
+    if len(parts) == 1:
+        fsync_files.write_tensors(folder / _WEIGHTS, parts[0])
+        return
+    names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
+    for name, part in zip(names, parts, strict=True):
+        fsync_files.write_tensors(folder / name, part)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
+    }
+    fsync_files.write_json(folder / _INDEX, index)
+
+
+def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > _FILE_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        size += tensor.nbytes
+    yield part
+
+
+def _described(path: Path) -> weight_pb2.WeightFile:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return weight_pb2.WeightFile(name=path.name, num_bytes=path.stat().st_size, sha256=digest)

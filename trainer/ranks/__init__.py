@@ -1,0 +1,1 @@
+"""The ranks of a trainer: the channel of commands, workers, device memory."""

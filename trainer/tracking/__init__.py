@@ -1,0 +1,1 @@
+"""Step records and experiment trackers."""

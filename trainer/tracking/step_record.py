@@ -1,0 +1,162 @@
+"""The record of a step: a JSON line for people and programs, gauges for Prometheus.
+
+The file tells the story of the weights: each step that led to them once, with the samples it was
+trained on. Steps that a crash undid are taken out again when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.chassis import metrics
+from trainer import fsync_files
+from trainer.data.token_sequence import TokenSequence, trainable_tokens
+
+__all__ = ["MetricsFile", "StepRecord"]
+
+_SERVICE = "trainer"
+
+
+class StepRecord:
+    """Numbers of one step, and the seconds its phases took."""
+
+    def __init__(self, step: int, base_weight_version: int) -> None:
+        self.step = step
+        self.base_weight_version = base_weight_version
+        self._numbers: dict[str, Any] = {"base_weight_version": base_weight_version}
+        self._seconds: dict[str, float] = {}
+        self._sequences: list[TokenSequence] = []
+        self._sample_ids: list[str] = []
+        self._arrival_time = 0.0
+        self._max_staleness = 0
+
+    @property
+    def num_samples(self) -> int:
+        """What it is trained on so far."""
+        return len(self._sequences)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block's time as phase `name`: wait, lease, train, checkpoint or publish."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
+
+    def leased(self, max_staleness: int) -> None:
+        """Samples arrived, of which the stalest is so many versions behind."""
+        self._arrival_time = time.monotonic()
+        self._max_staleness = max(self._max_staleness, max_staleness)
+
+    def add(self, sequences: Sequence[TokenSequence]) -> None:
+        """The step is trained on these too."""
+        self._sequences += sequences
+
+    def result(self, numbers: Mapping[str, float], reward: str) -> None:
+        """The optimizer step was taken and gave `numbers`; `reward` is what it was trained on."""
+        self._sample_ids = [item.sample_id for item in self._sequences]
+        self._numbers |= self._batch(reward) | dict(numbers)
+        self._numbers["seconds_after_last_sample"] = time.monotonic() - self._arrival_time
+        self._sequences = []
+
+    def _batch(self, reward: str) -> dict[str, float]:
+        rollouts = {item.rollout_id: item for item in self._sequences}.values()
+        # Rollouts that sampled nothing give no samples.
+        trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
+        return {
+            **_other_rewards([item.rewards for item in rollouts], reward),
+            "reward_mean": float(trained.mean()),
+            "reward_std": float(trained.std()),
+            "num_tokens": trainable_tokens(self._sequences),
+            "num_samples": len(self._sequences),
+            "num_groups": len({item.group_id for item in rollouts}),
+            "max_staleness": self._max_staleness,
+        }
+
+    def published(self, weight_version: int) -> None:
+        """Add the newest version after the step, done or under way: its own, if it was due."""
+        self._numbers["weight_version"] = weight_version
+
+    def numbers(self) -> dict[str, float]:
+        """All that is a finite number, by name, seconds as `seconds_<phase>`."""
+        named = {f"seconds_{name}": seconds for name, seconds in self._seconds.items()}
+        every = {"step": self.step, **self._numbers, **named}
+        return {name: float(value) for name, value in every.items() if math.isfinite(value)}
+
+    def line(self) -> dict[str, Any]:
+        """The JSON object of the metrics file."""
+        seconds = {name: round(value, 4) for name, value in self._seconds.items()}
+        return {
+            "step": self.step,
+            **self._numbers,
+            "seconds": seconds,
+            "time": time.time(),
+            "sample_ids": self._sample_ids,
+        }
+
+    def observe(self) -> None:
+        """Show the step to Prometheus."""
+        for name in ("loss", "reward_mean", "grad_norm", "max_staleness", "num_groups"):
+            if name in self._numbers:
+                metrics.gauge(_SERVICE, name, f"{name} of the last step").set(self._numbers[name])
+        metrics.gauge(_SERVICE, "step", "Finished optimizer steps").set(self.step)
+        metrics.counter(_SERVICE, "trained_tokens_total", "Tokens whose loss counted").inc(
+            self._numbers.get("num_tokens", 0)
+        )
+        seconds = metrics.histogram(_SERVICE, "step_seconds", "Seconds of a step", ("phase",))
+        for name, value in self._seconds.items():
+            seconds.labels(name).observe(value)
+
+
+class MetricsFile:
+    """JSON lines, one for each step; without a path nothing is written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def begin(self, step: int, record: Mapping[str, Any]) -> None:
+        """Keep the lines of steps up to `step`, whose own line is `record` if it got lost."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [line for line in _lines(self._path) if line["step"] <= step]
+        if record and all(line["step"] != step for line in lines):
+            lines.append(dict(record))
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        fsync_files.sync(partial)
+        partial.replace(self._path)
+
+    def append(self, record: StepRecord) -> None:
+        """Add the line of a finished step."""
+        if self._path is None:
+            return
+        with self._path.open("a") as file:
+            file.write(json.dumps(record.line()) + "\n")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return  # a crash cut the last one
+
+
+def _other_rewards(rewards: Sequence[Mapping[str, float]], trained: str) -> dict[str, float]:
+    names = {name for given in rewards for name in given} - {trained}
+    return {
+        name: float(np.mean([given[name] for given in rewards if name in given]))
+        for name in sorted(names)
+    }

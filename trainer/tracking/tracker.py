@@ -1,0 +1,116 @@
+"""Trackers: where people look at a run besides its JSON lines. Built in: TensorBoard, W&B, MLflow.
+
+Training never waits for one and never fails with one: each has a thread of its own, and what it
+raises is told in the log.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from queue import SimpleQueue
+from typing import Protocol
+
+from services.chassis import plugins
+from services.chassis.errors import ConfigError
+from services.chassis.log import get_logger
+from trainer.config import TrainerConfig
+
+__all__ = ["TRACKERS", "Tracker", "Trackers", "names"]
+
+TRACKERS = {
+    "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
+    "wandb": "trainer.tracking.wandb:WeightsAndBiases",
+    "mlflow": "trainer.tracking.mlflow:MLflow",
+}
+_SECONDS = "seconds_"
+
+
+class Tracker(Protocol):
+    """A plug-in. Its constructor takes the `TrainerConfig`, and loads its library.
+
+    The other calls come from one thread; connecting to anything belongs into the first of them.
+    """
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show optimizer step `step`; after a crash some steps come again."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still held; nothing is logged any more."""
+        ...
+
+
+class Trackers:
+    """All that are configured."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        """Load them.
+
+        Raises:
+            ConfigError: one is not known, or its library is not installed.
+        """
+        self._feeds = [_Feed(name, _made(name, config)) for name in config.trackers]
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show a step, soon."""
+        named = names(numbers)
+        for feed in self._feeds:
+            feed.log(step, named)
+
+    def close(self, wait_seconds: float = 10.0) -> None:
+        """Let each write what it has; one that hangs is left behind."""
+        for feed in self._feeds:
+            feed.end()
+        until = time.monotonic() + wait_seconds
+        for feed in self._feeds:
+            feed.join(max(until - time.monotonic(), 0.0))
+
+
+def _made(name: str, config: TrainerConfig) -> Tracker:
+    try:
+        tracker: Tracker = plugins.make("trackers", name, TRACKERS, config)
+    except ConfigError as error:
+        if name in TRACKERS and isinstance(error.__cause__, ImportError):
+            raise ConfigError(f"{error}: pip install 'seamflow[{name}]'") from error
+        raise
+    return tracker
+
+
+class _Feed(threading.Thread):
+    """Calls one tracker, in order."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        super().__init__(name=f"tracker-{name}", daemon=True)
+        self._tracker = tracker
+        self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
+        self.start()
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._queue.put((step, numbers))
+
+    def end(self) -> None:
+        self._queue.put(None)
+
+    def run(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            self._try("log", *entry)
+        self._try("close")
+
+    def _try(self, call: str, *arguments: object) -> None:
+        try:
+            getattr(self._tracker, call)(*arguments)
+        except Exception as error:  # somebody else's service: not a reason to stop training
+            get_logger().warning("tracker_failed", tracker=self.name, call=call, error=str(error))
+
+
+def names(numbers: Mapping[str, float]) -> dict[str, float]:
+    """A step's numbers as trackers call them: `training/<name>`, and `timing_s/<phase>`."""
+    return {
+        f"timing_s/{name.removeprefix(_SECONDS)}"
+        if name.startswith(_SECONDS)
+        else f"training/{name}": value
+        for name, value in numbers.items()
+        if name != "step"
+    }

@@ -1,0 +1,1 @@
+"""gRPC servicers: validation, conversion, one handler per rpc."""

@@ -1,0 +1,188 @@
+# ruff: noqa: N802 -- rpcs are named as the contract names them
+"""ColumnService: samples out to the consumers that compute columns, their values in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from seamflow.trajectory.v1 import column_service_pb2 as pb
+from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.chassis.errors import invalid_argument
+from trajectory_manager.api import conversion, lease_token, validation
+from trajectory_manager.model.records import RunConfig, Topic
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.token_bytes import unpack_logprobs
+from trajectory_manager.model.tokens import BYTES_PER_TOKEN
+from trajectory_manager.service import sample_builder
+from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.store.column_interface import ColumnLease, ColumnStore
+from trajectory_manager.store.interface import Store
+
+_MAX_SAMPLES = 512
+_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+
+
+class ColumnServicer(pb_grpc.ColumnServiceServicer):
+    """Serves columns over gRPC."""
+
+    def __init__(self, store: Store, waiting: Waiting) -> None:
+        self._store = store
+        self._waiting = waiting
+
+    async def LeaseColumn(
+        self, request: pb.LeaseColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.LeaseColumnResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        wait = validation.seconds("wait", request.wait)
+        config = await self._store.runs.config(run_id)
+        column, needs = _column("column", request.column, config), tuple(request.needs)
+        for need in needs:
+            if _column("needs", need, config) == column:
+                raise invalid_argument("needs", need, "a column other than the one to write")
+        wanted = validation.bounded("max_samples", request.max_samples, _MAX_SAMPLES)
+        wanted = validation.positive("max_samples", wanted)
+
+        async def attempt() -> ColumnLease | None:
+            return await self._store.columns.lease(run_id, column, needs, wanted)
+
+        lease = await self._waiting.until(run_id, Topic.COLUMNS, wait, attempt)
+        if lease is None:
+            return pb.LeaseColumnResponse()
+        messages = await self._messages(run_id, config, lease.sample_ids)
+        await add_columns(self._store.columns, run_id, messages, needs)
+        duration = Duration()
+        duration.FromMilliseconds(int(lease.seconds * 1000))
+        return pb.LeaseColumnResponse(
+            samples=messages,
+            lease_token=lease_token.column_token(lease.epoch),
+            lease_duration=duration,
+        )
+
+    async def _messages(
+        self, run_id: str, config: RunConfig, sample_ids: tuple[str, ...]
+    ) -> list[trajectory_pb2.Sample]:
+        built = await self._built(run_id, config, sample_ids)
+        return [conversion.sample_to(sample, packed=True) for sample in built]
+
+    async def _built(
+        self, run_id: str, config: RunConfig, sample_ids: tuple[str, ...]
+    ) -> list[sample_builder.Sample]:
+        # From base version 0 no token is too old: which are is decided when a step takes them.
+        unmasked = StepLease(step=0, base_weight_version=0, sample_ids=sample_ids)
+        built = sample_builder.build(self._store.tokens, run_id, config, unmasked)
+        return [sample async for sample in built]
+
+    async def WriteColumn(
+        self, request: pb.WriteColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.WriteColumnResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        config = await self._store.runs.config(run_id)
+        column = _column("column", request.column, config)
+        epoch = lease_token.parse_column(request.lease_token)
+        values = _values(request.values)
+        new = await self._store.columns.unwritten(run_id, column, epoch, list(values))
+        await self._check_lengths(run_id, config, {name: values[name] for name in new})
+        # Values before their cells: a cell that is written has its value, whoever dies in between.
+        await self._put(run_id, column, epoch, values, new)
+        written = await self._store.columns.complete(run_id, column, epoch, new)
+        if written.num_written < len(new):
+            # The same call under way twice, or a newer lease that was faster: whose value stands?
+            await self._store.columns.put(run_id, column, epoch, values, new=False)
+        return pb.WriteColumnResponse(
+            num_written=written.num_written, num_ready_groups=written.num_ready_groups
+        )
+
+    async def _put(
+        self,
+        run_id: str,
+        column: str,
+        epoch: int,
+        values: Mapping[str, bytes],
+        new: Collection[str],
+    ) -> None:
+        for is_new in (False, True):
+            part = {name: value for name, value in values.items() if (name in new) == is_new}
+            await self._store.columns.put(run_id, column, epoch, part, new=is_new)
+
+    async def _check_lengths(
+        self, run_id: str, config: RunConfig, values: Mapping[str, bytes]
+    ) -> None:
+        per_token = tuple(name for name in values if len(values[name]) != BYTES_PER_TOKEN)
+        if not per_token:
+            return
+        for sample in await self._built(run_id, config, per_token):
+            given = len(values[sample.sample_id]) // BYTES_PER_TOKEN
+            if given != sample.tokens.num_tokens:
+                cure = f"1 value, or one for each of the {sample.tokens.num_tokens} tokens"
+                raise invalid_argument(f"values[{sample.sample_id}]", f"{given} values", cure)
+
+    async def ListSampleStatus(
+        self, request: pb.ListSampleStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListSampleStatusResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        limit = validation.bounded("page_size", request.page_size, _MAX_PAGE) or _DEFAULT_PAGE
+        after = validation.optional_name("page_token", request.page_token)
+        rows = await self._store.columns.status(run_id, after, limit)
+        full = len({row.group_id for row in rows}) == limit
+        return pb.ListSampleStatusResponse(
+            samples=[
+                pb.SampleStatus(
+                    sample_id=row.sample_id,
+                    group_id=row.group_id,
+                    ready_columns=row.ready,
+                    leased_columns=row.leased,
+                    leased_step=row.step,
+                )
+                for row in rows
+            ],
+            next_page_token=rows[-1].group_id if full else "",
+        )
+
+
+async def add_columns(
+    columns: ColumnStore,
+    run_id: str,
+    messages: Sequence[trajectory_pb2.Sample],
+    names: Sequence[str],
+) -> None:
+    """Fill `columns` of samples with those in `names` that are stored."""
+    if not names:
+        return
+    values = await columns.read(run_id, [message.sample_id for message in messages])
+    for message in messages:
+        stored = values[message.sample_id]
+        for name in names:
+            if name in stored:
+                message.columns.add(name=name, values=stored[name])
+
+
+def _column(field: str, name: str, config: RunConfig) -> str:
+    if name not in config.required_columns:
+        known = ", ".join(config.required_columns) or "none"
+        raise invalid_argument(field, name, f"one of the run's required_columns ({known})")
+    return name
+
+
+def _values(messages: Sequence[pb.ColumnValues]) -> dict[str, bytes]:
+    values: dict[str, bytes] = {}
+    for message in messages:
+        field = f"values[{message.sample_id}]"
+        if message.sample_id in values:
+            raise invalid_argument(field, "given twice", "each sample once")
+        if not message.values or len(message.values) % BYTES_PER_TOKEN:
+            cure = "float32 values of 4 bytes each"
+            raise invalid_argument(field, f"{len(message.values)} bytes", cure)
+        # The sum of finite float32 is a finite float64; anything else poisons it.
+        if not math.isfinite(sum(unpack_logprobs(message.values))):
+            raise invalid_argument(field, "NaN or infinite", "finite numbers")
+        values[message.sample_id] = message.values
+    return values

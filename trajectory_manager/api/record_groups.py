@@ -1,0 +1,133 @@
+"""RecordGroups: whole groups that were generated elsewhere, such as an exported run.
+
+Admit (all or none) -> store each rollout -> settle it, as if an agent had just finished it. Each
+step is idempotent by the task's name, so a caller that lost the answer sends the same again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from services.chassis.errors import invalid_argument
+from trajectory_manager.api import conversion, validation
+from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.model.records import (
+    Purpose,
+    Rollout,
+    RolloutState,
+    SlotName,
+    Submitted,
+    Task,
+)
+from trajectory_manager.model.tokens import Opening, Turn, TurnRecord
+from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.store.interface import Store
+
+_MAX_GROUPS = 1024
+_ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
+
+
+class RecordedGroups:
+    """Records groups on a store."""
+
+    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
+        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+        self._store = store
+        self._rollouts = rollouts
+        self._room = room
+        self._max_turn_tokens = max_turn_tokens
+
+    async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
+        """Record the groups of `request`; how many were new, and how many more may come.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED with a time, ALREADY_EXISTS.
+        """
+        run_id = validation.run_name(request.run_id)
+        await self._store.runs.config(run_id)
+        validation.bounded("groups", len(request.groups), _MAX_GROUPS)
+        tasks = [_task(f"groups[{i}]", group) for i, group in enumerate(request.groups)]
+        recorded = [
+            one
+            for index, (task, group) in enumerate(zip(tasks, request.groups, strict=True))
+            for one in self._converted(run_id, task, index, group)
+        ]
+        with self._room.taken(
+            sum(turn.tokens.num_bytes for _, turns in recorded for turn in turns)
+        ):
+            admitted = await self._store.runs.admit_recorded(run_id, tasks)
+            await self._rollouts.record(run_id, recorded)
+        return admitted
+
+    def _converted(
+        self, run_id: str, task: Task, index: int, group: pb.RecordedGroup
+    ) -> Iterator[tuple[Rollout, tuple[TurnRecord, ...]]]:
+        for slot, message in enumerate(group.rollouts):
+            field = f"groups[{index}].rollouts[{slot}]"
+            turns = tuple(self._turns(field, message))
+            yield _rollout(run_id, task.task_id, slot, message), turns
+
+    def _turns(self, field: str, message: pb.RecordedRollout) -> Iterator[TurnRecord]:
+        lengths: dict[str, int] = {}
+        for i, turn in enumerate(message.turns):
+            record = _turn(f"{field}.turns[{i}]", turn)
+            parent, prefix = record.turn.opening.parent_turn_id, record.turn.opening.prefix_length
+            if record.turn.turn_id in lengths:
+                cure = "each name once in a rollout"
+                raise invalid_argument(f"{field}.turns[{i}].turn_id", record.turn.turn_id, cure)
+            if not 0 <= prefix <= lengths.get(parent, 0):
+                cure = f"at most the tokens of turn {parent!r} before it, {lengths.get(parent, 0)}"
+                raise invalid_argument(f"{field}.turns[{i}].prefix_length", prefix, cure)
+            lengths[record.turn.turn_id] = prefix + record.tokens.num_tokens
+            if record.tokens.num_tokens > self._max_turn_tokens:
+                cure = f"at most {self._max_turn_tokens} tokens (max_turn_tokens)"
+                given = record.tokens.num_tokens
+                raise invalid_argument(f"{field}.turns[{i}].tokens", given, cure)
+            yield record
+
+
+def _task(field: str, group: pb.RecordedGroup) -> Task:
+    if not group.rollouts:
+        raise invalid_argument(f"{field}.rollouts", [], "at least one rollout")
+    return Task(
+        task_id=validation.name(f"{field}.task_id", group.task_id),
+        payload_json=validation.json_object(f"{field}.payload_json", group.payload_json),
+        num_samples=len(group.rollouts),
+        purpose=Purpose.TRAIN,
+    )
+
+
+def _rollout(run_id: str, task_id: str, slot: int, message: pb.RecordedRollout) -> Rollout:
+    outcome = conversion.outcome_from(message.rewards, message.failure_class, "")
+    if outcome.state is not RolloutState.FINISHED or not outcome.rewards:
+        cure = "rewards, and no failure_class but POLICY: only finished rollouts are trained"
+        raise invalid_argument("rollouts.rewards", list(message.rewards), cure)
+    return Rollout(
+        run_id=run_id,
+        rollout_id=str(SlotName(task_id, slot, 1)),
+        purpose=Purpose.TRAIN,
+        group_id=task_id,
+        traceparent=validation.text("traceparent", message.traceparent),
+        state=outcome.state,
+        outcome=outcome,
+    )
+
+
+def _turn(field: str, message: pb.RecordedTurn) -> TurnRecord:
+    if message.finish_reason not in _ENDS:
+        raise invalid_argument(f"{field}.finish_reason", message.finish_reason, "STOP or LENGTH")
+    tokens = conversion.packed_from(f"{field}.tokens", message.tokens)
+    opening = Opening(
+        turn_id=validation.name(f"{field}.turn_id", message.turn_id),
+        attempt_id="-",
+        prompt_digest=hashlib.sha256(tokens.ids).hexdigest(),
+        parent_turn_id=validation.optional_name(f"{field}.parent_turn_id", message.parent_turn_id),
+        prefix_length=message.prefix_length,
+        temperature=validation.finite(f"{field}.temperature", message.temperature),
+    )
+    turn = Turn(opening=opening, epoch=0, finish_reason=message.finish_reason)
+    return TurnRecord(turn=turn, tokens=tokens)

@@ -1,0 +1,230 @@
+# ruff: noqa: N802 -- rpcs are named as the contract names them
+"""SampleService: complete groups out to the trainer, at least once, with effect exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from seamflow.trajectory.v1 import sample_service_pb2 as pb
+from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
+
+from services.chassis.errors import invalid_argument
+from trajectory_manager.api import conversion, lease_token, step_samples, validation
+from trajectory_manager.api.column_servicer import add_columns
+from trajectory_manager.model.records import RolloutState, Topic
+from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.service import sample_builder
+from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.metrics import Metrics
+from trajectory_manager.service.publish_gate import Verdict, judge
+from trajectory_manager.store.interface import Store
+
+_MAX_SHARDS = 65_536
+# A page ends early rather than outgrow what one message may hold.
+_PAGE_BYTES = 16 << 20
+_READ_ROLLOUTS = 32
+
+
+class SampleServicer(pb_grpc.SampleServiceServicer):
+    """Serves the step ledger over gRPC."""
+
+    def __init__(self, store: Store, waiting: Waiting, metrics: Metrics) -> None:
+        self._store = store
+        self._waiting = waiting
+        self._metrics = metrics
+
+    async def Reconcile(
+        self, request: pb.ReconcileRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ReconcileResponse:
+        """See the contract."""
+        reconciled = await self._store.ledger.reconcile(
+            validation.run_name(request.run_id),
+            validation.not_negative("step", request.step),
+            validation.name("trainer_id", request.trainer_id),
+        )
+        return pb.ReconcileResponse(
+            epoch=reconciled.epoch,
+            pending_steps=reconciled.pending_steps,
+            open_step=reconciled.open_step,
+        )
+
+    async def LeaseSamples(
+        self, request: pb.LeaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.LeaseSamplesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        wait = validation.seconds("wait", request.wait)
+        num_shards, shard = _shards(request)
+        page = step_samples.Page(
+            shard=shard,
+            first=validation.not_negative("first_sample", request.first_sample),
+            max_bytes=validation.not_negative("max_bytes", request.max_bytes),
+            packed=request.packed,
+        )
+
+        async def attempt() -> StepLease | None:
+            lease = await self._lease(run_id, request, num_shards)
+            return lease if lease is not None and _answers(request, lease) else None
+
+        lease = await self._waiting.until(run_id, Topic.READY, wait, attempt)
+        response = pb.LeaseSamplesResponse()
+        if lease is None:
+            return response
+        staleness = await step_samples.fill(response, self._store, run_id, lease, page)
+        for versions in staleness:
+            self._metrics.staleness(versions)
+        response.lease_token = lease_token.step_token(lease.step, request.epoch)
+        response.max_staleness = max(staleness, default=0)
+        response.num_deliveries = lease.num_deliveries
+        return response
+
+    async def _lease(
+        self, run_id: str, request: pb.LeaseSamplesRequest, num_shards: int
+    ) -> StepLease | None:
+        attempted = await self._store.ledger.lease_samples(
+            run_id,
+            request.epoch,
+            validation.positive("step", request.step),
+            validation.not_negative("base_weight_version", request.base_weight_version),
+            validation.not_negative("num_groups", request.num_groups),
+            num_shards,
+            validation.not_negative("min_groups", request.min_groups),
+            request.streaming,
+        )
+        if attempted.num_too_old:
+            self._metrics.discarded("staleness", attempted.num_too_old)
+        return attempted.lease
+
+    async def ExtendLease(
+        self, request: pb.ExtendLeaseRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExtendLeaseResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        step, epoch = lease_token.parse_step(request.lease_token)
+        seconds = await self._store.ledger.extend_samples(run_id, epoch, step)
+        remaining = Duration()
+        remaining.FromMilliseconds(int(seconds * 1000))
+        return pb.ExtendLeaseResponse(remaining=remaining)
+
+    async def CommitStep(
+        self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CommitStepResponse:
+        """See the contract."""
+        num_samples = await self._store.ledger.commit(
+            validation.run_name(request.run_id),
+            request.epoch,
+            validation.positive("step", request.step),
+        )
+        return pb.CommitStepResponse(num_samples=num_samples)
+
+    async def ReleaseSamples(
+        self, request: pb.ReleaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ReleaseSamplesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        step, epoch = lease_token.parse_step(request.lease_token)
+        await self._store.ledger.release(run_id, epoch, step)
+        return pb.ReleaseSamplesResponse()
+
+    async def AwaitPublish(
+        self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AwaitPublishResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        version = validation.positive("weight_version", request.weight_version)
+        wait = validation.seconds("wait", request.wait)
+        verdict = Verdict(publish=False, num_blocking=0)
+
+        async def attempt() -> Verdict | None:
+            nonlocal verdict
+            verdict = await judge(self._store, run_id, request.epoch, version)
+            return verdict if verdict.publish else None
+
+        await self._waiting.until(run_id, Topic.READY, wait, attempt)
+        return pb.AwaitPublishResponse(publish=verdict.publish, num_blocking=verdict.num_blocking)
+
+    async def ListSamples(
+        self, request: pb.ListSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListSamplesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        start, limit = validation.page(request.page_size, request.page_token)
+        config = await self._store.runs.config(run_id)
+        names = await self._store.runs.listed(run_id, start, limit + 1)
+        listed: list[pb.ListedSample] = []
+        num_read = num_bytes = 0
+        while num_read < min(limit, len(names)) and num_bytes < _PAGE_BYTES:
+            batch = names[num_read : min(num_read + _READ_ROLLOUTS, limit)]
+            found = await self._listed(run_id, batch, request.packed)
+            num_read += len(batch)
+            num_bytes += sum(entry.ByteSize() for entry in found)
+            listed += found
+        messages = [entry.sample for entry in listed]
+        await add_columns(self._store.columns, run_id, messages, config.required_columns)
+        return pb.ListSamplesResponse(
+            samples=listed,
+            next_page_token=str(start + num_read) if len(names) > num_read else "",
+        )
+
+    async def _listed(
+        self, run_id: str, rollout_ids: Sequence[str], packed: bool
+    ) -> list[pb.ListedSample]:
+        found = await self._store.tokens.read(run_id, rollout_ids)
+        steps = await self._store.ledger.committed_steps(run_id, rollout_ids)
+        return [
+            pb.ListedSample(
+                sample=conversion.sample_to(sample, packed=packed),
+                purpose=int(sample.rollout.purpose),  # type: ignore[arg-type]
+                state=int(sample.rollout.state),  # type: ignore[arg-type]
+                committed_step=step,
+            )
+            for pair, step in zip(found, steps, strict=True)
+            if pair is not None and pair[0].state is not RolloutState.RUNNING
+            for sample in sample_builder.of_rollout(*pair)
+        ]
+
+    async def GetReadiness(
+        self, request: pb.GetReadinessRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetReadinessResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        wait = validation.seconds("wait", request.wait)
+        wanted = validation.not_negative("min_ready_groups", request.min_ready_groups)
+        if request.step:
+            await self._store.ledger.await_step(
+                run_id,
+                request.epoch,
+                validation.positive("step", request.step),
+                validation.not_negative("base_weight_version", request.base_weight_version),
+            )
+
+        async def attempt() -> Readiness | None:
+            counts = await self._store.runs.readiness(run_id)
+            return counts if counts.num_leasable_groups >= wanted else None
+
+        counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
+        if counts is None:
+            counts = await self._store.runs.readiness(run_id)
+        return pb.GetReadinessResponse(
+            **{name: getattr(counts, name) for name in Readiness.__dataclass_fields__}
+        )
+
+
+def _answers(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
+    """Whether the step has what was asked for: all samples, or with streaming any further ones."""
+    return not lease.is_open or (request.streaming and len(lease.sample_ids) > request.first_sample)
+
+
+def _shards(request: pb.LeaseSamplesRequest) -> tuple[int, int | None]:
+    """Into how many shards the step is cut, and which of them is asked for; None: all."""
+    num_shards = validation.bounded("num_shards", request.num_shards, _MAX_SHARDS) or 1
+    if not request.HasField("shard"):
+        return num_shards, None
+    if not 0 <= request.shard < num_shards:
+        cure = f"at least 0 and less than num_shards, which is {num_shards}"
+        raise invalid_argument("shard", request.shard, cure)
+    return num_shards, request.shard

@@ -1,0 +1,96 @@
+"""The samples of a leased step as the trainer gets them: fresh ones, then replayed ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from seamflow.trajectory.v1 import sample_service_pb2 as pb
+
+from services.chassis.errors import invalid_argument
+from trajectory_manager.api import conversion
+from trajectory_manager.api.column_servicer import add_columns
+from trajectory_manager.model.records import RunConfig, StalenessPolicy
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.service import sample_builder
+from trajectory_manager.service.step_shards import cut
+from trajectory_manager.store.interface import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which samples of a step, and in which form."""
+
+    shard: int | None
+    """Those of this shard; None: of all."""
+    first: int
+    """How many of them to skip."""
+    max_bytes: int
+    """Of messages, beyond which none is added; 0: no limit."""
+    packed: bool
+    """With arrays as bytes."""
+
+
+async def fill(
+    response: pb.LeaseSamplesResponse,
+    store: Store,
+    run_id: str,
+    lease: StepLease,
+    page: Page,
+) -> list[int]:
+    """Add the samples of a step to `response`, in the ledger's order, as far as `page` says.
+
+    They are written where they stay: a step is too large to be copied once more.
+
+    Returns:
+        Of each fresh sample among them: versions behind the step's base version.
+    """
+    config = await store.runs.config(run_id)
+    shards = _shards(lease)
+    names = [name for name, shard in shards.items() if page.shard in (None, shard)]
+    if page.first > len(names):
+        cure = f"next_sample of the answer before; the step has {len(names)} samples here"
+        raise invalid_argument("first_sample", page.first, cure)
+    staleness, num_bytes = list[int](), 0
+    async with aclosing(_built(store, run_id, lease, config, names[page.first :])) as built:
+        async for sample, replayed in built:
+            message = response.samples.add(shard=shards[sample.sample_id], replayed=replayed)
+            conversion.fill_sample(message, sample, packed=page.packed)
+            if not replayed:
+                staleness.append(lease.base_weight_version - sample.min_weight_version)
+            num_bytes += sample.tokens.num_bytes + len(sample.loss_mask)
+            if 0 < page.max_bytes <= num_bytes:
+                break
+    end = page.first + len(response.samples)
+    response.next_sample = end if end < len(names) or lease.is_open else 0
+    await add_columns(store.columns, run_id, response.samples, config.required_columns)
+    return staleness
+
+
+async def _built(
+    store: Store, run_id: str, lease: StepLease, config: RunConfig, names: Sequence[str]
+) -> AsyncGenerator[tuple[sample_builder.Sample, bool], None]:
+    """Those of a step's samples that `names` has, and whether they are replayed."""
+    wanted = set(names)
+    fresh = replace(lease, sample_ids=_those(lease.sample_ids, wanted))
+    async for sample in sample_builder.build(store.tokens, run_id, config, fresh):
+        yield sample, False
+    # Replayed samples are old by intention: nothing of them is masked.
+    whole = replace(config, staleness_policy=StalenessPolicy.DROP)
+    replayed = replace(lease, sample_ids=_those(lease.replayed_ids, wanted))
+    async for sample in sample_builder.build(store.tokens, run_id, whole, replayed):
+        yield sample, True
+
+
+def _shards(lease: StepLease) -> dict[str, int]:
+    names = (*lease.sample_ids, *lease.replayed_ids)
+    if lease.num_shards == 1:
+        return dict.fromkeys(names, 0)
+    # An entry of an older release knows no lengths: all count the same.
+    lengths = lease.num_tokens or (1,) * len(names)
+    return dict(zip(names, cut(lengths, lease.num_shards), strict=True))
+
+
+def _those(names: Sequence[str], wanted: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in wanted)

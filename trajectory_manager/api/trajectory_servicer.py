@@ -1,0 +1,244 @@
+# ruff: noqa: N802 -- rpcs are named as the contract names them
+"""TrajectoryService: records tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import fields
+from typing import Any
+
+import grpc.aio
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
+
+from services.chassis.errors import ServiceError, already_exists, invalid_argument
+from trajectory_manager.api import conversion, validation
+from trajectory_manager.api.append_segments import TURN_ENDS, Appends
+from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.open_turns import Openings
+from trajectory_manager.api.record_groups import RecordedGroups
+from trajectory_manager.model.records import RolloutState, RunConfig
+from trajectory_manager.model.tokens import Append, Finish
+from trajectory_manager.service.retention import Retention
+from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.interface import Store
+
+_DEFAULT_WATCH_SECONDS = 0.5
+_MIN_WATCH_SECONDS = 0.02
+_MAX_DELETED = 1000
+
+
+class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
+    """Serves the record over gRPC."""
+
+    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
+        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+        self._store = store
+        self._rollouts = rollouts
+        self._room = room
+        self._openings = Openings(rollouts)
+        self._appends = Appends(rollouts, room, max_turn_tokens)
+        self._retention = Retention(store.retention, store.runs)
+        self._recorded = RecordedGroups(store, rollouts, room, max_turn_tokens)
+        self._max_turn_tokens = max_turn_tokens
+
+    async def CreateRun(
+        self, request: pb.CreateRunRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CreateRunResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        config = conversion.config_from(request.config)
+        validation.run_config(config, self._store.durability)
+        existing = await self._store.runs.create_run(run_id, config)
+        if existing is not None and existing != config:
+            raise already_exists("run", f"{run_id}, with other {_differences(existing, config)}")
+        return pb.CreateRunResponse(created=existing is None)
+
+    async def StartRollout(
+        self, request: pb.StartRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.StartRolloutResponse:
+        """See the contract."""
+        return await self._openings.start(request)
+
+    async def BeginTurn(
+        self, request: pb.BeginTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.BeginTurnResponse:
+        """See the contract."""
+        return await self._openings.begin(request)
+
+    async def OpenTurns(
+        self, request: pb.OpenTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.OpenTurnsResponse:
+        """See the contract."""
+        return await self._openings.open(request)
+
+    async def AppendTokens(
+        self, request: pb.AppendTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AppendTokensResponse:
+        """See the contract."""
+        run_id, rollout_id = _rollout_name(request)
+        offset = validation.not_negative("offset", request.offset)
+        end = offset + len(request.tokens.token_ids)
+        if end > self._max_turn_tokens:
+            cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
+            raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
+        append = Append(
+            run_id=run_id,
+            rollout_id=rollout_id,
+            turn_id=validation.name("turn_id", request.turn_id),
+            epoch=request.epoch,
+            offset=offset,
+            tokens=conversion.tokens_from(request.tokens),
+        )
+        with self._room.taken(append.tokens.num_bytes):
+            stored = await self._appended(append)
+        return pb.AppendTokensResponse(num_tokens=stored)
+
+    async def AppendSegments(
+        self, request: pb.AppendSegmentsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AppendSegmentsResponse:
+        """See the contract."""
+        return await self._appends.append(request)
+
+    async def RecordGroups(
+        self, request: pb.RecordGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RecordGroupsResponse:
+        """See the contract."""
+        recorded = await self._recorded.record(request)
+        return pb.RecordGroupsResponse(
+            num_recorded=recorded.num_accepted, num_free=recorded.num_free
+        )
+
+    async def EndTurn(
+        self, request: pb.EndTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.EndTurnResponse:
+        """See the contract."""
+        if request.finish_reason not in TURN_ENDS:
+            raise invalid_argument(
+                "finish_reason", request.finish_reason, "STOP, LENGTH or CANCELLED"
+            )
+        run_id, rollout_id = _rollout_name(request)
+        append = Append(
+            run_id=run_id,
+            rollout_id=rollout_id,
+            turn_id=validation.name("turn_id", request.turn_id),
+            epoch=request.epoch,
+            offset=None,
+            finish=Finish(
+                reason=request.finish_reason,
+                answer_key=validation.optional_name("message_key", request.message_key),
+                drift=conversion.drift_from(request),
+            ),
+        )
+        await self._appended(append)
+        return pb.EndTurnResponse()
+
+    async def _appended(self, append: Append) -> int:
+        (answer,) = await self._rollouts.append([append])
+        if isinstance(answer, ServiceError):
+            raise answer
+        return answer.num_tokens
+
+    async def FinishRollout(
+        self, request: pb.FinishRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.FinishRolloutResponse:
+        """See the contract."""
+        run_id, closing = conversion.closing_from(request)
+        (refused,) = await self._rollouts.finish(run_id, [closing])
+        if refused is not None:
+            raise refused
+        return pb.FinishRolloutResponse()
+
+    async def DeleteTrajectories(
+        self, request: pb.DeleteTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DeleteTrajectoriesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_DELETED)
+        names = [validation.name("rollout_ids", name) for name in request.rollout_ids]
+        deleted = await self._retention.delete(run_id, names)
+        return pb.DeleteTrajectoriesResponse(
+            num_deleted=deleted.num_deleted, needed_rollout_ids=deleted.needed
+        )
+
+    async def GetTrajectory(
+        self, request: pb.GetTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetTrajectoryResponse:
+        """See the contract."""
+        run_id, rollout_id = _rollout_name(request)
+        if request.credential_digest:
+            await self._check_credential(run_id, rollout_id, request.credential_digest)
+        trajectory = await self._required(run_id, rollout_id)
+        return pb.GetTrajectoryResponse(trajectory=trajectory)
+
+    async def ListTrajectories(
+        self, request: pb.ListTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListTrajectoriesResponse:
+        """See the contract."""
+        run_id = validation.run_name(request.run_id)
+        start, limit = validation.page(request.page_size, request.page_token)
+        names = await self._store.runs.listed(run_id, start, limit + 1)
+        read = await asyncio.gather(
+            *(self._read(run_id, name, not request.headers_only) for name in names[:limit])
+        )
+        return pb.ListTrajectoriesResponse(
+            trajectories=[trajectory for trajectory in read if trajectory is not None],
+            next_page_token=str(start + limit) if len(names) > limit else "",
+        )
+
+    async def WatchTrajectory(
+        self, request: pb.WatchTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.WatchTrajectoryResponse]:
+        """See the contract."""
+        run_id, rollout_id = _rollout_name(request)
+        interval = validation.seconds("interval", request.interval) or _DEFAULT_WATCH_SECONDS
+        last = None
+        while True:
+            trajectory = await self._required(run_id, rollout_id)
+            if trajectory != last:
+                yield pb.WatchTrajectoryResponse(trajectory=trajectory)
+            if trajectory.state != int(RolloutState.RUNNING):
+                return
+            last = trajectory
+            await asyncio.sleep(max(_MIN_WATCH_SECONDS, interval))
+
+    async def _check_credential(self, run_id: str, rollout_id: str, digest: str) -> None:
+        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+        if rollout is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        if rollout.credential_digest != validation.digest("credential_digest", digest):
+            raise refusal("BAD_CREDENTIAL", rollout_id)
+
+    async def _required(self, run_id: str, rollout_id: str) -> trajectory_pb2.Trajectory:
+        trajectory = await self._read(run_id, rollout_id, with_tokens=True)
+        if trajectory is None:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        return trajectory
+
+    async def _read(
+        self, run_id: str, rollout_id: str, with_tokens: bool
+    ) -> trajectory_pb2.Trajectory | None:
+        (found,) = await self._store.tokens.read(run_id, [rollout_id], spans_only=not with_tokens)
+        return conversion.trajectory_to(*found) if found is not None else None
+
+
+_OfRollout = (
+    pb.AppendTokensRequest
+    | pb.EndTurnRequest
+    | pb.FinishRolloutRequest
+    | pb.GetTrajectoryRequest
+    | pb.WatchTrajectoryRequest
+)
+
+
+def _rollout_name(request: _OfRollout) -> tuple[str, str]:
+    return validation.run_name(request.run_id), validation.name("rollout_id", request.rollout_id)
+
+
+def _differences(existing: RunConfig, given: RunConfig) -> str:
+    """The fields in which two configs differ, with both values."""
+    pairs = ((f.name, getattr(existing, f.name), getattr(given, f.name)) for f in fields(RunConfig))
+    return ", ".join(f"{name} (is {old}, given {new})" for name, old, new in pairs if old != new)

@@ -1,0 +1,1 @@
+"""Plain data and pure rules; nothing here does I/O."""

@@ -1,0 +1,228 @@
+"""Tokens and turns as plain data. Enum numbers equal those of the contract.
+
+What every append needs is a NamedTuple, which is made several times as fast as a frozen dataclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from trajectory_manager.model.records import Outcome
+
+BYTES_PER_TOKEN = 4
+
+
+class Origin(IntEnum):
+    """Who made a run of tokens."""
+
+    ENVIRONMENT = 1
+    POLICY = 2
+
+
+class VersionSource(IntEnum):
+    """How the weight version of sampled tokens is known; UNKNOWN is never trained."""
+
+    UNKNOWN = 0
+    ENGINE = 1
+    SERVER_BOUNDARY = 2
+
+
+class Span(NamedTuple):
+    """A run of tokens of one origin; spans are contiguous, so their starts are implied."""
+
+    num_tokens: int
+    """Length in tokens, at least 1."""
+    origin: Origin
+    """Who made them."""
+    weight_version: int = 0
+    """Weights that sampled them."""
+    version_source: VersionSource = VersionSource.UNKNOWN
+    """How the version is known."""
+    server_id: str = ""
+    """Rollout server that sampled them."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the loss may count these tokens: sampled, at a known version."""
+        return self.origin is Origin.POLICY and self.version_source is not VersionSource.UNKNOWN
+
+
+class Tokens(NamedTuple):
+    """Tokens as they are stored: little-endian arrays of equal length, and spans over them."""
+
+    ids: bytes = b""
+    """int32 vocabulary ids."""
+    logprobs: bytes = b""
+    """float32 log-probabilities."""
+    spans: tuple[Span, ...] = ()
+    """Contiguous, covering all tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens."""
+        return len(self.ids) // BYTES_PER_TOKEN
+
+    @property
+    def num_bytes(self) -> int:
+        """Of both arrays."""
+        return len(self.ids) + len(self.logprobs)
+
+    def cut(self, start: int, stop: int) -> Tokens:
+        """The tokens [start, stop)."""
+        if start == 0 and stop == self.num_tokens:
+            return self
+        window = slice(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN)
+        spans = tuple(cut_spans(self.spans, start, stop))
+        return Tokens(ids=self.ids[window], logprobs=self.logprobs[window], spans=spans)
+
+    def joined(self, other: Tokens) -> Tokens:
+        """These tokens, then `other`."""
+        return joined((self, other))
+
+
+def joined(pieces: Iterable[Tokens]) -> Tokens:
+    """Tokens one after the other; where pieces meet, equal neighbours become one span."""
+    parts = list(pieces)
+    if len(parts) == 1:
+        return parts[0]
+    spans: tuple[Span, ...] = ()
+    for part in parts:
+        spans = join_spans(spans, part.spans)
+    return Tokens(
+        ids=b"".join(part.ids for part in parts),
+        logprobs=b"".join(part.logprobs for part in parts),
+        spans=spans,
+    )
+
+
+def cut_spans(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:
+    """The parts of contiguous `spans` inside [start, stop)."""
+    begin = 0
+    for span in spans:
+        end = begin + span.num_tokens
+        length = min(end, stop) - max(begin, start)
+        if length > 0:
+            yield span._replace(num_tokens=length)
+        begin = end
+
+
+def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...]:
+    """`first` then `second`; where they meet, equal neighbours become one span."""
+    if not first or not second:
+        return (*first, *second)
+    last, head = first[-1], second[0]
+    if last[1:] != head[1:]:
+        return (*first, *second)
+    merged = last._replace(num_tokens=last.num_tokens + head.num_tokens)
+    return (*first[:-1], merged, *second[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A rollout to close, and how it ended."""
+
+    rollout_id: str
+    """Rollout."""
+    credential_digest: str | None
+    """Of its agent; None: the manager itself gives it up, also one that never started."""
+    outcome: Outcome
+    """How it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a gateway says to open a turn, after matching."""
+
+    turn_id: str
+    """Client-made name."""
+    attempt_id: str
+    """Names the gateway call; another one takes the turn over."""
+    prompt_digest: str
+    """Digest of the prompt: a turn never changes its prompt."""
+    parent_turn_id: str = ""
+    """Turn whose tokens it shares; empty at the root."""
+    prefix_length: int = 0
+    """Tokens shared with the parent's whole sequence."""
+    num_matched_messages: int = 0
+    """Messages those tokens cover."""
+    new_message_keys: tuple[str, ...] = ()
+    """Digest of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
+    num_prompt_tokens: int = 0
+    """Tokens of a prompt of ids; 0 for one of messages, and in records of release 0.1."""
+    template_fingerprint: str = ""
+    """Chat template that rendered it."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+
+
+class Finish(NamedTuple):
+    """How a turn ended."""
+
+    reason: int
+    """Contract's FinishReason."""
+    answer_key: str = ""
+    """Digest of the answer as a message; empty for ids."""
+    drift: str = ""
+    """Re-tokenisation drift of its prompt, as JSON; empty: none."""
+
+
+class Append(NamedTuple):
+    """Tokens for a turn, and perhaps its end."""
+
+    run_id: str
+    """Training job."""
+    rollout_id: str
+    """Rollout."""
+    turn_id: str
+    """Turn."""
+    epoch: int
+    """Fencing number of the writer."""
+    offset: int | None
+    """Tokens of the turn before these; None: at its end, whatever that is."""
+    tokens: Tokens = Tokens()
+    """What to append; may be empty."""
+    finish: Finish | None = None
+    """Closes the turn after these tokens."""
+
+
+class Appended(NamedTuple):
+    """The answer to an append."""
+
+    num_tokens: int
+    """Tokens of the turn now stored."""
+    num_new: int
+    """Tokens that were not stored before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A turn without its tokens."""
+
+    opening: Opening
+    """How it was first opened."""
+    epoch: int
+    """Fencing number of its current writer."""
+    finish_reason: int = 0
+    """Contract's FinishReason; 0 while it runs."""
+    answer_key: str = ""
+    """Digest of the answer as a message; empty while it runs or for ids."""
+    drift: str = ""
+    """Re-tokenisation drift of its prompt, as JSON; empty: none."""
+
+    @property
+    def turn_id(self) -> str:
+        """Client-made name."""
+        return self.opening.turn_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """A turn and what it added."""
+
+    turn: Turn
+    """The turn."""
+    tokens: Tokens
+    """Its own tokens; without ids and log-probs where only spans were read."""

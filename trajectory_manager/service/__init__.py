@@ -1,0 +1,1 @@
+"""Rules that take more than one atomic step of the store."""

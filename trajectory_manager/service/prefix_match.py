@@ -1,0 +1,332 @@
+"""Where a prompt continues what is stored of its rollout, and where it leaves it.
+
+A turn keeps a digest of its whole prompt. A prompt that begins with the same tokens or messages is
+thereby known to share all that this turn shared, however long, without reading any of it; what is
+left to compare is what the turn itself added. So the usual turn, which continues the newest one,
+costs one read of that one's tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from trajectory_manager.model.prefix_tree import common_tokens
+from trajectory_manager.model.token_bytes import pack_ids
+from trajectory_manager.model.tokens import (
+    BYTES_PER_TOKEN,
+    Opening,
+    Origin,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
+from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.interface import TokenStore
+
+_MAX_DIVERGENT_IDS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a turn continues, as the gateway gives it."""
+
+    token_ids: Sequence[int] = ()
+    """Whole prompt as ids."""
+    message_keys: tuple[str, ...] = ()
+    """Or the digest of each message."""
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal prompts."""
+        keys = "\0".join(self.message_keys).encode()
+        return hashlib.sha256(pack_ids(self.token_ids) + b"|" + keys).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Where a prompt continues what is stored."""
+
+    parent_turn_id: str = ""
+    """Turn that matched; empty: none."""
+    prefix_length: int = 0
+    """Tokens shared with its whole sequence."""
+    num_messages: int = 0
+    """Messages they cover."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Where a prompt of ids leaves a stored sequence in the middle of sampled tokens."""
+
+    turn_id: str
+    """Turn whose sequence it leaves."""
+    position: int
+    """Index in that sequence of the first differing token."""
+    ids: bytes
+    """int32: the sampled ids from there on, at most 64."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Matching:
+    """The search for one prompt in one rollout. Each turn's tokens are read at most once."""
+
+    store: TokenStore
+    """Where the rollout is."""
+    run_id: str
+    """Training job."""
+    rollout_id: str
+    """Rollout."""
+    prompt: Prompt
+    """What is looked for."""
+    _known: dict[str, Turn] = field(default_factory=dict)
+    _read: dict[str, Tokens] = field(default_factory=dict)
+
+    async def match(self, opening: Opening) -> Match:
+        """The longest match of the prompt on turns with the opening's template and parent.
+
+        Raises:
+            ServiceError: NOT_FOUND for a parent that does not exist.
+        """
+        if self.prompt.token_ids:
+            newest = await self.store.newest(self.run_id, self.rollout_id)
+            if newest is None and not opening.parent_turn_id:
+                return Match()
+            if newest is not None and (match := self._continuation(opening, newest)):
+                return match
+        await self._learn_turns()
+        if opening.turn_id in self._known:
+            return Match()  # opened before: what it matched then stands
+        turns = self._candidates(opening)
+        if self.prompt.message_keys:
+            return await self._match_messages(turns, opening.parent_turn_id)
+        return await self._match_ids(turns, opening.parent_turn_id)
+
+    async def prefix(self, turn: Turn) -> bytes:
+        """int32 ids that the opened turn shares with its parent's whole sequence."""
+        length = turn.opening.prefix_length
+        if self.prompt.token_ids:
+            return pack_ids(self.prompt.token_ids[:length])
+        if not length:
+            return b""
+        path = await self._path(turn.opening.parent_turn_id)
+        stored = await self._tokens([ancestor.turn_id for ancestor in path])
+        prefix = b""
+        # From the root: each turn keeps what it shares with its parent and adds its own.
+        for ancestor, own in zip(reversed(path), reversed(stored), strict=True):
+            prefix = prefix[: ancestor.opening.prefix_length * BYTES_PER_TOKEN] + own.ids
+        return prefix[: length * BYTES_PER_TOKEN]
+
+    async def divergence(self, turn: Turn) -> Divergence | None:
+        """Where the prompt of the opened turn leaves its parent's sampled tokens, if it does."""
+        position = turn.opening.prefix_length
+        given = pack_ids(self.prompt.token_ids[position:])
+        if not (position and given):
+            return None
+        parent = (await self._path(turn.opening.parent_turn_id))[0]
+        (own,) = await self._tokens([parent.turn_id])
+        sampled = _sampled_from(own, position - parent.opening.prefix_length)
+        if not sampled or common_tokens(sampled, given):
+            return None
+        ids = sampled[: _MAX_DIVERGENT_IDS * BYTES_PER_TOKEN]
+        return Divergence(turn_id=parent.turn_id, position=position, ids=ids)
+
+    def _continuation(self, opening: Opening, newest: TurnRecord) -> Match | None:
+        """The match, if the prompt of ids goes on where the newest turn ended."""
+        turn, own = newest.turn, newest.tokens
+        self._known[turn.turn_id], self._read[turn.turn_id] = turn, own
+        search = _Search([turn], pack_ids(self.prompt.token_ids))
+        fits = (
+            turn.finish_reason
+            and own.num_tokens
+            and turn.opening.template_fingerprint == opening.template_fingerprint
+            and opening.parent_turn_id in ("", turn.turn_id)
+            and search.wanted()
+        )
+        if not fits:
+            return None
+        search.compare(turn, own)
+        whole = turn.opening.prefix_length + own.num_tokens
+        if search.shared[turn.turn_id] < whole:
+            return None
+        return Match(parent_turn_id=turn.turn_id, prefix_length=whole)
+
+    def _candidates(self, opening: Opening) -> list[Turn]:
+        """Turns of the same template; with a parent given only those on its path."""
+        parent = opening.parent_turn_id
+        if parent and parent not in self._known:
+            raise refusal("UNKNOWN_TURN", parent)
+        path = {turn.turn_id for turn in self._ancestors(parent)} if parent else self._known
+        return [
+            turn
+            for turn in self._known.values()
+            if turn.turn_id in path
+            and turn.opening.template_fingerprint == opening.template_fingerprint
+        ]
+
+    async def _match_messages(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
+        """The finished turn whose conversation is the longest prefix; ties: the newest."""
+        keys = self.prompt.message_keys
+        digests = _key_digests(keys, map(_num_messages, turns))
+        found: Turn | None = None
+        for turn in turns:
+            length = _num_messages(turn)
+            is_prefix = (
+                digests.get(length) == turn.opening.prompt_digest
+                and keys[length : length + 1] == (turn.answer_key,)
+                and parent_turn_id in ("", turn.turn_id)
+            )
+            if is_prefix and (found is None or length >= _num_messages(found)):
+                found = turn
+        if found is None:
+            return Match()
+        (own,) = await self._tokens([found.turn_id])
+        return Match(
+            parent_turn_id=found.turn_id,
+            prefix_length=found.opening.prefix_length + own.num_tokens,
+            num_messages=_num_messages(found) + 1,
+        )
+
+    async def _match_ids(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
+        """The turn that shares the longest prefix; ties: the oldest.
+
+        Best first: a turn is read only while no other is known to share more. Turns differ where
+        they part, so the rest cannot share more. Only where two hold the same tokens twice (opened
+        at the same time, or sampled alike by chance) may one be found that shares less.
+        """
+        ids = pack_ids(self.prompt.token_ids)
+        search = _Search(turns, ids)
+        while wanted := search.wanted():
+            stored = await self._tokens([turn.turn_id for turn in wanted])
+            for turn, own in zip(wanted, stored, strict=True):
+                search.compare(turn, own)
+        best = Match()
+        for turn in turns:
+            shared = search.shared[turn.turn_id]
+            if shared > best.prefix_length and parent_turn_id in ("", turn.turn_id):
+                best = Match(parent_turn_id=turn.turn_id, prefix_length=shared)
+        return best
+
+    async def _tokens(self, turn_ids: Sequence[str]) -> list[Tokens]:
+        unread = [turn_id for turn_id in turn_ids if turn_id not in self._read]
+        stored = await self.store.tokens(self.run_id, self.rollout_id, unread)
+        self._read.update(zip(unread, stored, strict=True))
+        return [self._read[turn_id] for turn_id in turn_ids]
+
+    async def _path(self, turn_id: str) -> list[Turn]:
+        """The turn, its parent, and so on; to the root once all turns are known."""
+        if turn_id not in self._known:
+            await self._learn_turns()
+        return self._ancestors(turn_id)
+
+    def _ancestors(self, turn_id: str) -> list[Turn]:
+        path: list[Turn] = []
+        while turn_id in self._known:
+            path.append(self._known[turn_id])
+            turn_id = path[-1].opening.parent_turn_id
+        return path
+
+    async def _learn_turns(self) -> None:
+        turns = await self.store.turns(self.run_id, self.rollout_id)
+        self._known = {turn.turn_id: turn for turn in turns}
+
+
+class _Search:
+    """How many tokens of a prompt each turn is known to share, and which to read to know more."""
+
+    def __init__(self, turns: Sequence[Turn], ids: bytes) -> None:
+        self._turns = turns
+        self._ids = ids
+        self._unread = {turn.turn_id: turn for turn in turns}
+        self._claims = _claims(turns, ids)
+        self.shared = dict.fromkeys(self._unread, 0)
+        for turn in reversed(turns):  # children first
+            self._raise(turn.turn_id, self._proven(turn))
+            parent, prefix = turn.opening.parent_turn_id, turn.opening.prefix_length
+            if parent in self.shared:
+                self._raise(parent, min(self.shared[turn.turn_id], prefix))
+
+    def wanted(self) -> list[Turn]:
+        """Turns whose own tokens decide what is shared most; none when that is known."""
+        for turn in self._turns:  # parents first
+            opening = turn.opening
+            if turn.turn_id in self._unread:
+                start = self.shared.get(opening.parent_turn_id, 0)
+                self._raise(turn.turn_id, min(start, opening.prefix_length))
+        reach = max(map(self._depth, self.shared), default=0)
+        whole = len(self._ids) // BYTES_PER_TOKEN
+        return [
+            turn
+            for name, turn in self._unread.items()
+            if self._depth(name) == reach
+            and turn.opening.prefix_length <= self.shared[name] < whole
+        ]
+
+    def compare(self, turn: Turn, own: Tokens) -> None:
+        """Take in what a turn added."""
+        del self._unread[turn.turn_id]
+        start = turn.opening.prefix_length
+        rest = self._ids[start * BYTES_PER_TOKEN :]
+        self.shared[turn.turn_id] = start + common_tokens(rest, own.ids)
+
+    def _depth(self, turn_id: str) -> int:
+        claim = self._claims.get(turn_id, 0) if turn_id in self._unread else 0
+        return max(self.shared[turn_id], claim)
+
+    def _proven(self, turn: Turn) -> int:
+        # Only what it shared when it was opened: its own tokens may not be stored yet.
+        return turn.opening.prefix_length if turn.turn_id in self._claims else 0
+
+    def _raise(self, turn_id: str, shared: int) -> None:
+        self.shared[turn_id] = max(self.shared[turn_id], shared)
+
+
+def _claims(turns: Sequence[Turn], ids: bytes) -> dict[str, int]:
+    """Lengths of the turns' prompts that `ids` begins with, by their digests."""
+    digests = _id_digests(ids, (turn.opening.num_prompt_tokens for turn in turns))
+    return {
+        turn.turn_id: turn.opening.num_prompt_tokens
+        for turn in turns
+        if digests.get(turn.opening.num_prompt_tokens) == turn.opening.prompt_digest
+    }
+
+
+def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
+    """`Prompt.digest` of the first n tokens, for each n of `lengths` that there is."""
+    whole, start, digests = hashlib.sha256(), 0, dict[int, str]()
+    for length in sorted(set(lengths) - {0}):
+        stop = length * BYTES_PER_TOKEN
+        if stop > len(ids):
+            break
+        whole.update(ids[start:stop])
+        ended = whole.copy()
+        ended.update(b"|")
+        digests[length], start = ended.hexdigest(), stop
+    return digests
+
+
+def _key_digests(keys: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
+    """`Prompt.digest` of the first n messages, for each n of `lengths` that there is."""
+    whole, wanted, digests = hashlib.sha256(b"|"), set(lengths), dict[int, str]()
+    for length, key in enumerate(keys, 1):
+        whole.update(key.encode() if length == 1 else b"\0" + key.encode())
+        if length in wanted:
+            digests[length] = whole.hexdigest()
+    return digests
+
+
+def _num_messages(turn: Turn) -> int:
+    """Messages of the turn's prompt."""
+    return turn.opening.num_matched_messages + len(turn.opening.new_message_keys)
+
+
+def _sampled_from(own: Tokens, start: int) -> bytes:
+    """Ids of the sampled tokens that run through index `start`, from there on; empty: none do."""
+    begin, stop = 0, start
+    for span in own.spans:
+        end = begin + span.num_tokens
+        if begin <= stop < end and span.origin is Origin.POLICY:
+            stop = end
+        begin = end
+    return own.cut(start, stop).ids

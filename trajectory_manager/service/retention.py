@@ -1,0 +1,70 @@
+"""Deleting what nobody needs any more: on request, and by the run's retention_steps.
+
+A rollout is needed while its group is running, incomplete, ready or leased, while it may be
+replayed or a leased step replays it, and until its end is settled. Rollouts go before the record of
+their group, so that the next sweep finishes what one that died began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trajectory_manager.store.interface import RunStore
+from trajectory_manager.store.retention_interface import Erased, RetentionStore
+
+_SWEEP_GROUPS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """The answer to a deletion."""
+
+    num_deleted: int
+    """Rollouts that were there and are gone now."""
+    needed: tuple[str, ...]
+    """Rollouts that stay: they run, or somebody needs them."""
+
+
+class Retention:
+    """Deletes rollouts and keeps the count of a run's stored tokens."""
+
+    def __init__(self, store: RetentionStore, runs: RunStore) -> None:
+        self._store = store
+        self._runs = runs
+
+    async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> Deleted:
+        """Delete the closed rollouts among `rollout_ids` that nobody needs. Idempotent.
+
+        Raises:
+            ServiceError: NOT_FOUND (run).
+        """
+        asked = list(dict.fromkeys(rollout_ids))
+        needed = await self._store.needed(run_id, asked)
+        free = [name for name in asked if name not in needed]
+        erased = dict(zip(free, await self._delete(run_id, free), strict=True))
+        needed |= {name for name, what in erased.items() if what.running}
+        return Deleted(
+            num_deleted=sum(what.existed and not what.running for what in erased.values()),
+            needed=tuple(name for name in asked if name in needed),
+        )
+
+    async def sweep(self, run_id: str) -> int:
+        """Delete the rollouts of groups that are past retention_steps; return how many groups."""
+        due = await self._store.due(run_id, _SWEEP_GROUPS)
+        names = [name for group in due for name in group.rollout_ids]
+        erased = dict(zip(names, await self._delete(run_id, names), strict=True))
+        # Of a group that needs it no more, a rollout may still run until its lease is swept.
+        done = [g for g in due if not any(erased[name].running for name in g.rollout_ids)]
+        await self._store.forget(run_id, done)
+        return len(done)
+
+    async def _delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
+        erased = await self._store.delete(run_id, rollout_ids)
+        num_tokens = sum(what.num_tokens for what in erased)
+        if num_tokens:
+            await self._runs.add_stored_tokens(run_id, -num_tokens)
+        return erased
+
+
+__all__ = ["Deleted", "Retention"]

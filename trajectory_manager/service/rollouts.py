@@ -1,0 +1,291 @@
+"""The steps of a rollout that take more than one atomic step of the store.
+
+Closing crosses from the rollout's tokens to its run: announce (outbox mark) -> close -> settle,
+which clears the mark. Each step is idempotent, so whoever comes next (the agent's retry,
+CompleteTask, the sweeper, another replica) finishes what a killed process began.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.chassis.errors import Reason, ServiceError
+from trajectory_manager.model.records import (
+    Effect,
+    FailureClass,
+    Outcome,
+    Purpose,
+    Rollout,
+    RolloutState,
+    SlotName,
+)
+from trajectory_manager.model.tokens import (
+    Append,
+    Appended,
+    Closing,
+    Opening,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
+from trajectory_manager.service import sample_builder
+from trajectory_manager.service.metrics import Metrics
+from trajectory_manager.service.prefix_match import Divergence, Matching, Prompt
+from trajectory_manager.store import errors
+from trajectory_manager.store.interface import Store
+
+EXPIRED = Outcome(
+    failure_class=FailureClass.INFRASTRUCTURE,
+    failure_message="its lease expired before it finished",
+)
+ABANDONED = Outcome(
+    failure_class=FailureClass.INFRASTRUCTURE, failure_message="its agent completed the lease first"
+)
+SURPLUS = Outcome(
+    failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
+)
+_GIVEN_UP = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
+_STRANGE = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
+_SWEEP_BATCH = 256
+# Appends must not wait long behind whole rollouts.
+_RECORDED_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedTurn:
+    """An opened turn with what is before it and what it already has."""
+
+    turn: Turn
+    """Its record."""
+    prefix_ids: bytes
+    """int32 ids of the shared prefix."""
+    tokens: Tokens
+    """What earlier attempts recorded."""
+    rollout: Rollout
+    """Header of its rollout."""
+    divergence: Divergence | None
+    """Where its prompt leaves what was sampled before."""
+
+
+class Rollouts:
+    """Opens, continues and closes rollouts on a store."""
+
+    def __init__(self, store: Store, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        # Tokens stored since the run's last sweep; a killed process takes these few uncounted.
+        self._new_tokens = Counter[str]()
+
+    async def start(self, rollout: Rollout, nonce: str | None) -> str:
+        """Open a rollout, under the lease that `nonce` proves; return its group.
+
+        Raises:
+            ServiceError: LEASE_EXPIRED, ROLLOUT_FINISHED, ALREADY_EXISTS, NOT_FOUND (run).
+        """
+        leased = await self._store.runs.enlist(rollout.run_id, rollout.rollout_id, nonce)
+        if leased is None:
+            await self._store.tokens.create_rollout(rollout, leased=False)
+            return ""
+        if leased.purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
+            raise errors.pinned_training(rollout.pinned_weight_version)
+        name = SlotName.parse(rollout.rollout_id)
+        assert name is not None  # it was leased
+        known = replace(
+            rollout,
+            group_id=name.task_id,
+            purpose=leased.purpose,
+            min_weight_version=leased.min_weight_version,
+        )
+        await self._store.tokens.create_rollout(known, leased=True)
+        return name.task_id
+
+    async def begin_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening, prompt: Prompt
+    ) -> OpenedTurn:
+        """Match the prompt against what is stored and open the turn.
+
+        Raises:
+            ServiceError: as `TokenStore.open_turn`; NOT_FOUND for a parent that does not exist.
+        """
+        tokens = self._store.tokens
+        matching = Matching(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
+        match = await matching.match(opening)
+        opening = replace(
+            opening,
+            prompt_digest=prompt.digest,
+            parent_turn_id=match.parent_turn_id,
+            prefix_length=match.prefix_length,
+            num_matched_messages=match.num_messages,
+            new_message_keys=prompt.message_keys[match.num_messages :],
+            num_prompt_tokens=len(prompt.token_ids),
+        )
+        rollout, record = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
+        return OpenedTurn(
+            turn=record.turn,
+            prefix_ids=await matching.prefix(record.turn),
+            tokens=record.tokens,
+            rollout=rollout,
+            divergence=await matching.divergence(record.turn),
+        )
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+        """Record tokens; what was refused stands as its error, as in `TokenStore.append`.
+
+        A gap fails the rollout and replaces its sample.
+        """
+        answers = await self._store.tokens.append(appends)
+        num_new = num_repeated = 0
+        for append, answer in zip(appends, answers, strict=True):
+            if isinstance(answer, Appended):
+                num_new += answer.num_new
+                num_repeated += append.tokens.num_tokens - answer.num_new
+                self._new_tokens[append.run_id] += answer.num_new
+                continue
+            self._metrics.append_refused(answer.reason)
+            if answer.reason is Reason.OFFSET_GAP:
+                await self.settle(append.run_id, [append.rollout_id])
+        self._metrics.appended(num_new, num_repeated)
+        return answers
+
+    async def finish(self, run_id: str, closings: Sequence[Closing]) -> list[ServiceError | None]:
+        """Close rollouts for their agents and hand them to their groups. Idempotent.
+
+        What was refused stands as its error: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (TRAIN
+        without rewards), ROLLOUT_FINISHED (given up before), ALREADY_EXISTS (finished otherwise).
+
+        Raises:
+            ServiceError: the store is away or full.
+        """
+        answers = [await self._lacks_rewards(run_id, closing) for closing in closings]
+        sound = [i for i, error in enumerate(answers) if error is None]
+        closed = await self._close(run_id, [closings[i] for i in sound])
+        for index, result in zip(sound, closed, strict=True):
+            answers[index] = _refused_end(closings[index], result)
+        return answers
+
+    async def _lacks_rewards(self, run_id: str, closing: Closing) -> ServiceError | None:
+        if closing.outcome != Outcome():
+            return None
+        rollout = await self._store.tokens.rollout(run_id, closing.rollout_id)
+        if rollout is None:
+            return errors.refusal("UNKNOWN_ROLLOUT", closing.rollout_id)
+        return errors.no_rewards() if rollout.purpose is Purpose.TRAIN else None
+
+    async def _close(
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+        leased = {c.rollout_id for c in closings if SlotName.parse(c.rollout_id) is not None}
+        if leased:
+            await self._store.runs.announce(run_id, sorted(leased))
+        closed = await self._store.tokens.close(run_id, closings)
+        # Not the caller's to close: their marks would stay. (A mark that another call relies on is
+        # not missed for long: the lease of its rollout runs out.)
+        strange = [
+            closing.rollout_id
+            for closing, result in zip(closings, closed, strict=True)
+            if isinstance(result, ServiceError) and result.reason in _STRANGE
+        ]
+        if strange:
+            await self._store.runs.retract(run_id, strange)
+        await self.settle_closed(
+            run_id,
+            [r for r in closed if not isinstance(r, ServiceError) and r[0].rollout_id in leased],
+        )
+        return closed
+
+    async def give_up(self, run_id: str, rollout_ids: Sequence[str], outcome: Outcome) -> None:
+        """Close leased rollouts that their agents left, if they still run, and settle them."""
+        closings = [
+            Closing(rollout_id=name, credential_digest=None, outcome=outcome)
+            for name in rollout_ids
+        ]
+        results = await self._store.tokens.close(run_id, closings)
+        refused = [result for result in results if isinstance(result, ServiceError)]
+        closed = [result for result in results if not isinstance(result, ServiceError)]
+        await self.settle_closed(run_id, closed)
+        if refused:
+            raise refused[0]
+
+    async def complete(self, run_id: str, rollout_id: str, nonce: str) -> None:
+        """Take the agent's lease back; an unfinished rollout fails and is replaced. Idempotent."""
+        held = await self._store.runs.extend_tasks(run_id, [(rollout_id, nonce)])
+        if held[0]:
+            await self.give_up(run_id, [rollout_id], ABANDONED)
+
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> None:
+        """Store closed rollouts of admitted groups and settle them, in order. Idempotent."""
+        for start in range(0, len(recorded), _RECORDED_AT_ONCE):
+            await self._record(run_id, recorded[start : start + _RECORDED_AT_ONCE])
+
+    async def _record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> None:
+        are_new = await self._store.tokens.record(run_id, recorded)
+        num_new = sum(
+            record.tokens.num_tokens
+            for (_, turns), is_new in zip(recorded, are_new, strict=True)
+            for record in turns
+            if is_new
+        )
+        self._metrics.appended(num_new, 0)
+        self._new_tokens[run_id] += num_new
+        await self.settle_closed(run_id, recorded)
+
+    async def settle(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Tell the groups of those rollouts that have ended how they did. Idempotent."""
+        found = await self._store.tokens.read(run_id, rollout_ids, spans_only=True)
+        ended = [pair for pair in found if pair and pair[0].state is not RolloutState.RUNNING]
+        await self.settle_closed(run_id, ended)
+
+    async def settle_closed(
+        self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> None:
+        """Tell the groups of closed rollouts how these ended. Idempotent."""
+        if not closed:
+            return
+        config = await self._store.runs.config(run_id)
+        facts = [sample_builder.settlement(*pair, config.zero_variance_reward) for pair in closed]
+        for settled in await self._store.runs.settle(run_id, facts):
+            if settled.effect is not Effect.IGNORED:
+                self._metrics.settled(settled)
+
+    async def _count_tokens(self, run_id: str) -> None:
+        """Add what was appended lately to the run's own count."""
+        # Taken before the call: several sweeps of a run may be under way.
+        num_new = self._new_tokens.pop(run_id, 0)
+        try:
+            if num_new:
+                await self._store.runs.add_stored_tokens(run_id, num_new)
+        except BaseException:
+            self._new_tokens[run_id] += num_new
+            raise
+
+    async def sweep(self, run_id: str) -> int:
+        """Give up rollouts whose lease is over, settle what is closed; return how many."""
+        await self._count_tokens(run_id)
+        lost = await self._store.runs.expired(run_id, _SWEEP_BATCH)
+        for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
+            names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
+            await self.give_up(run_id, names, outcome)
+            self._metrics.leases("surplus" if surplus else "expired", len(names))
+        unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
+        await self.settle(run_id, unsettled)
+        return len(lost) + len(unsettled)
+
+
+def _refused_end(
+    closing: Closing, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
+) -> ServiceError | None:
+    """Why a rollout did not end as its agent says; None: it did."""
+    if isinstance(closed, ServiceError):
+        return closed
+    outcome = closed[0].outcome
+    if outcome == closing.outcome:
+        return None
+    if outcome.failure_class in _GIVEN_UP:
+        return errors.closed_rollout(closing.rollout_id, outcome.failure_message)
+    return errors.refusal("OTHER_ROLLOUT", closing.rollout_id)

@@ -1,0 +1,156 @@
+"""From closed rollouts to what the trainer gets: linear samples with a loss mask.
+
+A sample is one root-to-leaf path of the prefix tree. A policy token is trainable in exactly one
+sample: the first leaf that runs through it. Masking by staleness happens here, against the base
+version that the step ledger keeps, so that a repeated step yields identical samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+from trajectory_manager.model.prefix_tree import PrefixTree, SamplePlan
+from trajectory_manager.model.records import (
+    FailureClass,
+    Rollout,
+    RolloutState,
+    RunConfig,
+    Settlement,
+    StalenessPolicy,
+)
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.tokens import Span, Tokens, TurnRecord, cut_spans, joined
+from trajectory_manager.store.interface import TokenStore
+
+_ROLLOUTS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One linear token sequence to train on."""
+
+    sample_id: str
+    """Rollout and leaf turn."""
+    rollout: Rollout
+    """Header of its rollout."""
+    tokens: Tokens
+    """The whole sequence."""
+    loss_mask: bytes
+    """One byte per token: 1 where the loss counts."""
+    min_weight_version: int
+    """Oldest version among trainable tokens; the step's base version if there are none."""
+    max_weight_version: int
+    """Newest such version."""
+    temperature: float
+    """Sampling temperature of its leaf."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """A piece of a sample, cut where its tokens begin to be trained."""
+
+    span: Span
+    trained: bool
+
+
+def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
+    """Name of the sample of `rollout_id` that ends in `leaf_turn_id`."""
+    return f"{rollout_id}#{leaf_turn_id}"
+
+
+def settlement(rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str) -> Settlement:
+    """What the group of a closed `rollout` must know; one without trainable tokens failed."""
+    outcome = rollout.outcome
+    if rollout.state is not RolloutState.FINISHED:
+        message = f"{outcome.failure_class.name}: {outcome.failure_message}"
+        return Settlement(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
+    spans = {record.turn.turn_id: record.tokens.spans for record in turns}
+    plans = list(_tree(turns).sample_plans(spans))
+    versions = [
+        part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
+    ]
+    rewards = {r.name: r.value for r in outcome.rewards if not r.turn_id}
+    return Settlement(
+        rollout_id=rollout.rollout_id,
+        finished=bool(plans) or outcome.failure_class is FailureClass.POLICY,
+        reward=rewards.get(reward_name),
+        rewards=tuple(rewards.items()),
+        min_weight_version=min(versions, default=0),
+        sample_ids=tuple(sample_id(rollout.rollout_id, plan.leaf_turn_id) for plan in plans),
+        num_tokens=tuple(sum(piece.stop for piece in plan.pieces) for plan in plans),
+        failure_message="" if plans else "POLICY: it sampled no token of a known weight version",
+    )
+
+
+async def build(
+    tokens: TokenStore, run_id: str, config: RunConfig, lease: StepLease
+) -> AsyncIterator[Sample]:
+    """The samples of a leased step, in the ledger's order."""
+    wanted = set(lease.sample_ids)
+    rollout_ids = list(dict.fromkeys(name.rpartition("#")[0] for name in lease.sample_ids))
+    base = lease.base_weight_version
+    masks = config.staleness_policy is StalenessPolicy.MASK
+    oldest = base - config.max_staleness if masks else None
+    for start in range(0, len(rollout_ids), _ROLLOUTS_AT_ONCE):
+        # A few at a time: appends must not wait behind a whole step.
+        for found in await tokens.read(run_id, rollout_ids[start : start + _ROLLOUTS_AT_ONCE]):
+            assert found is not None, "a leased sample has a rollout"
+            for sample in of_rollout(*found, base, oldest):
+                if sample.sample_id in wanted:
+                    yield sample
+
+
+def of_rollout(
+    rollout: Rollout, turns: Sequence[TurnRecord], base: int = 0, oldest: int | None = None
+) -> list[Sample]:
+    """The samples of a rollout: strict prefix merge, each token trained in exactly one.
+
+    Args:
+        rollout: its header.
+        turns: its turns in the order they began.
+        base: version that stands for a sample without trainable tokens.
+        oldest: tokens of older versions are not trained; None: all are.
+    """
+    stored = {record.turn.turn_id: record for record in turns}
+    spans = {name: record.tokens.spans for name, record in stored.items()}
+    samples = []
+    for plan in _tree(turns).sample_plans(spans):
+        parts = [_masked(part, oldest) for part in _parts(plan, spans)]
+        versions = [part.span.weight_version for part in parts if part.trained]
+        samples.append(
+            Sample(
+                sample_id=sample_id(rollout.rollout_id, plan.leaf_turn_id),
+                rollout=rollout,
+                tokens=joined(
+                    stored[piece.turn_id].tokens.cut(0, piece.stop) for piece in plan.pieces
+                ),
+                loss_mask=b"".join(
+                    (b"\1" if part.trained else b"\0") * part.span.num_tokens for part in parts
+                ),
+                min_weight_version=min(versions, default=base),
+                max_weight_version=max(versions, default=base),
+                temperature=stored[plan.leaf_turn_id].turn.opening.temperature,
+            )
+        )
+    return samples
+
+
+def _tree(turns: Sequence[TurnRecord]) -> PrefixTree:
+    lengths = [sum(span.num_tokens for span in record.tokens.spans) for record in turns]
+    return PrefixTree([record.turn for record in turns], lengths)
+
+
+def _parts(plan: SamplePlan, spans: dict[str, tuple[Span, ...]]) -> Iterator[_Trained]:
+    for piece, start in zip(plan.pieces, plan.trained_from, strict=True):
+        of_turn = spans[piece.turn_id]
+        for span in cut_spans(of_turn, 0, min(start, piece.stop)):
+            yield _Trained(span=span, trained=False)
+        for span in cut_spans(of_turn, start, piece.stop):
+            yield _Trained(span=span, trained=span.trainable)
+
+
+def _masked(part: _Trained, oldest: int | None) -> _Trained:
+    if oldest is None or part.span.weight_version >= oldest:
+        return part
+    return _Trained(span=part.span, trained=False)

@@ -1,0 +1,1 @@
+"""The store's interface; each method is one atomic step."""

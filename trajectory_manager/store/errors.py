@@ -1,0 +1,198 @@
+"""Every way a store says no, once for all stores: a name and its facts become an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from services.chassis.errors import (
+    Reason,
+    ServiceError,
+    already_exists,
+    exhausted,
+    failed_precondition,
+    invalid_argument,
+    not_found,
+    permission_denied,
+    stale_epoch,
+)
+from trajectory_manager.model.records import RolloutState
+
+_QUEUE_RETRY_SECONDS = 1.0
+_CAP_RETRY_SECONDS = 5.0
+
+
+def unknown_run(run_id: str) -> ServiceError:
+    """NOT_FOUND for a run nobody created."""
+    message = f"run {run_id!r} does not exist: create it with TrajectoryService.CreateRun first"
+    metadata = {"what": "run", "name": run_id}
+    return ServiceError(grpc.StatusCode.NOT_FOUND, Reason.NOT_FOUND, message, metadata=metadata)
+
+
+def gap(turn_id: str, offset: str, stored: str) -> ServiceError:
+    """FAILED_PRECONDITION: tokens before the offset are missing, so the rollout has failed."""
+    return failed_precondition(
+        Reason.OFFSET_GAP,
+        f"offset {offset} of turn {turn_id!r} leaves a gap: {stored} tokens are stored; "
+        "the rollout failed as INFRASTRUCTURE",
+    )
+
+
+def closed_rollout(rollout_id: str, state: str) -> ServiceError:
+    """FAILED_PRECONDITION: the rollout takes nothing more."""
+    message = f"rollout {rollout_id!r} is closed ({state})"
+    return failed_precondition(Reason.ROLLOUT_FINISHED, message)
+
+
+def closed_turn(turn_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: the turn takes nothing more."""
+    return failed_precondition(Reason.TURN_FINISHED, f"turn {turn_id!r} is finished")
+
+
+def lost_lease(rollout_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: the lease expired, was completed, was not needed or was never given."""
+    message = (
+        f"the lease of rollout {rollout_id!r} is gone: its sample is replaced, or its group needs "
+        "it no more; lease a new task"
+    )
+    return failed_precondition(Reason.LEASE_EXPIRED, message)
+
+
+def lost_column(column: str, sample_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: the cell is not leased, or to somebody else."""
+    message = (
+        f"column {column!r} of sample {sample_id!r} is not leased to this caller any more: drop "
+        "the values and lease again"
+    )
+    return failed_precondition(Reason.LEASE_EXPIRED, message)
+
+
+def full_queue(num_new: str, num_free: str) -> ServiceError:
+    """RESOURCE_EXHAUSTED: the task queue is bounded."""
+    message = f"the queue takes {num_free} more tasks, not {num_new}"
+    return exhausted(Reason.TOO_MANY_REQUESTS, message, _QUEUE_RETRY_SECONDS)
+
+
+def full_run(run_id: str, num_stored: str, cap: str) -> ServiceError:
+    """RESOURCE_EXHAUSTED: tasks wait, and only the run's token cap keeps them out."""
+    message = (
+        f"run {run_id!r} stores {num_stored} tokens, more than its max_stored_tokens, {cap}: no "
+        "group starts until some are deleted (by retention_steps or DeleteTrajectories)"
+    )
+    return exhausted(Reason.STORE_FULL, message, _CAP_RETRY_SECONDS)
+
+
+def closed_admission(num_new: str, num_free: str) -> ServiceError:
+    """RESOURCE_EXHAUSTED: the trainer has as much waiting as its staleness allows."""
+    message = (
+        f"admission takes {num_free} more groups, not {num_new}: it opens when the trainer leases "
+        "a step, and when it waits for the next one"
+    )
+    return exhausted(Reason.TOO_MANY_REQUESTS, message, _QUEUE_RETRY_SECONDS)
+
+
+def step_order(step: str, expected: str) -> ServiceError:
+    """FAILED_PRECONDITION: steps are leased one after the other."""
+    message = f"step {step} is out of order: the next one to lease is {expected}"
+    return failed_precondition(Reason.STEP_OUT_OF_ORDER, message)
+
+
+def open_step(step: str, still_open: str) -> ServiceError:
+    """FAILED_PRECONDITION: a step that samples still stream into is neither passed nor done."""
+    message = (
+        f"step {step}: step {still_open} is open, it was leased with `streaming`: lease it to its "
+        "end, or once without"
+    )
+    return failed_precondition(Reason.STEP_OUT_OF_ORDER, message)
+
+
+def streamed_shards(num_shards: str) -> ServiceError:
+    """INVALID_ARGUMENT: shards are balanced by the length of all samples."""
+    cure = "0 or 1 with streaming: a step is cut into shards when it is whole"
+    return invalid_argument("num_shards", int(num_shards), cure)
+
+
+def too_many_groups(num_groups: str, bound: str) -> ServiceError:
+    """INVALID_ARGUMENT: admission would never let that many groups wait."""
+    cure = (
+        f"at most {bound}: groups_per_step * (max_staleness + 1), and fifo_window if there is one"
+    )
+    return invalid_argument("num_groups", int(num_groups), cure)
+
+
+def minimum_above(min_groups: str, num_groups: str) -> ServiceError:
+    """INVALID_ARGUMENT: a part of a batch is no larger than the batch."""
+    cure = f"at most {num_groups}, the groups that the step asks for"
+    return invalid_argument("min_groups", int(min_groups), cure)
+
+
+def other_shards(step: str, stored: str, given: str) -> ServiceError:
+    """INVALID_ARGUMENT: the first lease of a step decides how it is cut."""
+    cure = f"{stored}, into which the first lease of step {step} cut it"
+    return invalid_argument("num_shards", int(given), cure)
+
+
+def pinned_training(version: int) -> ServiceError:
+    """INVALID_ARGUMENT: what is trained must come from the newest weights."""
+    cure = "absent: the leased task is for TRAIN, only EVAL is pinned"
+    return invalid_argument("pinned_weight_version", version, cure)
+
+
+def no_rewards() -> ServiceError:
+    """INVALID_ARGUMENT: a TRAIN rollout that says nothing about how it went."""
+    cure = "a TRAIN rollout finishes with rewards or a failure_class"
+    return invalid_argument("rewards", [], cure)
+
+
+REFUSALS: dict[str, Callable[..., ServiceError]] = {
+    "UNKNOWN_RUN": unknown_run,
+    "UNKNOWN_ROLLOUT": lambda name: not_found("rollout", name),
+    "UNKNOWN_TURN": lambda name: not_found("turn", name),
+    "UNKNOWN_STEP": lambda name: not_found("lease of step", name),
+    "BAD_CREDENTIAL": lambda name: permission_denied(f"not the credential of rollout {name!r}"),
+    "STALE_TURN": lambda name, given, current: stale_epoch(f"turn {name!r}", given, current),
+    "STALE_TRAINER": lambda name, given, now: stale_epoch(f"trainer of run {name!r}", given, now),
+    "OTHER_ROLLOUT": lambda name: already_exists("rollout", name),
+    "OTHER_PROMPT": lambda name: already_exists("turn", name),
+    "OTHER_TOKENS": lambda name, offset: already_exists("token of turn", f"{name}[{offset}]"),
+    "OTHER_FINISH": lambda name: already_exists("end of turn", name),
+    "OTHER_TASK": lambda name: already_exists("task", name),
+    "GAP": gap,
+    "CLOSED_ROLLOUT": lambda name, state: closed_rollout(name, RolloutState(int(state)).name),
+    "CLOSED_TURN": closed_turn,
+    "LOST_LEASE": lost_lease,
+    "LOST_COLUMN": lost_column,
+    "OTHER_COLUMN": lambda name, sample_id: already_exists(f"column {name!r} of", sample_id),
+    "FULL_QUEUE": full_queue,
+    "CLOSED_ADMISSION": closed_admission,
+    "FULL_RUN": full_run,
+    "STEP_ORDER": step_order,
+    "OPEN_STEP": open_step,
+    "STREAMED_SHARDS": streamed_shards,
+    "TOO_MANY_GROUPS": too_many_groups,
+    "MINIMUM_ABOVE": minimum_above,
+    "OTHER_SHARDS": other_shards,
+}
+
+
+def refusal(tag: str, *facts: object) -> ServiceError:
+    """The error named `tag`, as the Lua scripts and the in-memory store both say it."""
+    return REFUSALS[tag](*(str(fact) for fact in facts))
+
+
+def accepted(reply: list[Any]) -> list[Any]:
+    """What a Lua script answered after "ok".
+
+    Raises:
+        ServiceError: it answered "refused" with a tag and its facts.
+    """
+    if reply[0] == b"refused":
+        raise refused(reply)
+    return reply[1:]
+
+
+def refused(reply: list[Any]) -> ServiceError:
+    """The refusal that a Lua script answered."""
+    return refusal(*(fact.decode() for fact in reply[1:]))

@@ -1,0 +1,1 @@
+"""The store on Redis: keys, encoding, one Lua script per atomic step."""

@@ -1,0 +1,260 @@
+"""How rollouts, turns and tokens are written in Redis: see `keys.py` and `append.lua`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from trajectory_manager.model.records import (
+    FailureClass,
+    Outcome,
+    Purpose,
+    Reward,
+    Rollout,
+    RolloutState,
+)
+from trajectory_manager.model.tokens import (
+    BYTES_PER_TOKEN,
+    Append,
+    Closing,
+    Finish,
+    Opening,
+    Origin,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
+    VersionSource,
+)
+
+_COUNTER_BITS = 32
+_COUNTERS = (1 << _COUNTER_BITS) - 1
+_OPENING_FIELDS = tuple(
+    field.name for field in fields(Opening) if field.name not in ("turn_id", "prompt_digest")
+)
+TURN, LIVE = b"turn:", b"live:"
+HEADER_FIELDS = (
+    "schema",
+    "identity",
+    "credential",
+    "traceparent",
+    "wanted_version",
+    "state",
+    "outcome",
+    "created",
+    "finished",
+)
+"""What `rollout` needs of a header."""
+
+
+def append_args(append: Append) -> tuple[Any, ...]:
+    """ARGV of one append of append.lua."""
+    tokens, finish, epoch = append.tokens, append.finish, append.epoch
+    return (
+        append.rollout_id,
+        append.turn_id,
+        epoch >> _COUNTER_BITS,
+        epoch & _COUNTERS,
+        "" if append.offset is None else append.offset,
+        tokens.ids + tokens.logprobs,
+        "" if finish is None else finish_text(finish),
+        ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
+    )
+
+
+def close_args(closing: Closing) -> tuple[Any, ...]:
+    """ARGV of one rollout of close_rollout.lua."""
+    return (
+        closing.rollout_id,
+        int(closing.credential_digest is not None),
+        closing.credential_digest or "",
+        int(closing.outcome.state),
+        outcome_text(closing.outcome),
+        _NEVER_STARTED,
+    )
+
+
+def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> tuple[Any, ...]:
+    """ARGV of one rollout of record.lua."""
+    of_turns: list[Any] = []
+    for number, record in enumerate(turns, 1):
+        opening = record.turn.opening
+        turn = f"{number} {opening.prompt_digest} {opening_text(opening)}"
+        segment = record.tokens.ids + record.tokens.logprobs
+        of_turns += [opening.turn_id, turn, _live(record), segment]
+    args = (
+        identity(rollout),
+        rollout.traceparent,
+        int(rollout.state),
+        outcome_text(rollout.outcome),
+    )
+    digest = _digest([*args, *of_turns])
+    return (rollout.rollout_id, *args, digest, len(turns), *of_turns)
+
+
+def _digest(parts: Sequence[Any]) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        whole.update(b"%d:" % len(data))
+        whole.update(data)
+    return whole.hexdigest()
+
+
+def _live(record: TurnRecord) -> str:
+    turn, changes, start = record.turn, list[str](), 0
+    for span in record.tokens.spans:
+        changes.append(f"{start}:{_kind(*span[1:])}")
+        start += span.num_tokens
+    finish = Finish(reason=turn.finish_reason, answer_key=turn.answer_key)
+    return f"{start} 0 0 - {','.join(changes) or '-'} {finish_text(finish)}"
+
+
+def finish_text(finish: Finish) -> str:
+    """The end of a turn."""
+    drift = f" {finish.drift}" if finish.drift else ""
+    return f"{finish.reason} {finish.answer_key}{drift}"
+
+
+@lru_cache(maxsize=4096)
+def _kind(origin: Origin, version: int, source: VersionSource, server_id: str) -> str:
+    return f"{int(origin)}:{version}:{int(source)}:{server_id}"
+
+
+@lru_cache(maxsize=4096)
+def _kind_span(text: str) -> Span:
+    """The span of one token of this kind."""
+    origin, weight_version, source, server_id = text.split(":", 3)
+    return Span(
+        num_tokens=1,
+        origin=Origin(int(origin)),
+        weight_version=int(weight_version),
+        version_source=VersionSource(int(source)),
+        server_id=server_id,
+    )
+
+
+def opening_text(opening: Opening) -> str:
+    """An opening as JSON, without its name and its prompt's digest."""
+    return json.dumps({name: getattr(opening, name) for name in _OPENING_FIELDS})
+
+
+def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
+    """A turn as it is stored, and its live state."""
+    _, digest, opening = stored.decode().split(" ", 2)
+    fields = json.loads(opening)
+    if "message_keys" in fields:  # release 0.1 kept those of the whole prompt
+        fields["new_message_keys"] = fields.pop("message_keys")[fields["num_matched_messages"] :]
+    fields["new_message_keys"] = tuple(fields["new_message_keys"])
+    fields |= {"turn_id": turn_id, "prompt_digest": digest}
+    _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
+    reason, answer_key, drift = (*ended, "", "", "")[:3]
+    return Turn(
+        opening=Opening(**fields),
+        epoch=int(incarnation) << _COUNTER_BITS | int(counter),
+        finish_reason=int(reason or 0),
+        answer_key=answer_key,
+        drift=drift,
+    )
+
+
+def _spans(live: bytes) -> tuple[Span, ...]:
+    num_tokens, _, _, _, text, *_ = live.decode().split(" ", 5)
+    if text == "-":
+        return ()
+    changes = [change.split(":", 1) for change in text.split(",")]
+    starts = [int(start) for start, _ in changes]
+    return tuple(
+        _kind_span(kind)._replace(num_tokens=stop - start)
+        for (_, kind), start, stop in zip(
+            changes, starts, (*starts[1:], int(num_tokens)), strict=True
+        )
+    )
+
+
+def turn_record(turn_id: str, stored: bytes, live: bytes) -> TurnRecord:
+    """A turn with its spans and without ids and log-probs."""
+    return TurnRecord(turn=turn(turn_id, stored, live), tokens=Tokens(spans=_spans(live)))
+
+
+def turn_records(header: Mapping[bytes, bytes]) -> list[TurnRecord]:
+    """The turns of a whole header in the order they began."""
+    numbered = [
+        (int(stored.partition(b" ")[0]), field[len(TURN) :], stored)
+        for field, stored in header.items()
+        if field.startswith(TURN)
+    ]
+    return [
+        turn_record(turn_id.decode(), stored, header[LIVE + turn_id])
+        for _, turn_id, stored in sorted(numbered)
+    ]
+
+
+def with_segments(record: TurnRecord, segments: Sequence[bytes]) -> TurnRecord:
+    """The same turn with its ids and log-probs.
+
+    Segments are read after the live state: what was appended in between is left out.
+    """
+    num_bytes = BYTES_PER_TOKEN * sum(span.num_tokens for span in record.tokens.spans)
+    halves = [len(segment) // 2 for segment in segments]
+    ids = b"".join([segment[:half] for segment, half in zip(segments, halves, strict=True)])
+    logprobs = b"".join([segment[half:] for segment, half in zip(segments, halves, strict=True)])
+    tokens = Tokens(ids=ids[:num_bytes], logprobs=logprobs[:num_bytes], spans=record.tokens.spans)
+    return TurnRecord(turn=record.turn, tokens=tokens)
+
+
+def identity(rollout: Rollout) -> str:
+    """What of a rollout never changes."""
+    return json.dumps([int(rollout.purpose), rollout.group_id, rollout.pinned_weight_version])
+
+
+def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Rollout:
+    """A rollout from its header."""
+    purpose, group_id, pinned = json.loads(header[b"identity"])
+    return Rollout(
+        run_id=run_id,
+        rollout_id=rollout_id,
+        purpose=Purpose(purpose),
+        group_id=group_id,
+        credential_digest=header[b"credential"].decode(),
+        pinned_weight_version=pinned,
+        min_weight_version=int(header.get(b"wanted_version", 0)),
+        traceparent=header[b"traceparent"].decode(),
+        state=RolloutState(int(header[b"state"])),
+        outcome=_outcome(header.get(b"outcome")),
+        create_time=float(header[b"created"]),
+        finish_time=float(header.get(b"finished", 0)),
+    )
+
+
+_NEVER_STARTED = identity(Rollout(run_id="", rollout_id="", purpose=Purpose.TRAIN))
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """An outcome as JSON."""
+    rewards = [
+        {"name": reward.name, "value": reward.value, "turn_id": reward.turn_id}
+        for reward in outcome.rewards
+    ]
+    return json.dumps(
+        {
+            "rewards": rewards,
+            "failure_class": outcome.failure_class,
+            "failure_message": outcome.failure_message,
+        }
+    )
+
+
+def _outcome(text: bytes | None) -> Outcome:
+    if text is None:
+        return Outcome()
+    fields = json.loads(text)
+    return Outcome(
+        rewards=tuple(Reward(**reward) for reward in fields["rewards"]),
+        failure_class=FailureClass(fields["failure_class"]),
+        failure_message=fields["failure_message"],
+    )

@@ -1,0 +1,107 @@
+"""ColumnStore on Redis: cells live with their run, values with their rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.chassis.errors import ServiceError
+from services.chassis.redis.scripts import Scripts
+from trajectory_manager.store.column_interface import (
+    ColumnLease,
+    ColumnsWritten,
+    SampleColumns,
+    rollout_of,
+)
+from trajectory_manager.store.errors import accepted
+from trajectory_manager.store.redis import keys
+
+
+class RedisColumnStore:
+    """Implements `ColumnStore`."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    async def lease(
+        self, run_id: str, column: str, needs: Sequence[str], max_samples: int
+    ) -> ColumnLease | None:
+        """See `ColumnStore`."""
+        reply = await self._call("lease_column", run_id, column, max_samples, *needs)
+        if not reply:
+            return None
+        epoch, seconds, sample_ids = reply
+        return ColumnLease(sample_ids=_texts(sample_ids), epoch=int(epoch), seconds=float(seconds))
+
+    async def unwritten(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> list[str]:
+        """See `ColumnStore`."""
+        (found,) = await self._call(
+            "unwritten_columns", run_id, column, epoch, *dict.fromkeys(sample_ids)
+        )
+        return list(_texts(found))
+
+    async def put(
+        self, run_id: str, column: str, epoch: int, values: Mapping[str, bytes], *, new: bool
+    ) -> None:
+        """See `ColumnStore`."""
+        calls = []
+        for sample_id, value in values.items():
+            name = rollout_of(sample_id)
+            args = (name, column, sample_id, epoch, int(new), value)
+            calls.append((keys.column_keys(run_id, name), args))
+        for reply in await self._scripts.call_many("put_column", calls):
+            _accepted(reply)
+
+    async def complete(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> ColumnsWritten:
+        """See `ColumnStore`."""
+        num_written, num_ready = await self._call(
+            "complete_columns", run_id, column, epoch, *dict.fromkeys(sample_ids)
+        )
+        return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
+
+    async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
+        """See `ColumnStore`."""
+        rollout_ids = list(dict.fromkeys(map(rollout_of, sample_ids)))
+        replies = await self._scripts.call_many(
+            "read_columns", [(keys.column_keys(run_id, name), ()) for name in rollout_ids]
+        )
+        values: dict[str, dict[str, bytes]] = {name: {} for name in sample_ids}
+        for reply in replies:
+            (pairs,) = _accepted(reply)
+            for field, stored in zip(pairs[::2], pairs[1::2], strict=True):
+                column, sample_id = field.decode().split(" ")
+                if sample_id in values:
+                    values[sample_id][column] = stored.partition(b":")[2]
+        return {**values}
+
+    async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
+        """See `ColumnStore`."""
+        (rows,) = await self._call("list_columns", run_id, after, limit)
+        return [
+            SampleColumns(
+                sample_id=sample_id.decode(),
+                group_id=group_id.decode(),
+                ready=_texts(ready),
+                leased=_texts(leased),
+                step=int(step),
+            )
+            for sample_id, group_id, step, ready, leased in rows
+        ]
+
+    async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
+        reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
+        return accepted(reply)
+
+
+def _accepted(reply: Any) -> list[Any]:
+    if isinstance(reply, ServiceError):
+        raise reply
+    return accepted(reply)
+
+
+def _texts(names: Sequence[bytes]) -> tuple[str, ...]:
+    return tuple(name.decode() for name in names)

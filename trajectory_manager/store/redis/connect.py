@@ -1,0 +1,154 @@
+"""A store on Redis, shared by any number of replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster
+
+from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.chassis.redis.connect import AWAY, connect
+from services.chassis.redis.pipeline import Pipelines
+from services.chassis.redis.scripts import Scripts
+from services.chassis.redis.url import parse_redis_url
+from trajectory_manager.model.records import Durability
+from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.column_store import RedisColumnStore
+from trajectory_manager.store.redis.ledger_store import RedisLedgerStore
+from trajectory_manager.store.redis.retention_store import RedisRetentionStore
+from trajectory_manager.store.redis.run_store import RedisRunStore
+from trajectory_manager.store.redis.token_store import RedisTokenStore
+
+SCRIPTS = Path(__file__).parent / "lua"
+
+_RETRY_SECONDS = 0.2
+
+
+@asynccontextmanager
+async def redis_store(
+    url: str,
+    durability: Durability,
+    start_seconds: float,
+    scripts: Path = SCRIPTS,
+    replicas: int = 1,
+) -> AsyncIterator[Store]:
+    """The store at `url`, once it answers and gives what `durability` promises.
+
+    For `replicated`, each master has `replicas` replicas, and all of them confirm each write: one
+    that need not could be promoted without it.
+
+    Raises:
+        DependencyUnavailable: it, or a replica that it needs, was away for `start_seconds`.
+        ConfigError: its settings promise less, or let it evict what is stored.
+    """
+    redis = connect(url)
+    confirmed_by = replicas if durability is Durability.REPLICATED else 0
+    pipelines = Pipelines(redis, replicas=confirmed_by)
+    try:
+        deadline = asyncio.get_running_loop().time() + start_seconds
+        cure = f"no answer within {start_seconds:g} s: start it or correct redis_url"
+        await _until(lambda: _pings(redis), deadline, cure)
+        await _check_settings(redis, durability, replicas)
+        if durability is Durability.DURABLE:
+            await _check_no_failover(url, redis)
+        if confirmed_by:
+            cure = f"durability is replicated, and a master has not {replicas} replica(s) connected"
+            await _until(lambda: _has_replicas(redis, replicas), deadline, cure)
+        lua = Scripts(pipelines, scripts)
+
+        async def ready() -> bool:
+            return await _pings(redis)
+
+        yield Store(
+            tokens=RedisTokenStore(lua),
+            runs=RedisRunStore(redis, lua),
+            ledger=RedisLedgerStore(lua),
+            columns=RedisColumnStore(lua),
+            retention=RedisRetentionStore(lua),
+            durability=durability,
+            ready=ready,
+        )
+    finally:
+        await pipelines.aclose()
+        await redis.aclose()
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], deadline: float, cure: str) -> None:
+    while not await condition():
+        if asyncio.get_running_loop().time() >= deadline:
+            raise DependencyUnavailable("redis", cure)
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _pings(redis: Redis) -> bool:
+    try:
+        return bool(await redis.ping())
+    except (*AWAY, OSError) as error:
+        # A cluster's client says why only in passing.
+        if isinstance(error.__cause__ or error, exceptions.AuthenticationError):
+            raise ConfigError(f"redis_url: {error}") from error
+        return False
+
+
+async def _ask_masters(redis: Any, command: str, *args: str) -> list[dict[str, Any]]:
+    if not isinstance(redis, RedisCluster):
+        return [await redis.execute_command(command, *args)]
+    return [
+        await redis.execute_command(command, *args, target_nodes=node)
+        for node in redis.get_primaries()
+    ]
+
+
+async def _check_settings(redis: Redis, durability: Durability, replicas: int) -> None:
+    asked = ("append*", "maxmemory*", "min-replicas*")
+    for settings in await _ask_masters(redis, "CONFIG GET", *asked):
+        if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
+            raise ConfigError(
+                f"redis has maxmemory-policy {settings['maxmemory-policy']}, which would drop "
+                "recorded tokens: set it to noeviction"
+            )
+        gives = (settings["appendonly"], settings["appendfsync"])
+        if durability is not Durability.FAST and gives != ("yes", "always"):
+            raise ConfigError(
+                f"durability is {durability.name.lower()}, and redis has appendonly {gives[0]}, "
+                f"appendfsync {gives[1]}: start it with appendonly yes and appendfsync always"
+            )
+        needed, lag = settings["min-replicas-to-write"], settings["min-replicas-max-lag"]
+        if durability is Durability.REPLICATED and (int(needed) < replicas or lag == "0"):
+            raise ConfigError(
+                f"durability is replicated, and redis has min-replicas-to-write {needed}, "
+                f"min-replicas-max-lag {lag}: set them to {replicas} and 2 on every server, or an "
+                "isolated master goes on acknowledging what is lost"
+            )
+
+
+async def _check_no_failover(url: str, redis: Redis) -> None:
+    """What only the master has on its disk is lost when a replica takes its place by itself."""
+    topology = parse_redis_url(url).topology
+    if not topology:
+        return
+    answers = await _ask_masters(redis, "INFO", "replication")
+    if any(answer["connected_slaves"] for answer in answers):
+        raise ConfigError(
+            f"durability is durable, and a {topology} may promote a replica that has not got what "
+            "was acknowledged: set durability to replicated"
+        )
+
+
+async def _has_replicas(redis: Redis, replicas: int) -> bool:
+    try:
+        answers = await _ask_masters(redis, "INFO", "replication")
+    except (*AWAY, OSError):
+        return False
+    found = [answer["connected_slaves"] for answer in answers]
+    if max(found) > replicas:
+        raise ConfigError(
+            f"replicas is {replicas}, and a master has {max(found)}: one that need not confirm a "
+            f"write could be promoted without it; set replicas to {max(found)}"
+        )
+    return bool(min(found) == replicas)

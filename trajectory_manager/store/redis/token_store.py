@@ -1,0 +1,261 @@
+"""TokenStore on Redis: every change is one Lua script on the keys of each rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.chassis.errors import ServiceError
+from services.chassis.redis.scripts import RUN_ID, Scripts
+from trajectory_manager.model.records import Rollout
+from trajectory_manager.model.tokens import (
+    Append,
+    Appended,
+    Closing,
+    Opening,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
+from trajectory_manager.store.errors import accepted, refusal, refused
+from trajectory_manager.store.redis import codec, keys
+
+_Header = dict[bytes, bytes]
+
+_REFUSED = b"refused"
+_OLD_SCHEMA = b"OLD_SCHEMA"
+
+
+class RedisTokenStore:
+    """Implements `TokenStore`."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+        """See `TokenStore`."""
+        await self._call(
+            "create_rollout",
+            rollout.run_id,
+            rollout.rollout_id,
+            int(leased),
+            codec.identity(rollout),
+            rollout.credential_digest,
+            rollout.traceparent,
+            rollout.min_weight_version,
+        )
+
+    async def open_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    ) -> tuple[Rollout, TurnRecord]:
+        """See `TokenStore`."""
+        stored, live, segments, values = await self._call(
+            "open_turn",
+            run_id,
+            rollout_id,
+            RUN_ID,
+            credential_digest,
+            opening.turn_id,
+            opening.attempt_id,
+            codec.opening_text(opening),
+            opening.prompt_digest,
+            *codec.HEADER_FIELDS,
+        )
+        header = _known(codec.HEADER_FIELDS, values)
+        record = codec.turn_record(opening.turn_id, stored, live)
+        return (
+            codec.rollout(run_id, rollout_id, header),
+            codec.with_segments(record, segments),
+        )
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+        """See `TokenStore`."""
+        parts = [
+            (keys.rollout_keys(append.run_id, append.rollout_id), codec.append_args(append))
+            for append in appends
+        ]
+        replies = await self._scripts.call_each("append", parts, (RUN_ID,))
+        if old := [i for i, reply in enumerate(replies) if _is_old(reply)]:
+            for index in old:
+                await self._migrate(appends[index].run_id, appends[index].rollout_id)
+            again = await self.append([appends[index] for index in old])
+            answers = dict(zip(old, again, strict=True))
+            return [answers.get(i) or _appended(reply) for i, reply in enumerate(replies)]
+        return [_appended(reply) for reply in replies]
+
+    async def close(
+        self, run_id: str, closings: Sequence[Closing]
+    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+        """See `TokenStore`."""
+        parts = [
+            (keys.rollout_keys(run_id, closing.rollout_id)[:1], codec.close_args(closing))
+            for closing in closings
+        ]
+        replies = await self._scripts.call_each("close_rollout", parts)
+        return [
+            await self._closed(run_id, closing, reply)
+            for closing, reply in zip(closings, replies, strict=True)
+        ]
+
+    async def _closed(
+        self, run_id: str, closing: Closing, reply: Any
+    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+        if isinstance(reply, ServiceError):
+            return reply
+        if _is_old(reply):
+            await self._migrate(run_id, closing.rollout_id)
+            return (await self.close(run_id, [closing]))[0]
+        if reply[0] == _REFUSED:
+            return refused(reply)
+        header = _pairs(reply[1])
+        rollout = codec.rollout(run_id, closing.rollout_id, header)
+        return rollout, codec.turn_records(header)
+
+    async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
+        """See `TokenStore`."""
+        header = await self._fields(run_id, rollout_id, codec.HEADER_FIELDS)
+        return codec.rollout(run_id, rollout_id, header) if header else None
+
+    async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
+        """See `TokenStore`."""
+        (header,) = await self._headers(run_id, [rollout_id])
+        return [record.turn for record in codec.turn_records(header)]
+
+    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """See `TokenStore`."""
+        found = await self._call("newest_turn", run_id, rollout_id)
+        if not found:
+            return None
+        turn_id, stored, live, segments = found
+        record = codec.turn_record(turn_id.decode(), stored, live)
+        return codec.with_segments(record, segments)
+
+    async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
+        """See `TokenStore`."""
+        if not turn_ids:
+            return []
+        return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
+
+    async def _turns(
+        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
+    ) -> list[TurnRecord]:
+        names = [name.encode() for name in turn_ids]
+        wanted = [part + name for name in names for part in (codec.TURN, codec.LIVE)]
+        header = await self._fields(run_id, rollout_id, wanted)
+        if not header:
+            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+        for name in names:
+            if codec.TURN + name not in header:
+                raise refusal("UNKNOWN_TURN", name.decode())
+        found = [
+            codec.turn_record(name.decode(), header[codec.TURN + name], header[codec.LIVE + name])
+            for name in names
+        ]
+        return (await self._filled(run_id, {rollout_id: found}))[rollout_id]
+
+    async def read(
+        self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
+    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+        """See `TokenStore`."""
+        found = await self._headers(run_id, rollout_ids)
+        headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
+        turns = {name: codec.turn_records(header) for name, header in headers.items()}
+        if not spans_only:
+            turns = await self._filled(run_id, turns)
+        return [
+            (codec.rollout(run_id, name, headers[name]), turns[name]) if name in headers else None
+            for name in rollout_ids
+        ]
+
+    async def _filled(
+        self, run_id: str, turns: Mapping[str, Sequence[TurnRecord]]
+    ) -> dict[str, list[TurnRecord]]:
+        """The same turns by rollout, with ids and log-probs."""
+        commands = [
+            ("LRANGE", keys.rollout_keys(run_id, name)[1] + record.turn.turn_id, 0, -1)
+            for name, records in turns.items()
+            for record in records
+        ]
+        segments = iter(await self._scripts.read(commands))
+        return {
+            name: [codec.with_segments(record, next(segments)) for record in records]
+            for name, records in turns.items()
+        }
+
+    async def record(
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+    ) -> list[bool]:
+        """See `TokenStore`."""
+        parts = [
+            (
+                keys.rollout_keys(run_id, rollout.rollout_id),
+                codec.record_args(rollout, turns),
+            )
+            for rollout, turns in recorded
+        ]
+        replies = await self._scripts.call_each("record", parts)
+        return [bool(_accepted(reply)[0]) for reply in replies]
+
+    async def _headers(self, run_id: str, rollout_ids: Sequence[str]) -> list[_Header]:
+        """Each rollout's whole header; empty: unknown."""
+        names = [keys.rollout_keys(run_id, name)[0] for name in rollout_ids]
+        headers: list[_Header]
+        headers = await self._scripts.read([("HGETALL", name) for name in names])
+        for index, header in enumerate(headers):
+            if header and b"schema" not in header:
+                await self._migrate(run_id, rollout_ids[index])
+                (headers[index],) = await self._headers(run_id, [rollout_ids[index]])
+        return headers
+
+    async def _fields(self, run_id: str, rollout_id: str, names: Sequence[str | bytes]) -> _Header:
+        """Those of the named fields that the header has, and its state; empty: unknown."""
+        wanted = ("state", "schema", *names)
+        header = keys.rollout_keys(run_id, rollout_id)[0]
+        (values,) = await self._scripts.read([("HMGET", header, *wanted)])
+        if values[0] is None:
+            return {}
+        if values[1] is None:
+            await self._migrate(run_id, rollout_id)
+            return await self._fields(run_id, rollout_id, names)
+        return _known(wanted, values)
+
+    async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
+        reply = await self._scripts.call(
+            script, keys=keys.rollout_keys(run_id, rollout_id), args=(rollout_id, *args)
+        )
+        if _is_old(reply):
+            await self._migrate(run_id, rollout_id)
+            return await self._call(script, run_id, rollout_id, *args)
+        return accepted(reply)
+
+    async def _migrate(self, run_id: str, rollout_id: str) -> None:
+        both = (*keys.rollout_keys(run_id, rollout_id), *keys.old_rollout_keys(run_id, rollout_id))
+        accepted(await self._scripts.call("migrate", keys=both, args=(rollout_id,)))
+
+
+def _appended(reply: Any) -> Appended | ServiceError:
+    if isinstance(reply, ServiceError):
+        return reply
+    return refused(reply) if reply[0] == _REFUSED else Appended(*reply)
+
+
+def _is_old(reply: Any) -> bool:
+    return not isinstance(reply, ServiceError) and reply[:2] == [_REFUSED, _OLD_SCHEMA]
+
+
+def _accepted(reply: Any) -> list[Any]:
+    if isinstance(reply, ServiceError):
+        raise reply
+    return accepted(reply)
+
+
+def _known(names: Sequence[str | bytes], values: Sequence[bytes | None]) -> _Header:
+    return {
+        name.encode() if isinstance(name, str) else name: value
+        for name, value in zip(names, values, strict=True)
+        if value is not None
+    }
+
+
+def _pairs(reply: Sequence[bytes]) -> _Header:
+    return dict(zip(reply[::2], reply[1::2], strict=True))
