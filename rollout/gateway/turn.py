@@ -85,7 +85,7 @@ class Turn:
         self._deadline = deadline
         self._epoch = 0
         self._pinned: int | None = None
-        self._min_weight_version = 0
+        self._required_weight_version = 0
         self._num_streams = 0  # opened so far
         self._prompt_ids: list[int] = []  # shared prefix and this turn's environment tokens
         self._sampled: list[int] = []
@@ -120,7 +120,7 @@ class Turn:
         self._note_drift(self._prompt.drift(answer))
         if answer.HasField("pinned_weight_version"):
             self._pinned = answer.pinned_weight_version
-        self._min_weight_version = answer.min_weight_version
+        self._required_weight_version = answer.required_weight_version
         stored = answer.tokens
         self._num_stored = len(stored.token_ids)
         if not stored.token_ids:
@@ -272,7 +272,7 @@ class Turn:
             max_new_tokens=most,
             expected_tokens=remaining(expected, num_sampled, most),
             continues=bool(num_sampled or self._num_streams),
-            min_weight_version=self._min_weight_version,
+            required_weight_version=self._required_weight_version,
         )
 
     def _beginning(self, token_ids: Sequence[int]) -> Beginning:
@@ -285,7 +285,7 @@ class Turn:
         )
 
     def _finished(self) -> pb.GenerateResponse:
-        finish = pb.TurnFinish(
+        finish = pb.TurnEnd(
             finish_reason=self._finish,
             text=self._text(),
             num_prompt_tokens=len(self._prompt_ids),
@@ -295,7 +295,7 @@ class Turn:
             finish.drift.position = self._drift.position
             finish.drift.recorded_text = self._drift.recorded_text
             finish.drift.retokenized_text = self._drift.retokenized_text
-        return pb.GenerateResponse(finish=finish)
+        return pb.GenerateResponse(end=finish)
 
 
 def _raise_if_cancelled() -> None:

@@ -263,8 +263,8 @@ class Rollout:
                             self._observer(self.rollout_id, turn.turn_id, response.chunk)
                         _extend(turn, response.chunk)
                         yield response.chunk.tokens
-                    elif response.HasField("finish"):
-                        _finish(turn, response.finish)
+                    elif response.HasField("end"):
+                        _finish(turn, response.end)
                         return
                 await backoff.wait()  # ended without an end: the gateway drains
             except grpc.aio.AioRpcError as failure:
@@ -308,7 +308,7 @@ def _extend(turn: Turn, chunk: pb.TokenChunk) -> None:
     )
 
 
-def _finish(turn: Turn, finish: pb.TurnFinish) -> None:
+def _finish(turn: Turn, finish: pb.TurnEnd) -> None:
     name = tokens_pb2.FinishReason.Name(finish.finish_reason)
     turn.finish_reason = name.removeprefix("FINISH_REASON_").lower()
     turn.text = finish.text

@@ -69,7 +69,7 @@ class DemoServicer(
         """Streamed: one heartbeat at once, then the answer."""
         yield rollout_service_pb2.GenerateResponse(heartbeat=rollout_service_pb2.Heartbeat())
         await _act(request)
-        yield rollout_service_pb2.GenerateResponse(finish=rollout_service_pb2.TurnFinish())
+        yield rollout_service_pb2.GenerateResponse(end=rollout_service_pb2.TurnEnd())
 
 
 async def _act(request: Any) -> None:

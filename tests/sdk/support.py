@@ -96,14 +96,14 @@ class Gateway(RolloutServiceServicer):
             yield rollout_pb.GenerateResponse(chunk=chunk)
         if end < len(TOKENS):
             await context.abort(self._code, "the stream breaks")
-        finish = rollout_pb.TurnFinish(
+        finish = rollout_pb.TurnEnd(
             finish_reason=tokens_pb2.FINISH_REASON_STOP,
             text="hello",
             num_prompt_tokens=3,
             num_sampled_tokens=len(TOKENS),
             drift=self.drift,
         )
-        yield rollout_pb.GenerateResponse(finish=finish)
+        yield rollout_pb.GenerateResponse(end=finish)
 
     async def FinishRollout(self, request: Any, context: Any) -> Any:
         """Close a rollout."""

@@ -116,4 +116,4 @@ async def test_what_begins_while_it_waits_is_sampled_with_its_weights(training: 
     await samples.ready(2, 5)
     lease = await client.lease()
     await client.start(lease.rollout_id, lease.lease_token)
-    assert (await client.begin(lease.rollout_id, "t", [1])).min_weight_version == 5
+    assert (await client.begin(lease.rollout_id, "t", [1])).required_weight_version == 5

@@ -113,7 +113,7 @@ class Openings:
             finish_reason=opened.turn.finish_reason,  # type: ignore[arg-type]
             pinned_weight_version=opened.rollout.pinned_weight_version,
             divergence=_divergence_to(opened.divergence),
-            min_weight_version=opened.rollout.min_weight_version,
+            required_weight_version=opened.rollout.required_weight_version,
         )
 
 

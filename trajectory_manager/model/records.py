@@ -137,7 +137,7 @@ class Rollout:
     """SHA-256 of the credential its agent holds."""
     pinned_weight_version: int | None = None
     """Version to generate with, EVAL only."""
-    min_weight_version: int = 0
+    required_weight_version: int = 0
     """Oldest version to generate with."""
     traceparent: str = ""
     """Trace context it began under."""
@@ -239,7 +239,7 @@ class Leased:
 
     purpose: Purpose
     """TRAIN or EVAL."""
-    min_weight_version: int
+    required_weight_version: int
     """What an older version sampled would be too old when the group is trained; 0: any."""
 
 

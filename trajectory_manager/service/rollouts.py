@@ -96,7 +96,7 @@ class Rollouts:
             rollout,
             group_id=name.task_id,
             purpose=leased.purpose,
-            min_weight_version=leased.min_weight_version,
+            required_weight_version=leased.required_weight_version,
         )
         await self._store.tokens.create_rollout(known, leased=True)
         return name.task_id

@@ -52,7 +52,7 @@ class Ask:
     """Tokens that it will probably sample, at most `max_new_tokens`."""
     continues: bool = False
     """Whether a server gave it up: the rest of a turn, not a new one."""
-    min_weight_version: int = 0
+    required_weight_version: int = 0
     """Servers with older weights are not asked: its group would be too old to be trained."""
     arrived: float = 0.0
     """When it began to wait, in seconds of a clock that never goes back."""

@@ -88,18 +88,20 @@ class WaitingTurns:
         """
         self._check_room(ask)
         try:
-            async with asyncio.timeout(self._weights_seconds if ask.min_weight_version else None):
+            async with asyncio.timeout(
+                self._weights_seconds if ask.required_weight_version else None
+            ):
                 return await self._server(ask, pinned)
         except TimeoutError:
-            _log.warning("weights_did_not_come", weight_version=ask.min_weight_version)
-            return await self._server(replace(ask, min_weight_version=0), pinned)
+            _log.warning("weights_did_not_come", weight_version=ask.required_weight_version)
+            return await self._server(replace(ask, required_weight_version=0), pinned)
 
     async def _server(self, ask: Ask, pinned: int | None) -> Server:
         ask = replace(ask, arrived=self._clock())
         self._num_arrived += 1
         key = (self._policy.order(ask), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        weights = (pinned, ask.min_weight_version)
+        weights = (pinned, ask.required_weight_version)
         queue = self._queues.setdefault(weights, [])
         insort(queue, (key, ask, server), key=itemgetter(0))
         _WAITING.inc()
@@ -117,7 +119,7 @@ class WaitingTurns:
     def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
         """A second server for a turn that `server` has, if one has room."""
         # One that still has room is of no use to any turn that waits.
-        found = self._with_room(pinned, ask.min_weight_version)
+        found = self._with_room(pinned, ask.required_weight_version)
         servers = [s for s in found if s is not server]
         return self._taken(ask, servers) if servers else None
 

@@ -139,7 +139,7 @@ async def test_sigterm_drains(tmp_path: Path) -> None:
                 await late.Score(reward_service_pb2.ScoreRequest(), timeout=10)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             released.touch()
-            assert (await anext(events)).HasField("finish")
+            assert (await anext(events)).HasField("end")
         assert await _wait_for_exit(demo) == ExitCode.CLEAN
 
 

@@ -197,7 +197,7 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
         await client.until(lambda info: info.num_running + info.num_queued == 0)
         # Negative control: it was the agent that did not read, beyond what the network holds.
         unread = list(outboxes[0]._unread)
-        assert [event.WhichOneof("event") for event in unread] in (["chunk", "finish"], ["chunk"])
+        assert [event.WhichOneof("event") for event in unread] in (["chunk", "end"], ["chunk"])
         received += await ids_of(slow)
         assert len(received) == length
         assert received == await one.recorded("slow")

@@ -16,7 +16,7 @@ def chunk(offset: int, ids: list[int]) -> pb.GenerateResponse:
     return pb.GenerateResponse(chunk=pb.TokenChunk(offset=offset, tokens=sampled(ids)))
 
 
-FINISH = pb.GenerateResponse(finish=pb.TurnFinish(text="end"))
+FINISH = pb.GenerateResponse(end=pb.TurnEnd(text="end"))
 
 
 async def test_chunks_that_wait_become_one() -> None:
@@ -29,7 +29,7 @@ async def test_chunks_that_wait_become_one() -> None:
         outbox.put(FINISH)
 
     events = [event async for event in outbox.events(turn())]
-    assert [event.WhichOneof("event") for event in events] == ["chunk", "finish"]
+    assert [event.WhichOneof("event") for event in events] == ["chunk", "end"]
     merged = events[0].chunk
     assert (merged.offset, list(merged.tokens.token_ids)) == (0, list(range(100)))
     assert len(merged.tokens.logprobs) == 100
@@ -66,7 +66,7 @@ async def test_silence_is_broken() -> None:
         if len(seen) == 3:
             heard.set()
     assert seen[:3] == ["heartbeat"] * 3
-    assert seen[-1] == "finish"
+    assert seen[-1] == "end"
 
 
 async def test_a_failure_comes_after_what_was_put_before() -> None:

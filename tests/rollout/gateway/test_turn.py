@@ -100,7 +100,7 @@ async def test_the_last_tokens_close_their_turn(world: World, calls: list[str]) 
     events = await world.generate("t", world.ids("say "))
     chunks = [event.chunk for event in events if event.HasField("chunk")]
     assert [list(chunk.tokens.token_ids) for chunk in chunks] == [answer[:1], answer[1:]]
-    finish = events[-1].finish
+    finish = events[-1].end
     assert (finish.finish_reason, finish.text, finish.HasField("drift")) == (STOP, "hello", False)
     turn = (await world.recorded())["t"]
     assert list(turn.tokens.token_ids) == world.ids("say ") + answer
@@ -129,7 +129,7 @@ async def test_drift_is_reported_and_stored(world: World, calls: list[str]) -> N
     prompt = world.ids(f"say hello{END}more")
     before = turn_module._DRIFTED._value.get()
     with structlog.testing.capture_logs() as logs:
-        finish = (await world.generate("t2", prompt))[-1].finish
+        finish = (await world.generate("t2", prompt))[-1].end
     expected = (4, f"hello{END}", f"hello{END}more")
     drift = finish.drift
     assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
@@ -144,7 +144,7 @@ async def test_drift_is_reported_and_stored(world: World, calls: list[str]) -> N
     assert (line["turn_id"], line["position"]) == ("t2", 4)
     assert "hell" not in str(line)
     assert calls == ["EndTurn"]
-    again = (await world.generate("t2", prompt))[-1].finish
+    again = (await world.generate("t2", prompt))[-1].end
     assert again == finish
     assert turn_module._DRIFTED._value.get() == before + 1
 
@@ -153,7 +153,7 @@ async def test_a_rewritten_answer_is_a_fork(world: World, calls: list[str]) -> N
     """Negative control: another text from the same position on is not called drift."""
     world.server.answers = [[world.letters("hello")], [world.ids("again")]]
     await world.generate("t1", world.ids("say "))
-    finish = (await world.generate("t2", world.ids("say hells bells")))[-1].finish
+    finish = (await world.generate("t2", world.ids("say hells bells")))[-1].end
     assert not finish.HasField("drift")
     turn = (await world.recorded())["t2"]
     assert not turn.HasField("drift")
@@ -174,7 +174,7 @@ async def test_messages_do_not_drift(world: World) -> None:
     answer = [*world.letters("hello"), *world.template.stop_token_ids]
     world.server.answers = [[answer], [world.ids("again")]]
     await world.generate("t1", messages=MESSAGES)
-    finish = (await world.generate("t2", messages=MORE))[-1].finish
+    finish = (await world.generate("t2", messages=MORE))[-1].end
     assert not finish.HasField("drift")
     start = len(world.server.prompts[0])
     assert world.server.prompts[1][start : start + len(answer)] == answer
@@ -188,9 +188,9 @@ async def test_messages_of_a_rewriting_template_may_drift(world: World) -> None:
     forgotten = [*MORE[:2], pb.Message(role="user", content="x/more")]
     later = [pb.Message(role="assistant", content="yes"), pb.Message(role="user", content="end")]
     await world.generate("t1", messages=MESSAGES)
-    kept = (await world.generate("t2", messages=forgotten))[-1].finish
+    kept = (await world.generate("t2", messages=forgotten))[-1].end
     assert not kept.HasField("drift")
-    drift = (await world.generate("t3", messages=[*forgotten, *later]))[-1].finish.drift
+    drift = (await world.generate("t3", messages=[*forgotten, *later]))[-1].end.drift
     assert drift.position == len(world.server.prompts[0])
     assert drift.recorded_text == f"hello{END}"
     assert drift.retokenized_text.startswith(f"hello{END}<user>more{END}")
@@ -228,7 +228,7 @@ async def test_a_turn_whose_writer_died_is_closed(
     assert result.results[0].num_tokens == len(own.token_ids)
     events = await world.generate("t2", prompt)
     assert list(events[0].chunk.tokens.token_ids) == answer
-    assert events[-1].finish.HasField("drift") == drifts
+    assert events[-1].end.HasField("drift") == drifts
     turn = (await world.recorded())["t2"]
     assert (turn.finish_reason, turn.HasField("drift")) == (STOP, drifts)
     assert calls == (["EndTurn"] if drifts else [])

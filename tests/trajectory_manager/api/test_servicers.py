@@ -94,7 +94,7 @@ async def test_a_trainer_that_waits_says_with_which_weights_it_will_begin(
     assert lease.task.task_id == "c"
     await second.start(lease.rollout_id, lease.lease_token)
     # For step 3, which starts from version 8 and takes what is one version older.
-    assert (await second.begin(lease.rollout_id, "t", [1])).min_weight_version == 7
+    assert (await second.begin(lease.rollout_id, "t", [1])).required_weight_version == 7
     await first.reconcile(trainer_id="newer")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await first.samples.GetReadiness(request)

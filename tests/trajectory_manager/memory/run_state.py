@@ -39,7 +39,7 @@ class GroupState:
     task: Task
     slots: list[SlotState]
     admission: int = 0
-    wanted_weight_version: int = 0
+    required_weight_version: int = 0
     num_replaced: int = 0
 
     @property
@@ -172,7 +172,7 @@ class RunState:
             self.changed(Topic.TASKS)
 
     @property
-    def wanted_weight_version(self) -> int:
+    def required_weight_version(self) -> int:
         """With which the next group that is admitted must be sampled; groups go in order."""
         if self.config.staleness_policy is StalenessPolicy.WAIT:
             return 0

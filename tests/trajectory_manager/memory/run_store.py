@@ -115,9 +115,9 @@ class MemoryRunStore:
         earlier = run.earlier_attempts.pop(task.task_id, ())
         number = task.num_samples + run.config.num_extra_samples * train
         slots = [SlotState(attempt) for attempt in (*earlier, *[0] * number)[:number]]
-        wanted = run.wanted_weight_version if train else 0
+        wanted = run.required_weight_version if train else 0
         run.num_admitted += train
-        group = GroupState(task, slots, admission=run.num_admitted, wanted_weight_version=wanted)
+        group = GroupState(task, slots, admission=run.num_admitted, required_weight_version=wanted)
         run.groups[task.task_id] = group
         if train:
             run.order[task.task_id] = group.admission
@@ -177,7 +177,7 @@ class MemoryRunStore:
             if name is None or self._held(run, rollout_id, nonce) is None:
                 raise refusal("LOST_LEASE", rollout_id)
             group = run.groups[name.task_id]
-            leased = Leased(group.task.purpose, group.wanted_weight_version)
+            leased = Leased(group.task.purpose, group.required_weight_version)
         run.listed.setdefault(rollout_id)
         return leased
 

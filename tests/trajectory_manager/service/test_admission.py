@@ -107,8 +107,8 @@ class Job:
         """Servers sample with what they have, but wait for what the group needs: that must come."""
         rollout = await self.run.store.tokens.rollout(self.run.run_id, lease.rollout_id)
         assert rollout is not None
-        assert rollout.min_weight_version <= self.published
-        return max(self.served, rollout.min_weight_version)
+        assert rollout.required_weight_version <= self.published
+        return max(self.served, rollout.required_weight_version)
 
     @property
     def published(self) -> int:

@@ -103,7 +103,7 @@ async def a_group_may_begin_with_weights_that_are_too_old(store: Store) -> bool:
     (rollout_id, *_) = ledger.running["b"]
     leased = await store.runs.enlist(ledger.run_id, rollout_id, "nonce")
     assert leased is not None
-    return leased.min_weight_version < 1
+    return leased.required_weight_version < 1
 
 
 async def a_step_changes_its_cut(store: Store) -> bool:
@@ -224,8 +224,8 @@ CONTROLS = [
     (
         a_group_may_begin_with_weights_that_are_too_old,
         "lease_task",
-        "group.wanted_version = version",
-        "group.wanted_version = 0",
+        "group.required_version = version",
+        "group.required_version = 0",
     ),
     (an_open_step_lets_others_in, "lease_samples", "'open', #fresh", "'taken', #fresh"),
 ]

@@ -116,10 +116,10 @@ class RedisRunStore:
 
     async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
         """See `RunStore`."""
-        purpose, min_weight_version = await self._call(
+        purpose, required_weight_version = await self._call(
             "enlist", run_id, rollout_id, int(nonce is not None), nonce or ""
         )
-        return Leased(Purpose(int(purpose)), int(min_weight_version)) if purpose else None
+        return Leased(Purpose(int(purpose)), int(required_weight_version)) if purpose else None
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
         """See `RunStore`."""

@@ -42,7 +42,7 @@ class RedisTokenStore:
             codec.identity(rollout),
             rollout.credential_digest,
             rollout.traceparent,
-            rollout.min_weight_version,
+            rollout.required_weight_version,
         )
 
     async def open_turn(

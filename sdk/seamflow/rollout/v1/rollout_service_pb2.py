@@ -16,7 +16,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/rollout/v1/rollout_service.proto\x12\x13seamflow.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xba\x01\n\x13StartRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\"\n\x15pinned_weight_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x18\n\x16_pinned_weight_version\"*\n\x14StartRolloutResponse\x12\x12\n\ncredential\x18\x01 \x01(\t\"\xf5\x02\n\x0fGenerateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x12\n\ncredential\x18\x03 \x01(\t\x12\x0f\n\x07turn_id\x18\x04 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x05 \x01(\t\x12.\n\x08messages\x18\x06 \x03(\x0b\x32\x1c.seamflow.rollout.v1.Message\x12\x15\n\ttoken_ids\x18\x07 \x03(\x05\x42\x02\x10\x01\x12\x34\n\x08sampling\x18\x08 \x01(\x0b\x32\".seamflow.common.v1.SamplingParams\x12\x1a\n\x12resume_from_offset\x18\t \x01(\x05\x12\x35\n\x12heartbeat_interval\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hunk_interval\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\nTokenChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x05\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\"\x0b\n\tHeartbeat\"\xb5\x01\n\nTurnFinish\x12\x37\n\rfinish_reason\x18\x01 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x1a\n\x12num_sampled_tokens\x18\x04 \x01(\x05\x12)\n\x05\x64rift\x18\x05 \x01(\x0b\x32\x1a.seamflow.rollout.v1.Drift\"J\n\x05\x44rift\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x15\n\rrecorded_text\x18\x02 \x01(\t\x12\x18\n\x10retokenized_text\x18\x03 \x01(\t\"\xb5\x01\n\x10GenerateResponse\x12\x30\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1f.seamflow.rollout.v1.TokenChunkH\x00\x12\x33\n\theartbeat\x18\x02 \x01(\x0b\x32\x1e.seamflow.rollout.v1.HeartbeatH\x00\x12\x31\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1f.seamflow.rollout.v1.TurnFinishH\x00\x42\x07\n\x05\x65vent\"\xcd\x01\n\x14\x46inishRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x12\n\ncredential\x18\x03 \x01(\t\x12+\n\x07rewards\x18\x04 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x37\n\rfailure_class\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x17\n\x0f\x66\x61ilure_message\x18\x06 \x01(\t\"\x17\n\x15\x46inishRolloutResponse\"K\n\x11GetRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x12\n\ncredential\x18\x03 \x01(\t\"\xaf\x01\n\x08TurnView\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x15\n\rprefix_length\x18\x03 \x01(\x05\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\"\x81\x01\n\x12GetRolloutResponse\x12,\n\x05turns\x18\x01 \x03(\x0b\x32\x1d.seamflow.rollout.v1.TurnView\x12+\n\x07rewards\x18\x02 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x32\x97\x03\n\x0eRolloutService\x12\x63\n\x0cStartRollout\x12(.seamflow.rollout.v1.StartRolloutRequest\x1a).seamflow.rollout.v1.StartRolloutResponse\x12Y\n\x08Generate\x12$.seamflow.rollout.v1.GenerateRequest\x1a%.seamflow.rollout.v1.GenerateResponse0\x01\x12\x66\n\rFinishRollout\x12).seamflow.rollout.v1.FinishRolloutRequest\x1a*.seamflow.rollout.v1.FinishRolloutResponse\x12]\n\nGetRollout\x12&.seamflow.rollout.v1.GetRolloutRequest\x1a\'.seamflow.rollout.v1.GetRolloutResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/rollout/v1/rollout_service.proto\x12\x13seamflow.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xba\x01\n\x13StartRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\"\n\x15pinned_weight_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x18\n\x16_pinned_weight_version\"*\n\x14StartRolloutResponse\x12\x12\n\ncredential\x18\x01 \x01(\t\"\xf5\x02\n\x0fGenerateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x12\n\ncredential\x18\x03 \x01(\t\x12\x0f\n\x07turn_id\x18\x04 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x05 \x01(\t\x12.\n\x08messages\x18\x06 \x03(\x0b\x32\x1c.seamflow.rollout.v1.Message\x12\x15\n\ttoken_ids\x18\x07 \x03(\x05\x42\x02\x10\x01\x12\x34\n\x08sampling\x18\x08 \x01(\x0b\x32\".seamflow.common.v1.SamplingParams\x12\x1a\n\x12resume_from_offset\x18\t \x01(\x05\x12\x35\n\x12heartbeat_interval\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x63hunk_interval\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\"H\n\nTokenChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x05\x12*\n\x06tokens\x18\x02 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\"\x0b\n\tHeartbeat\"\xb2\x01\n\x07TurnEnd\x12\x37\n\rfinish_reason\x18\x01 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x1a\n\x12num_sampled_tokens\x18\x04 \x01(\x05\x12)\n\x05\x64rift\x18\x05 \x01(\x0b\x32\x1a.seamflow.rollout.v1.Drift\"J\n\x05\x44rift\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x15\n\rrecorded_text\x18\x02 \x01(\t\x12\x18\n\x10retokenized_text\x18\x03 \x01(\t\"\xaf\x01\n\x10GenerateResponse\x12\x30\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1f.seamflow.rollout.v1.TokenChunkH\x00\x12\x33\n\theartbeat\x18\x02 \x01(\x0b\x32\x1e.seamflow.rollout.v1.HeartbeatH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.seamflow.rollout.v1.TurnEndH\x00\x42\x07\n\x05\x65vent\"\xcd\x01\n\x14\x46inishRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x12\n\ncredential\x18\x03 \x01(\t\x12+\n\x07rewards\x18\x04 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x37\n\rfailure_class\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x17\n\x0f\x66\x61ilure_message\x18\x06 \x01(\t\"\x17\n\x15\x46inishRolloutResponse\"K\n\x11GetRolloutRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x12\n\ncredential\x18\x03 \x01(\t\"\xaf\x01\n\x08TurnView\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x15\n\rprefix_length\x18\x03 \x01(\x05\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\"\x81\x01\n\x12GetRolloutResponse\x12,\n\x05turns\x18\x01 \x03(\x0b\x32\x1d.seamflow.rollout.v1.TurnView\x12+\n\x07rewards\x18\x02 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x32\x97\x03\n\x0eRolloutService\x12\x63\n\x0cStartRollout\x12(.seamflow.rollout.v1.StartRolloutRequest\x1a).seamflow.rollout.v1.StartRolloutResponse\x12Y\n\x08Generate\x12$.seamflow.rollout.v1.GenerateRequest\x1a%.seamflow.rollout.v1.GenerateResponse0\x01\x12\x66\n\rFinishRollout\x12).seamflow.rollout.v1.FinishRolloutRequest\x1a*.seamflow.rollout.v1.FinishRolloutResponse\x12]\n\nGetRollout\x12&.seamflow.rollout.v1.GetRolloutRequest\x1a\'.seamflow.rollout.v1.GetRolloutResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,22 +37,22 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_TOKENCHUNK']._serialized_end=854
   _globals['_HEARTBEAT']._serialized_start=856
   _globals['_HEARTBEAT']._serialized_end=867
-  _globals['_TURNFINISH']._serialized_start=870
-  _globals['_TURNFINISH']._serialized_end=1051
-  _globals['_DRIFT']._serialized_start=1053
-  _globals['_DRIFT']._serialized_end=1127
-  _globals['_GENERATERESPONSE']._serialized_start=1130
-  _globals['_GENERATERESPONSE']._serialized_end=1311
-  _globals['_FINISHROLLOUTREQUEST']._serialized_start=1314
-  _globals['_FINISHROLLOUTREQUEST']._serialized_end=1519
-  _globals['_FINISHROLLOUTRESPONSE']._serialized_start=1521
-  _globals['_FINISHROLLOUTRESPONSE']._serialized_end=1544
-  _globals['_GETROLLOUTREQUEST']._serialized_start=1546
-  _globals['_GETROLLOUTREQUEST']._serialized_end=1621
-  _globals['_TURNVIEW']._serialized_start=1624
-  _globals['_TURNVIEW']._serialized_end=1799
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=1802
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=1931
-  _globals['_ROLLOUTSERVICE']._serialized_start=1934
-  _globals['_ROLLOUTSERVICE']._serialized_end=2341
+  _globals['_TURNEND']._serialized_start=870
+  _globals['_TURNEND']._serialized_end=1048
+  _globals['_DRIFT']._serialized_start=1050
+  _globals['_DRIFT']._serialized_end=1124
+  _globals['_GENERATERESPONSE']._serialized_start=1127
+  _globals['_GENERATERESPONSE']._serialized_end=1302
+  _globals['_FINISHROLLOUTREQUEST']._serialized_start=1305
+  _globals['_FINISHROLLOUTREQUEST']._serialized_end=1510
+  _globals['_FINISHROLLOUTRESPONSE']._serialized_start=1512
+  _globals['_FINISHROLLOUTRESPONSE']._serialized_end=1535
+  _globals['_GETROLLOUTREQUEST']._serialized_start=1537
+  _globals['_GETROLLOUTREQUEST']._serialized_end=1612
+  _globals['_TURNVIEW']._serialized_start=1615
+  _globals['_TURNVIEW']._serialized_end=1790
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=1793
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=1922
+  _globals['_ROLLOUTSERVICE']._serialized_start=1925
+  _globals['_ROLLOUTSERVICE']._serialized_end=2332
 # @@protoc_insertion_point(module_scope)

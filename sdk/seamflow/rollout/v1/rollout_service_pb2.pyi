@@ -201,7 +201,7 @@ class Heartbeat(google.protobuf.message.Message):
 global___Heartbeat = Heartbeat
 
 @typing.final
-class TurnFinish(google.protobuf.message.Message):
+class TurnEnd(google.protobuf.message.Message):
     """Last message of a turn."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -237,7 +237,7 @@ class TurnFinish(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["drift", b"drift"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "text", b"text"]) -> None: ...
 
-global___TurnFinish = TurnFinish
+global___TurnEnd = TurnEnd
 
 @typing.final
 class Drift(google.protobuf.message.Message):
@@ -275,7 +275,7 @@ class GenerateResponse(google.protobuf.message.Message):
 
     CHUNK_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
-    FINISH_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
     @property
     def chunk(self) -> global___TokenChunk:
         """New tokens."""
@@ -285,7 +285,7 @@ class GenerateResponse(google.protobuf.message.Message):
         """Keep waiting."""
 
     @property
-    def finish(self) -> global___TurnFinish:
+    def end(self) -> global___TurnEnd:
         """The turn is over."""
 
     def __init__(
@@ -293,11 +293,11 @@ class GenerateResponse(google.protobuf.message.Message):
         *,
         chunk: global___TokenChunk | None = ...,
         heartbeat: global___Heartbeat | None = ...,
-        finish: global___TurnFinish | None = ...,
+        end: global___TurnEnd | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "event", b"event", "finish", b"finish", "heartbeat", b"heartbeat"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "event", b"event", "finish", b"finish", "heartbeat", b"heartbeat"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["chunk", "heartbeat", "finish"] | None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "end", b"end", "event", b"event", "heartbeat", b"heartbeat"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "end", b"end", "event", b"event", "heartbeat", b"heartbeat"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["chunk", "heartbeat", "end"] | None: ...
 
 global___GenerateResponse = GenerateResponse
 

@@ -193,7 +193,7 @@ class BeginTurnResponse(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     PINNED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     DIVERGENCE_FIELD_NUMBER: builtins.int
-    MIN_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    REQUIRED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Fencing number for AppendTokens and EndTurn."""
     parent_turn_id: builtins.str
@@ -204,7 +204,7 @@ class BeginTurnResponse(google.protobuf.message.Message):
     """Set when the turn is closed already."""
     pinned_weight_version: builtins.int
     """Generate with exactly this version."""
-    min_weight_version: builtins.int
+    required_weight_version: builtins.int
     """Sample with this version or a newer one: by the time the group is trained, what an older one
     sampled would be beyond max_staleness. It is published or about to be.
     """
@@ -231,10 +231,10 @@ class BeginTurnResponse(google.protobuf.message.Message):
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         pinned_weight_version: builtins.int | None = ...,
         divergence: global___Divergence | None = ...,
-        min_weight_version: builtins.int = ...,
+        required_weight_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "finish_reason", b"finish_reason", "min_weight_version", b"min_weight_version", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "finish_reason", b"finish_reason", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "required_weight_version", b"required_weight_version", "tokens", b"tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_divergence", b"_divergence"]) -> typing.Literal["divergence"] | None: ...
     @typing.overload

@@ -188,7 +188,7 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
                 messages=[rollout_service_pb2.Message(role="user", content="hello")],
             )
             responses = [response async for response in agent.Generate(request)]
-        assert responses[-1].finish.num_sampled_tokens == 2
+        assert responses[-1].end.num_sampled_tokens == 2
         ranker.may_answer.set()
     (prompt,) = ranker.requests[0].prompts
     assert prompt.task_id == "task"

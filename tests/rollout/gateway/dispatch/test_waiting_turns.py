@@ -39,7 +39,7 @@ def ask(expected_tokens: float = 32.0, *, continues: bool = False, oldest: int =
         max_new_tokens=10_000,
         expected_tokens=expected_tokens,
         continues=continues,
-        min_weight_version=oldest,
+        required_weight_version=oldest,
     )
 
 

@@ -1,12 +1,12 @@
 -- Creates the header of a rollout. ARGV: rollout_id, leased (0/1), identity, credential, traceparent,
--- oldest weight version to sample with (wanted_version).
+-- oldest weight version to sample with (required_version).
 local header = KEYS[1]
-local rollout_id, leased, identity, credential, traceparent, wanted_version = unpack(ARGV)
+local rollout_id, leased, identity, credential, traceparent, required_version = unpack(ARGV)
 local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'schema', 'num_turns')
 if not stored[3] then
   local now = redis.call('TIME')
   redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', credential,
-    'traceparent', traceparent, 'wanted_version', wanted_version, 'state', 1,
+    'traceparent', traceparent, 'required_version', required_version, 'state', 1,
     'created', now[1] .. '.' .. string.format('%06d', now[2]))
   return {'ok'}
 end

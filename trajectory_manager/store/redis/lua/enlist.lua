@@ -3,7 +3,7 @@
 local config, counters, groups, leases, nonces, listed = KEYS[1], KEYS[2], KEYS[8], KEYS[9], KEYS[10], KEYS[12]
 local run_id, rollout_id, has_lease, nonce = unpack(ARGV)
 if redis.call('EXISTS', config) == 0 then return {'refused', 'UNKNOWN_RUN', run_id} end
-local purpose, wanted_version = '', 0
+local purpose, required_version = '', 0
 if has_lease == '1' then
   local time = redis.call('TIME')
   local score = redis.call('ZSCORE', leases, rollout_id)
@@ -13,9 +13,9 @@ if has_lease == '1' then
   end
   local group = redis.call('HGET', groups, string.match(rollout_id, '^(.+)/%d+/%d+$'))
   group = cjson.decode(group)
-  purpose, wanted_version = group.purpose, group.wanted_version or 0
+  purpose, required_version = group.purpose, group.required_version or 0
 end
 if not redis.call('ZSCORE', listed, rollout_id) then
   redis.call('ZADD', listed, redis.call('HINCRBY', counters, 'listed', 1), rollout_id)
 end
-return {'ok', purpose, wanted_version}
+return {'ok', purpose, required_version}

@@ -36,7 +36,7 @@ local function admitted(purpose)
     redis.call('ZADD', order, group.admission, task_id)
     local batches = math.floor(outstanding / rules.groups_per_step)
     local version = counts[6] + batches - rules.max_staleness
-    if not waits and version > 0 then group.wanted_version = version end
+    if not waits and version > 0 then group.required_version = version end
   end
   -- A task that was a dead letter goes on after the attempts of its earlier life.
   local earlier = string.gmatch(attempts, '%d+')
