@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
+from pydantic import Field
 from seamflow.errors import SeamflowError
 from seamflow.retry import retrying
 from seamflow.trajectory.v1.trajectory_service_pb2 import CreateRunRequest
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["CreateRunConfig", "main"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRunConfig(RunRules):
     """The run and its rules."""
 
     run_id: str
     """Training job."""
     trajectory_manager: str = "127.0.0.1:50051"
-    """Where the run is created."""
-    timeout_seconds: float = 60.0
+    """Address of the trajectory manager."""
+    timeout_seconds: float = Field(60.0, gt=0)
     """How long to wait for the trajectory manager."""
     durability: Literal["fast", "durable", "replicated"] = "durable"
     """durable: every acknowledged write is on disk; replicated: also on every replica."""

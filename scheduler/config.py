@@ -1,44 +1,35 @@
-"""Configuration of the scheduler, table `[scheduler]`."""
+"""Scheduler settings, table [scheduler]."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from services.chassis.config.load import ServerConfig
+from pydantic import Field, SecretStr
+
+from services.chassis.config.settings import ServerConfig
 
 __all__ = ["SchedulerConfig"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(ServerConfig):
-    """What the scheduler can be told."""
+    """Settings of the scheduler."""
 
-    port: int = 50053
+    port: int = Field(50053, ge=0, le=65535)
     """gRPC port; 0 takes a free one."""
-    redis_url: str = field(metadata={"secret": True})
+    redis_url: SecretStr
     """Store of nodes, gangs and epochs, such as redis://:password@host:6379/0."""
-    lease_seconds: float = 10.0
+    lease_seconds: float = Field(10.0, gt=0)
     """A node agent that cannot heartbeat for this long stops its work."""
-    lease_margin_seconds: float = 2.0
-    """A node is lost this long after its lease ran out."""
+    lease_margin_seconds: float = Field(2.0, gt=0)
+    """Time after a node's lease expired until the node is lost."""
     policy: str = "preemptive"
-    """Who does what: a built-in policy, or "package.module:Class"."""
+    """Allocation policy: preemptive, or "package.module:Name"."""
     lending: Literal["gated", "always", "never"] = "gated"
-    """Nodes that can train, or do anything else for a gang, roll out while no gang wants them:
-    when it pays by what was measured, always, or never."""
-    min_dwell_seconds: float = 0.0
-    """A node that a gang gave back is not lent before this; set it to what a switch costs."""
-    leave_seconds: float = 120.0
-    """A node that was given to a gang and is still at its old work after this is done without."""
-    max_events: int = 100_000
+    """Whether nodes of a gang roll out while the gang does not need them: when measurements say
+    that it pays, always, or never."""
+    min_dwell_seconds: float = Field(0.0, ge=0)
+    """Time before a node that a gang released may be lent; set it to the cost of a switch."""
+    leave_seconds: float = Field(120.0, gt=0)
+    """Time a node granted to a gang may take to end its old work before it is left out."""
+    max_events: int = Field(100_000, ge=1)
     """Entries the audit log keeps."""
-
-    def __post_init__(self) -> None:
-        for name in ("lease_seconds", "lease_margin_seconds", "leave_seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
-        if self.min_dwell_seconds < 0:
-            raise ValueError(f"min_dwell_seconds is {self.min_dwell_seconds}: it must not be < 0")
-        if self.max_events < 1:
-            raise ValueError(f"max_events is {self.max_events}: it must be at least 1")

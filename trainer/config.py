@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.lib.weight_files.folder_names import fingerprint
 
 __all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "Setting", "TrainerConfig"]

@@ -43,7 +43,8 @@ def main() -> NoReturn:
 async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     """The service on the store that `config` names."""
     wanted = Durability[config.durability.upper()]
-    opened = redis_store(config.redis_url, wanted, config.start_seconds, replicas=config.replicas)
+    url = config.redis_url.get_secret_value()
+    opened = redis_store(url, wanted, config.start_seconds, replicas=config.replicas)
     async with opened as store:
         yield service(config, store)
 

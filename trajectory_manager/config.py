@@ -1,46 +1,35 @@
-"""Configuration of the trajectory manager."""
+"""Trajectory manager settings, table [trajectory_manager]."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from services.chassis.config.load import ServerConfig
+from pydantic import Field, SecretStr
+
+from services.chassis.config.settings import ServerConfig
+
+__all__ = ["TrajectoryManagerConfig"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryManagerConfig(ServerConfig):
-    """What the trajectory manager can be told, table [trajectory_manager]."""
+    """Settings of the trajectory manager."""
 
-    port: int = 50051
+    port: int = Field(50051, ge=0, le=65535)
     """gRPC port; 0 takes a free one."""
-    redis_url: str = field(metadata={"secret": True})
+    redis_url: SecretStr
     """Store: redis://:password@host:6379/0, redis+sentinel://host1,host2,host3/service/0 or
     redis+cluster://host1,host2/."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
-    """Class that the store must give; checked against its settings at start."""
-    replicas: int = 1
-    """For durability replicated: replicas of each master. All of them confirm each write."""
-    start_seconds: float = 15.0
+    """Durability the store must provide; checked against its settings at start."""
+    replicas: int = Field(1, gt=0)
+    """For durability replicated: replicas of each master, all of which confirm each write."""
+    start_seconds: float = Field(15.0, gt=0)
     """How long to wait at start for a store that does not answer."""
-    max_queued_tasks: int = 512
-    """Tasks of a run that may wait to start, of each purpose."""
-    max_turn_tokens: int = 1 << 20
-    """Tokens that one turn may add."""
-    max_waiting_bytes: int = 32 << 20
-    """Bytes of tokens that may wait for a slow store before more are refused for a while."""
-    sweep_seconds: float = 1.0
-    """Time between two looks for expired leases and unsettled rollouts."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        for name in (
-            "replicas",
-            "start_seconds",
-            "max_queued_tasks",
-            "max_turn_tokens",
-            "max_waiting_bytes",
-            "sweep_seconds",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be more than 0")
+    max_queued_tasks: int = Field(512, gt=0)
+    """Tasks of a run that may be queued, of each purpose."""
+    max_turn_tokens: int = Field(1 << 20, gt=0)
+    """Tokens that one turn may append."""
+    max_waiting_bytes: int = Field(32 << 20, gt=0)
+    """Bytes of tokens that may wait for a slow store; appends beyond are refused for a while."""
+    sweep_seconds: float = Field(1.0, gt=0)
+    """Time between two sweeps for expired leases and unsettled rollouts."""

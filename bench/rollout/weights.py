@@ -34,7 +34,7 @@ from bench.rollout.weights_parts import (
     update_stalls,
 )
 from services.chassis import log
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 
 MIB = 1 << 20
 NUM_FILES = 4

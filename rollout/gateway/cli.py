@@ -30,7 +30,8 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
     """Wire the gateway: the store in front, the servers behind, the template between."""
     template = ChatTemplate(config.model)
     servers = Servers(config)
-    secret = (config.credential_secret or secrets.token_hex(32)).encode()
+    given = config.credential_secret
+    secret = (given.get_secret_value() if given else secrets.token_hex(32)).encode()
     async with clients.channel(config, config.trajectory_manager) as channel:
         store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
         opener, recorder = Opener(store), Recorder(store)

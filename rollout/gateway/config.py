@@ -1,82 +1,71 @@
-"""Configuration of the rollout gateway, table [rollout_gateway]."""
+"""Rollout gateway settings, table [rollout_gateway]."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
-from services.chassis.config.load import ServerConfig
+from pydantic import Field, SecretStr, model_validator
+
+from services.chassis.config.settings import ServerConfig
 from services.lib.decode_latency import DecodeLatency
 
 __all__ = ["GatewayConfig"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(ServerConfig):
-    """What a gateway needs to know. Any number of gateways may serve one run."""
+    """Settings of a rollout gateway. Any number of gateways may serve one run."""
 
     run_id: str
     """Training job whose rollout servers this gateway uses."""
     model: Path
     """Hugging Face folder with the tokenizer and the chat template."""
-    credential_secret: str | None = field(default=None, metadata={"secret": True})
-    """Key that credentials are derived from; gateways of one run share it. None: random."""
+    credential_secret: SecretStr | None = None
+    """Key from which credentials are derived, the same for all gateways of a run; unset: random."""
     trajectory_manager: str = "127.0.0.1:50051"
-    """Where tokens are recorded."""
+    """Address of the trajectory manager, which records tokens."""
     scheduler: str | None = None
-    """Where rollout servers are found; without it only `servers` are used."""
+    """Address of the scheduler, which lists rollout servers; unset: only `servers` are used."""
     servers: tuple[str, ...] = ()
-    """Rollout servers to use besides the scheduler's, as host:port."""
+    """Rollout servers in addition to the scheduler's, as host:port."""
     weights: str | None = None
-    """Where committed versions are announced; without it every reported version is allowed."""
-    max_version_lag: int = 1
-    """A server may be this many versions behind the newest committed one and still get turns."""
+    """Address of the weights service, which announces committed versions; unset: any version a
+    server reports is allowed."""
+    max_version_lag: int = Field(1, ge=0)
+    """Versions a server may be behind the newest committed one and still get turns."""
     dispatch: str = "least_load"
-    """Which turn gets which server: least_load, prefix_affinity, longest_first, skew_aware (ends a
-    step soonest), skew_aware_sum or skew_aware_max (as printed), or "package.module:Name"."""
-    decode_latency: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of a decode step of your servers by batch size, for skew_aware: {1 = 0.0085, ...}.
-    Empty: learned from what servers report."""
+    """Dispatch policy: least_load, prefix_affinity, cache_first, longest_first, skew_aware, or
+    "package.module:Name"."""
+    decode_latency: Mapping[str, float] = Field(default={})
+    """Seconds of a decode step by batch size, for skew_aware: {1 = 0.0085, ...}. Empty: learned
+    from the load that servers report."""
     lengths: str = "running_means"
-    """How long turns will be: running_means, ranker, or "package.module:Name"."""
+    """Estimator of rollout lengths: running_means, ranker, or "package.module:Name"."""
     ranker: str | None = None
-    """Where lengths are predicted, for lengths = "ranker"."""
-    overcommit: float = 1.25
-    """A server gets turns up to this many times its slots, so that none of them is ever idle."""
-    max_waiting_turns: int = 16_384
-    """New turns beyond these that have no server yet are refused with RESOURCE_EXHAUSTED."""
-    weights_wait_seconds: float = 600.0
-    """A turn waits so long for weights that its group needs, then it takes older ones: they may
-    never come, if a trainer died before it published them."""
-    hedge_after_seconds: float | None = None
-    """A turn without its first token for so long is started on a second server too; None: never."""
-    poll_seconds: float = 0.2
-    """How often each server is asked for its version and load."""
-    default_heartbeat_seconds: float = 10.0
-    """Silence on a stream longer than this is broken, where the caller names no interval."""
+    """Address of the ranker, for lengths = "ranker"."""
+    overcommit: float = Field(1.25, gt=0)
+    """Turns a server is given, relative to its slots; above 1 no slot is ever idle."""
+    max_waiting_turns: int = Field(16_384, ge=1)
+    """Turns that may wait for a server; more are refused with RESOURCE_EXHAUSTED."""
+    required_weights_timeout_seconds: float = Field(600.0, ge=0)
+    """How long a turn waits for its required weight version before it falls back to an older one:
+    a trainer may have died before publishing it."""
+    poll_seconds: float = Field(0.2, gt=0)
+    """Time between two status requests to each server."""
+    default_heartbeat_seconds: float = Field(10.0, gt=0)
+    """Longest silence on a stream of a caller that requests no heartbeat interval."""
 
-    def __post_init__(self) -> None:
-        """Refuse what would let no turn through."""
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self.server_latency()
         if (self.lengths == "ranker") != (self.ranker is not None):
             raise ValueError(
                 f"lengths is {self.lengths!r} and ranker is {self.ranker!r}: "
                 'for the ranker give its address and lengths = "ranker", else neither'
             )
-        if self.overcommit <= 0:
-            raise ValueError(f"overcommit is {self.overcommit}: must be over 0")
-        if self.max_waiting_turns < 1:
-            raise ValueError(f"max_waiting_turns is {self.max_waiting_turns}: must be at least 1")
-        if self.weights_wait_seconds < 0:
-            raise ValueError(
-                f"weights_wait_seconds is {self.weights_wait_seconds}: must be at least 0"
-            )
-        if self.hedge_after_seconds is not None and self.hedge_after_seconds <= 0:
-            raise ValueError(
-                f"hedge_after_seconds is {self.hedge_after_seconds}: must be over 0, or left out"
-            )
+        return self
 
     def server_latency(self) -> DecodeLatency | None:
-        """The table `decode_latency`; None: there is none."""
+        """The table `decode_latency`; None: it is empty."""
         return DecodeLatency.from_table(self.decode_latency) if self.decode_latency else None

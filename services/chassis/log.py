@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.version import version
 
 __all__ = ["configure", "get_logger"]

@@ -1,19 +1,19 @@
-"""Configuration of the dataloader, table `[dataloader]`."""
+"""Dataloader settings, table [dataloader]."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from services.chassis.config.load import ServerConfig
+from pydantic import Field, model_validator
+
+from services.chassis.config.settings import ServerConfig
 
 __all__ = ["DataloaderConfig"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataloaderConfig(ServerConfig):
-    """What the dataloader can be told."""
+    """Settings of the dataloader."""
 
     trajectory_manager: str = "127.0.0.1:50051"
     """Address of the trajectory manager, which queues the tasks."""
@@ -27,39 +27,38 @@ class DataloaderConfig(ServerConfig):
     """Field that holds what the agent gets, an object; "" gives it the whole row."""
     purpose: Literal["train", "eval"] = "train"
     """Whether rollouts of the tasks are trained on or only scored."""
-    num_samples: int = 0
-    """Rollouts a task gets; 0 leaves it to the run."""
-    max_samples: int = 0
-    """Above 0: a task that was tried before gets as many as it probably takes for one to succeed,
-    at most this many, so fewer where the policy does well. Needs resume."""
+    num_samples: int = Field(0, ge=0)
+    """Rollouts per task; 0: the run's group_size."""
+    max_samples: int = Field(0, ge=0)
+    """Above 0: a repeated task gets as many rollouts as one success probably takes, at most this
+    many. Needs resume."""
     min_samples: int = 2
-    """Such a task gets at least this many."""
+    """With max_samples: least rollouts per task."""
     success_reward: str = "success"
-    """Reward that tells success, from 0 to 1, of a rollout for max_samples."""
+    """With max_samples: name of the reward that measures success, from 0 to 1."""
     success_chance: float = 0.9
-    """Wanted probability that one of the rollouts of such a task succeeds."""
-    epochs: int = 1
-    """Times all tasks are submitted; 0 goes on until the process is stopped."""
+    """With max_samples: required probability that at least one rollout succeeds, in (0, 1)."""
+    epochs: int = Field(1, ge=0)
+    """Times all tasks are submitted; 0: without end."""
     shuffle: bool = False
     """Submit in an order that depends on seed and epoch alone; functions order their own tasks."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of the order, and of a function's tasks."""
     state_file: Path | None = None
-    """Where the position is kept; not set: nowhere."""
+    """File that keeps the position; unset: it is not kept."""
     resume: bool = False
-    """Go on from state_file, if it exists, instead of beginning anew."""
-    start_seconds: float = 60.0
-    """Seconds the trajectory manager and the run may take to appear."""
+    """Continue from state_file, if it exists."""
+    start_seconds: float = Field(60.0, ge=0)
+    """Time the trajectory manager and the run may take to appear."""
 
-    def __post_init__(self) -> None:
-        for name in ("num_samples", "max_samples", "epochs", "seed", "start_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 0")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self._check_samples()
         if self.resume and self.state_file is None:
             raise ValueError(
                 "resume is set, state_file is not: set the file that holds the position"
             )
+        return self
 
     def _check_samples(self) -> None:
         if not self.max_samples:
@@ -72,8 +71,8 @@ class DataloaderConfig(ServerConfig):
             raise ValueError(f"success_chance is {self.success_chance}: give one between 0 and 1")
         if self.purpose == "eval":
             raise ValueError(
-                f"max_samples is {self.max_samples} and purpose eval: tasks that are only scored "
-                "have num_samples"
+                f"max_samples is {self.max_samples} and purpose is eval: use num_samples for tasks "
+                "that are only scored"
             )
         if not self.resume:
             raise ValueError(

@@ -1,13 +1,16 @@
-"""Configuration of the launcher, table [launcher].
+"""Launcher settings, table [launcher].
 
-The same file holds the tables of all other processes; each reads its own. What the launcher alone
-can know (addresses, folders, the run's name) it hands to its children by environment.
+The same file holds the tables of all other processes; each reads its own. Addresses, folders and
+the run's name are passed to the child processes by environment.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
 
 from services.lib.run_rules import RunRules
 
@@ -28,12 +31,11 @@ class NodePlan:
     """Capability tags: "rollout", "train" or both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherConfig(RunRules):
     """One run on this machine, with its rules. "{run}" in a path is the run's own folder."""
 
     name: str
-    """Names the run and its folder; a name that was used needs --resume."""
+    """Name of the run and its folder; an existing one needs --resume."""
     model: str
     """Hugging Face folder to start from."""
     tasks: str
@@ -41,45 +43,42 @@ class LauncherConfig(RunRules):
     agent: str
     """The agent, as "package.module:Class"."""
     heldout_tasks: str | None = None
-    """JSONL of tasks that are never trained on; solved before and after training."""
+    """JSONL of held-out tasks, evaluated before and after training."""
     success: str = "success"
-    """Name of the reward (0 or 1) that says whether a rollout succeeded."""
+    """Name of the reward (0 or 1) that measures success."""
     prepare: str | None = None
     """Module that makes model and tasks: `python -m <prepare> --out {run}/prepared --seed N`."""
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
-    """Nodes and their capability tags; the tags alone make a mode."""
-    trainer_ranks: int = 1
-    """Processes of the training gang, started by torchrun when more than one."""
+    """Nodes and their capability tags; the tags determine colocated, disaggregated or multiplexed."""
+    trainer_ranks: int = Field(1, ge=1)
+    """Processes of the trainer, started by torchrun when more than one."""
     ranker: bool = False
-    """Start the ranker, and let the gateway ask it how long turns will be; which turn goes first is
-    `dispatch` of the gateway."""
+    """Start the ranker, and let the gateway use its predicted rollout lengths; the order of turns is
+    the gateway's `dispatch`."""
     reference: str | None = None
-    """Hugging Face folder of a frozen model, such as the one the run starts from, or a teacher. A
-    scoring service writes its log-probs as the column ref_logprobs, which is the trainer's
-    reference."""
-    concurrency: int = 64
-    """Rollouts the agent runner has under way at once."""
-    rollout_timeout: float = 600.0
+    """Hugging Face folder of a frozen reference or teacher model. A scoring service writes its
+    log-probs as the column ref_logprobs for the trainer."""
+    concurrency: int = Field(64, ge=1)
+    """Rollouts the agent runner has in flight."""
+    rollout_timeout: float = Field(600.0, gt=0)
     """Seconds a rollout may take before its sample is replaced."""
-    redis_url: str | None = field(default=None, metadata={"secret": True})
+    redis_url: SecretStr | None = None
     """An existing Redis; also read from REDIS_URL. None: a private one."""
     runs_folder: str = "runs"
     """Where run folders are made."""
     seed: int = 0
     """Seeds the preparation, the order of tasks and the trainer."""
     resume: bool = False
-    """Go on with the run of this name from its newest checkpoint."""
+    """Continue the run of this name from its newest checkpoint."""
     dry_run: bool = False
     """Check everything and print what would be started."""
     live: bool = True
-    """Draw the live view, where there is a terminal to draw on."""
+    """Draw the live view if standard output is a terminal."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name is {self.name!r}: use letters, digits, '.', '_' and '-'")
-        for name in ("trainer_ranks", "concurrency", "group_size", "groups_per_step"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be at least 1")
         if self.durability == "replicated" and self.redis_url is None:
             raise ValueError(
                 "durability is 'replicated', and the private Redis has no replica: give redis_url, "
@@ -90,6 +89,7 @@ class LauncherConfig(RunRules):
             raise ValueError(
                 f"nodes is {list(self.nodes)}: exactly one node of a local run has the tag 'train'"
             )
+        return self
 
     @property
     def columns(self) -> tuple[str, ...]:

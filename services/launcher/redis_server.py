@@ -16,7 +16,8 @@ __all__ = ["given_url", "server_plan", "wait_for_store"]
 
 def given_url(config: LauncherConfig) -> str | None:
     """The user's own Redis, if there is one."""
-    return config.redis_url or os.environ.get("REDIS_URL")
+    given = config.redis_url
+    return given.get_secret_value() if given else os.environ.get("REDIS_URL")
 
 
 def server_plan(config: LauncherConfig, folder: Path, port: int) -> ProcessPlan:

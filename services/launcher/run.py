@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,7 +117,7 @@ class Run:
         marker.touch()
 
     async def _create_run(self, services: Services) -> None:
-        config = replace(self.config, required_columns=self.config.columns)
+        config = self.config.replace(required_columns=self.config.columns)
         request = trajectory_service_pb.CreateRunRequest(
             run_id=self.layout.run_id, config=rules(config)
         )

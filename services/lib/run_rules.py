@@ -1,10 +1,10 @@
-"""The rules of a run as configuration: for whoever creates one."""
+"""Rules of a run as settings, shared by the launcher and `deploy.create_run`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
 from seamflow.trajectory.v1.trajectory_pb2 import (
     Durability,
     ReplayConfig,
@@ -13,57 +13,56 @@ from seamflow.trajectory.v1.trajectory_pb2 import (
     StalenessPolicy,
 )
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 
 __all__ = ["RunRules", "rules"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRules(ServerConfig):
-    """What `RunConfig` of the contract says, field by field."""
+    """The fields of `RunConfig` of the contract."""
 
-    group_size: int = 8
-    """Samples of each task that are compared with each other."""
-    groups_per_step: int = 16
+    group_size: int = Field(8, ge=1)
+    """Rollouts per task, compared with each other."""
+    groups_per_step: int = Field(16, ge=1)
     """Groups in a training step."""
-    max_staleness: int = 2
+    max_staleness: int = Field(2, ge=0)
     """Greatest allowed distance between a step's base version and a sample's oldest version."""
     staleness_policy: Literal["drop", "wait", "mask", "withhold"] = "drop"
-    """What happens to samples beyond it."""
-    publish_wait_seconds: float = 0.0
-    """With wait: longest time that a publish waits for work that it would make too old."""
-    lease_seconds: float = 20.0
-    """Time after which a silent agent's or trainer's work is given to another."""
+    """Treatment of samples beyond max_staleness."""
+    publish_wait_seconds: float = Field(0.0, ge=0)
+    """With wait: longest time a publish waits for rollouts that it would make too old."""
+    lease_seconds: float = Field(20.0, gt=0)
+    """Time after which the lease of a silent agent or trainer expires."""
     zero_variance_reward: str = ""
     """Discard groups whose samples all got the same reward of this name; empty keeps all."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """durable: every acknowledged write is on disk; replicated: also on every replica."""
-    num_extra_samples: int = 0
+    num_extra_samples: int = Field(0, ge=0)
     """Samples a group starts beyond group_size; it is complete with the first group_size."""
-    fifo_window: int = 0
+    fifo_window: int = Field(0, ge=0)
     """Groups, by admission, that a step may take from; 0: in the order they complete."""
     required_columns: tuple[str, ...] = ()
     """Columns that samples must have before their group is ready, such as ref_logprobs."""
-    max_deliveries: int = 0
-    """Trainers that may get a step and not commit it before it goes to the dead letters; 0: any."""
-    max_stored_tokens: int = 0
-    """Stored tokens beyond which no group starts; 0: any number."""
-    retention_steps: int = 0
-    """Steps after whose commit rollouts are deleted; 0: never."""
+    max_deliveries: int = Field(0, ge=0)
+    """Deliveries of a step without a commit before its groups become dead letters; 0: no limit."""
+    max_stored_tokens: int = Field(0, ge=0)
+    """Stored tokens beyond which no group is admitted; 0: no limit."""
+    retention_steps: int = Field(0, ge=0)
+    """Steps committed after a group was trained before its rollouts are deleted; 0: never."""
     replay_strategy: Literal["none", "recency", "reward"] = "none"
-    """How groups that were trained are trained again."""
-    replay_capacity_groups: int = 0
-    """Trained groups kept for replay."""
-    replay_groups_per_step: int = 0
-    """Replayed groups beside the fresh ones of a step."""
+    """How committed groups are drawn for replay."""
+    replay_capacity_groups: int = Field(0, ge=0)
+    """Committed groups kept for replay."""
+    replay_groups_per_step: int = Field(0, ge=0)
+    """Replayed groups per step, in addition to groups_per_step."""
     replay_reward_name: str = ""
-    """With reward: the reward that weighs."""
+    """With reward: name of the reward that weighs groups."""
     replay_temperature: float = 1.0
     """With reward: temperature of the weights."""
 
 
 def rules(config: RunRules) -> RunConfig:
-    """The message of these rules; the trajectory manager checks them."""
+    """The contract's message; the trajectory manager validates it."""
     return RunConfig(
         group_size=config.group_size,
         groups_per_step=config.groups_per_step,

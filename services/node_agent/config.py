@@ -1,66 +1,58 @@
-"""Configuration of the node agent, table `[node_agent]`."""
+"""Node agent settings, table [node_agent]."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
-from services.chassis.config.load import ServerConfig
+from pydantic import Field, model_validator
+
+from services.chassis.config.settings import ServerConfig, Settings
 
 __all__ = ["NodeAgentConfig", "ProcessConfig", "WorkerConfig"]
 
 _OWN_FIELDS = {"rollout": "rollout_server", "train": "trainer"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
+class WorkerConfig(Settings):
     """A worker of the node, an entry of `[[node_agent.workers]]`."""
 
     tag: str
-    """What it does: "rollout", "train", or any tag, whose worker serves seamflow.worker.v1."""
+    """Its activity tag: "rollout", "train", or any other, whose worker serves seamflow.worker.v1."""
     address: str
-    """Where, as host:port."""
+    """Its address, as host:port."""
     run_id: str = ""
-    """Training job it does it for; by default the node's own."""
+    """Training job it works for; by default the node's own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessConfig:
+class ProcessConfig(Settings):
     """A process the node agent runs, a table `[node_agent.processes.<name>]`."""
 
-    command: tuple[str, ...]
-    """Arguments, the program first. It stays in the foreground."""
+    command: tuple[str, ...] = Field(min_length=1)
+    """Program and arguments. The program stays in the foreground."""
     address: str
-    """Where the workers are that it serves, as host:port."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Set besides the node agent's own environment."""
-    deactivate_seconds: float = 600.0
-    """Longer than any of its steps: one that has not given the device back by then is killed."""
-    end_seconds: float = 20.0
-    """It is killed when it has not ended this long after SIGTERM."""
-
-    def __post_init__(self) -> None:
-        if not self.command:
-            raise ValueError("command is empty: name the program")
-        for name in ("deactivate_seconds", "end_seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+    """Address of the workers it serves, as host:port."""
+    environment: Mapping[str, str] = Field(default={})
+    """Variables added to the node agent's own environment."""
+    deactivate_seconds: float = Field(600.0, gt=0)
+    """Time to release the device, longer than any of its steps; then it is killed."""
+    end_seconds: float = Field(20.0, gt=0)
+    """Time to end after SIGTERM; then it is killed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAgentConfig(ServerConfig):
-    """What a node agent can be told."""
+    """Settings of a node agent."""
 
-    port: int = 50057
+    port: int = Field(50057, ge=0, le=65535)
     """gRPC port, for health checks; 0 takes a free one."""
     node_id: str
     """Name of the node, unique among all that share the scheduler."""
     run_id: str
     """Training job the node works for."""
     capability_tags: tuple[str, ...]
-    """What the node can do: "rollout", "train", or any other tags."""
+    """Capability tags of the node: "rollout", "train", or any other."""
     scheduler: str = "127.0.0.1:50053"
     """Address of the scheduler."""
     rollout_server: str | None = None
@@ -68,32 +60,29 @@ class NodeAgentConfig(ServerConfig):
     trainer: str | None = None
     """Address of the node's trainer, rank 0; a worker with the tag "train"."""
     workers: tuple[WorkerConfig, ...] = ()
-    """Workers of other tags, and of other training jobs: `[{tag = "critic", address = "…"}]`."""
-    processes: Mapping[str, ProcessConfig] = field(default_factory=dict)
-    """Worker processes by name that are started, watched and ended here; others are left alone."""
+    """Workers with other tags or for other training jobs: `[{tag = "critic", address = "…"}]`."""
+    processes: Mapping[str, ProcessConfig] = Field(default={})
+    """Worker processes by name that this node agent starts, restarts and ends."""
     state_folder: Path | None = None
-    """Where the processes are written down, for this node agent alone; needed with `processes`."""
-    train_priority: float = 0.0
-    """Higher: taken first for training; 0: the scheduler decides from the three that follow."""
-    memory_bytes_per_second: float = 0.0
-    """Bandwidth of the memory of all devices together; 0: not known."""
-    flops: float = 0.0
-    """Dense floating-point operations per second, training dtype, all devices; 0: not known."""
-    device_bytes: int = 0
-    """Memory of all devices together; 0: not known."""
-    recheck_seconds: float = 5.0
-    """How often the workers are made sure of, and measured."""
+    """Folder of the process journal, for this node agent alone; required with `processes`."""
+    train_priority: float = Field(0.0, ge=0)
+    """Nodes with a higher priority train first; 0: computed from the next three settings."""
+    memory_bytes_per_second: float = Field(0.0, ge=0)
+    """Memory bandwidth of all devices together; 0: unknown."""
+    flops: float = Field(0.0, ge=0)
+    """Dense floating-point operations per second, training dtype, all devices; 0: unknown."""
+    device_bytes: int = Field(0, ge=0)
+    """Memory of all devices together; 0: unknown."""
+    recheck_seconds: float = Field(5.0, gt=0)
+    """Time between two checks and measurements of the workers."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if not self.capability_tags or "" in self.capability_tags:
             raise ValueError("capability_tags is empty, or holds an empty tag: name at least one")
         self._check_workers()
         self._check_processes()
-        for name in ("memory_bytes_per_second", "flops", "device_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must not be below 0")
-        if self.recheck_seconds <= 0:
-            raise ValueError(f"recheck_seconds is {self.recheck_seconds}: it must be above 0")
+        return self
 
     @property
     def all_workers(self) -> tuple[WorkerConfig, ...]:
@@ -126,7 +115,9 @@ class NodeAgentConfig(ServerConfig):
 
     def _check_processes(self) -> None:
         if self.processes and self.state_folder is None:
-            raise ValueError("state_folder is not set: processes are written down there; name one")
+            raise ValueError(
+                "state_folder is not set: processes are journaled there; name a folder"
+            )
         addresses = {worker.address for worker in self.all_workers}
         served = Counter(process.address for process in self.processes.values())
         for name, process in self.processes.items():

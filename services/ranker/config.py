@@ -1,34 +1,25 @@
-"""Configuration of the ranker, table `[ranker]`."""
+"""Ranker settings, table [ranker]."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 
 __all__ = ["RankerConfig"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankerConfig(ServerConfig):
-    """What the ranker can be told."""
+    """Settings of the ranker."""
 
     run_id: str
     """Training job whose turns it learns from."""
     trajectory_manager: str = "127.0.0.1:50051"
-    """Where these are recorded."""
-    window_prompts: int = 4096
-    """Prompts it remembers, newest first. Its memory grows with their square (4,096: 0.3 GB), its
-    training with their cube (4,096: some seconds of one core)."""
-    train_every_turns: int = 512
-    """It learns anew after so many turns that have ended."""
-    poll_seconds: float = 1.0
-    """How often the trajectory manager is asked for them."""
-
-    def __post_init__(self) -> None:
-        """Refuse what nothing could be learned with."""
-        for name, least in (("window_prompts", 16), ("train_every_turns", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: must be at least {least}")
-        if self.poll_seconds <= 0:
-            raise ValueError(f"poll_seconds is {self.poll_seconds}: must be over 0")
+    """Address of the trajectory manager, which holds the recorded turns."""
+    window_prompts: int = Field(4096, ge=16)
+    """Newest prompts it learns from. Memory grows with their square (4,096: 0.3 GB), training time
+    with their cube (4,096: some seconds of one core)."""
+    train_every_turns: int = Field(512, ge=1)
+    """Turns that end between two trainings."""
+    poll_seconds: float = Field(1.0, gt=0)
+    """Time between two reads of newly ended turns."""

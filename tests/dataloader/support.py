@@ -17,7 +17,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import (
     add_TaskServiceServicer_to_server,
 )
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, already_exists, exhausted, not_found, unavailable
 from services.chassis.rpc.server import Service, started
 from services.dataloader.config import DataloaderConfig

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.config.load import ServerConfig, load
+from services.chassis.config.load import load
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 from tests.deploy.support import CONFIG, compose, secrets
 

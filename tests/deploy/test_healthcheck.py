@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc import admin
 from services.chassis.rpc.healthcheck import main, ready
 

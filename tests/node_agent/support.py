@@ -25,7 +25,7 @@ from seamflow.worker.v1.worker_service_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from services.node_agent.agent import NodeAgent
 from services.node_agent.cli import build

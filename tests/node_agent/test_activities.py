@@ -12,7 +12,7 @@ from seamflow.trainer.v1.trainer_service_pb2_grpc import (
     add_TrainerServiceServicer_to_server,
 )
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from services.node_agent.activities import TrainActivity
 

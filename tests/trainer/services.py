@@ -16,7 +16,7 @@ from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, failed_precondition, not_found, stale_epoch
 from services.chassis.rpc.server import Service, started
 from tests.trainer.support import make_samples, pack

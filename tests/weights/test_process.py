@@ -89,8 +89,8 @@ async def test_without_its_redis_it_says_so_and_exits_69(tmp_path: Path) -> None
     ("flags", "named"),
     [
         ((), "folder"),
-        (("--folder", "f", "--keep-versions", "0"), "keep_versions"),
-        (("--folder", "f", "--poll-seconds", "0"), "poll_seconds"),
+        (("--redis-url", "r", "--folder", "f", "--keep-versions", "0"), "keep_versions"),
+        (("--redis-url", "r", "--folder", "f", "--poll-seconds", "0"), "poll_seconds"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(flags: tuple[str, ...], named: str) -> None:

@@ -53,7 +53,7 @@ class Servers:
             load_dispatch(config.dispatch),
             self._with_room,
             config.max_waiting_turns,
-            weights_seconds=config.weights_wait_seconds,
+            weights_seconds=config.required_weights_timeout_seconds,
             serving=self._serving,
             latency=config.server_latency(),
         )

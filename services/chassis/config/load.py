@@ -1,29 +1,27 @@
-"""Typed configuration: default < TOML file < environment < flag. Nothing unknown passes.
+"""Load the settings of a process: default < TOML file < environment < flag.
 
-A config class is a frozen dataclass derived from `ServerConfig`. Its field `max_staleness` in the
-table `trainer` is set by `max_staleness` under `[trainer]` in the file given with `--config`, by
-`SEAMFLOW_TRAINER_MAX_STALENESS`, or by `--max-staleness`. A field with `metadata={"secret": True}`
-is never printed and can also be read from a mounted file: `..._FILE`, `--...-file`. A field may
-also be a tuple, or a mapping by name, of frozen dataclasses: tables within the table.
+The field `learning_rate` of the nested table `optimizer` of the process `trainer` is set by
+`learning_rate` under `[trainer.optimizer]` in the file of `--config`, by
+`SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE`, or by `--optimizer.learning-rate`. A secret can also be
+read from a mounted file: `..._FILE`, `--...-file`. Only variables with the process's own prefix are
+read.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
 import sys
-import tomllib
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from services.chassis.config import flags
-from services.chassis.config.values import describe, from_text, from_toml, is_structured
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from services.chassis.config.settings import ServerConfig, secret_names
+from services.chassis.config.sources import Source, command_line, environment, nearest, toml_table
 from services.chassis.errors import ConfigError, ExitCode, StartupError, UsageError
 
-__all__ = ["ConfigError", "ServerConfig", "UsageError", "load", "load_or_exit", "redacted"]
+__all__ = ["TABLES", "ConfigError", "UsageError", "load", "load_or_exit"]
 
 ConfigType = TypeVar("ConfigType", bound="ServerConfig")
 
@@ -41,81 +39,29 @@ TABLES = (
     "agent_runner",
     "launcher",
 )
-# Variables that belong to no table: the event loop, and where a launcher reads the bound port.
-_OTHER_VARIABLES = frozenset({"SEAMFLOW_UVLOOP", "SEAMFLOW_PORT_FILE"})
+"""Top-level tables of a configuration file that all processes share."""
+
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-
-
-class Secret(str):
-    """A string that does not show itself when the config that holds it is printed."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """What every process can be told."""
-
-    instance: str = "0"
-    """Name of this replica in logs."""
-    host: str = "127.0.0.1"
-    """Address to listen on; beyond loopback TLS and a token are required."""
-    port: int = 0
-    """gRPC port; 0 takes a free one."""
-    admin_port: int = 0
-    """HTTP port of /healthz, /readyz, /metrics and /version; 0 takes a free one, -1 has none."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
-    log_format: Literal["json", "console"] = "json"
-    """JSON lines for machines, or coloured lines for people."""
-    drain_seconds: float = 10.0
-    """Seconds that calls in flight get to finish after SIGTERM."""
-    development: bool = False
-    """Serve reflection, and allow plaintext beyond loopback."""
-    token: str | None = field(default=None, metadata={"secret": True})
-    """Bearer token that callers must show, and that is shown to peers."""
-    tls_ca_file: Path | None = None
-    """PEM file of the authority that signed the certificates of callers and peers."""
-    tls_cert_file: Path | None = None
-    """PEM file of this process's certificate chain."""
-    tls_key_file: Path | None = None
-    """PEM file of this process's private key."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """A value somebody gave, and where."""
-
-    value: Any
-    origin: str
-
-
-Settings = dict[str, _Setting]
 
 
 def load(
     config_class: type[ConfigType], table: str, argv: Sequence[str] | None = None
 ) -> ConfigType:
-    """Read the configuration of `table`; `argv` is the command line, sys.argv if None.
+    """Read the settings of `table`; `argv` is the command line, sys.argv if None.
 
     Raises:
         UsageError: an unknown flag, or one without its value.
-        ConfigError: an unknown key or variable, a wrong value, a required field not set.
+        ConfigError: an unknown key or variable, a wrong value, a required setting not given.
         SystemExit: code 0 after --help, --version, --print-config or --check-config.
     """
-    given = flags.parse(config_class, table, sys.argv[1:] if argv is None else argv)
-    settings = {
-        **_from_file(config_class, table, given.config),
-        **_from_environment(config_class, table, os.environ),
-        **_from_flags(config_class, given),
-    }
-    config = _build(config_class, table, settings)
+    given = command_line(config_class, table, sys.argv[1:] if argv is None else argv)
+    file = toml_table(given.config, table, TABLES)
+    sources = (file, environment(config_class, table), given.source)
+    merged = _merged(sources, secret_names(config_class))
+    config = _validated(config_class, table, merged)
     _check_transport(config)
     if given.print_config:
-        print("\n".join(_lines(config, table, settings)))
+        print("\n".join(_lines(config, (table,), merged.origins)))
     if given.print_config or given.check_config:
         raise SystemExit(ExitCode.CLEAN)
     return config
@@ -124,7 +70,7 @@ def load(
 def load_or_exit(
     config_class: type[ConfigType], table: str, argv: Sequence[str] | None = None
 ) -> ConfigType:
-    """`load`, but a mistake is one line on stderr and the exit code that belongs to it."""
+    """`load`, but a mistake is a message on stderr and the exit code that belongs to it."""
     try:
         return load(config_class, table, argv)
     except StartupError as error:
@@ -132,127 +78,95 @@ def load_or_exit(
         raise SystemExit(error.exit_code) from error
 
 
-def redacted(config: ServerConfig) -> dict[str, Any]:
-    """The fields of `config` by name, with "***" for every secret that is set."""
-    return {
-        entry.name: "***" if _is_secret(entry) and value is not None else value
-        for entry in fields(config)
-        for value in [getattr(config, entry.name)]
+def _merged(sources: Iterable[Source], secrets: Iterable[str]) -> Source:
+    """Later sources win, value by value; a secret's file is read."""
+    values: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    for source in sources:
+        values = _updated(values, _with_secrets(source, secrets))
+        origins |= source.origins
+        origins |= {
+            (name,): source.origins[(f"{name}_file",)]
+            for name in secrets
+            if (f"{name}_file",) in source.origins
+        }
+    return Source(values, origins)
+
+
+def _updated(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested `values` with nested `changes`."""
+    both = {
+        name: _updated(values[name], change)
+        for name, change in changes.items()
+        if isinstance(change, Mapping) and isinstance(values.get(name), Mapping)
     }
+    return {**values, **changes, **both}
 
 
-def _from_file(config_class: type[ServerConfig], table: str, path: Path | None) -> Settings:
-    if path is None:
-        return {}
-    document = _read_toml(path)
-    tables = sorted({*TABLES, table})
-    for name in document:
-        if name not in tables:
-            raise ConfigError(f"{path}: unknown table [{name}]{_nearest(name, tables)}")
-    names, given = _names(config_class), document.get(table, {})
-    for key in given:
-        if key not in names:
-            raise ConfigError(f"{path} [{table}] {key}: unknown key{_nearest(key, names)}")
-    origins = {key: f"{path} [{table}] {key}" for key in given}
-    return _settings(config_class, given, origins, text=False)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
-
-
-def _from_environment(
-    config_class: type[ServerConfig], table: str, environ: Mapping[str, str]
-) -> Settings:
-    prefix = f"SEAMFLOW_{table.upper()}_"
-    ours = {f"{prefix}{name.upper()}": name for name in _names(config_class)}
-    foreign = tuple(f"SEAMFLOW_{other.upper()}_" for other in TABLES if other != table)
-    given, origins = {}, {}
-    for variable in sorted(name for name in environ if name.startswith("SEAMFLOW_")):
-        if variable in _OTHER_VARIABLES or variable.startswith(foreign):
+def _with_secrets(source: Source, secrets: Iterable[str]) -> dict[str, Any]:
+    """The source's values, with each secret that it names by file read from there."""
+    values = dict(source.values)
+    for secret in secrets:
+        if (path := values.pop(f"{secret}_file", None)) is None:
             continue
-        if variable not in ours:
-            known = {*ours, *_OTHER_VARIABLES, *_shared_variables()}
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")
-        given[ours[variable]], origins[ours[variable]] = environ[variable], variable
-    return _settings(config_class, given, origins, text=True)
+        origin = source.origins[(f"{secret}_file",)]
+        if secret in values:
+            raise ConfigError(f"{source.origins[(secret,)]} and {origin}: give one of them")
+        values[secret] = _read_secret(Path(path), origin)
+    return values
 
 
-def _from_flags(config_class: type[ServerConfig], given: flags.Flags) -> Settings:
-    origins = {name: f"--{name.replace('_', '-')}" for name in (*given.values, *given.passed_on)}
-    for name in given.values.keys() & given.passed_on.keys():
-        raise ConfigError(f"{origins[name]} and its flags one by one: give one of them")
-    return {
-        **_settings(config_class, given.values, origins, text=True),
-        **_settings(config_class, given.passed_on, origins, text=False),
-    }
-
-
-def _settings(
-    config_class: type[ServerConfig],
-    given: Mapping[str, Any],
-    origins: Mapping[str, str],
-    *,
-    text: bool,
-) -> Settings:
-    """What one source sets, by field name; a secret and its `_file` together are a mistake."""
-    settings: Settings = {}
-    for key, value in given.items():
-        name, setting = _setting(config_class, key, value, origins[key], text=text)
-        if name in settings:
-            raise ConfigError(f"{settings[name].origin} and {setting.origin}: give one of them")
-        settings[name] = setting
-    return settings
-
-
-def _setting(
-    config_class: type[ServerConfig], key: str, value: Any, origin: str, *, text: bool
-) -> tuple[str, _Setting]:
-    """The field that `key` sets and its value; `<secret>_file` reads the secret from that file."""
-    known = _fields(config_class)
-    if key not in known:
-        return key.removesuffix("_file"), _Setting(_read_secret(value, origin), origin)
-    wanted = typing.get_type_hints(config_class)[key]
+def _read_secret(path: Path, origin: str) -> str:
     try:
-        converted = from_text(value, wanted) if text else from_toml(value, wanted)
-    except ValueError as error:
-        shown = "it" if _is_secret(known[key]) else repr(value)
-        why = str(error) if is_structured(wanted) else f"{shown} is not {describe(wanted)}"
-        raise ConfigError(f"{origin}: {why}") from error
-    secret = _is_secret(known[key]) and isinstance(converted, str)
-    return key, _Setting(Secret(converted) if secret else converted, origin)
-
-
-def _read_secret(path: object, origin: str) -> Secret:
-    try:
-        content = Path(str(path)).read_text().strip()
+        secret = path.read_text(encoding="utf-8").removesuffix("\n")
     except OSError as error:
         raise ConfigError(f"{origin}: {path}: {error.strerror}") from error
-    if not content:
+    if not secret:
         raise ConfigError(f"{origin}: {path} is empty")
-    return Secret(content)
+    return secret
 
 
-def _build(
-    config_class: type[ConfigType], table: str, settings: Mapping[str, _Setting]
-) -> ConfigType:
-    for name, entry in _fields(config_class).items():
-        required = entry.default is MISSING and entry.default_factory is MISSING
-        if required and name not in settings:
-            variable = f"SEAMFLOW_{table.upper()}_{name.upper()}"
-            raise ConfigError(
-                f"{name} is not set: give --{name.replace('_', '-')}, {variable}, "
-                f"or {name} under [{table}] in the file of --config"
-            )
+def _validated(config_class: type[ConfigType], table: str, source: Source) -> ConfigType:
     try:
-        return config_class(**{name: setting.value for name, setting in settings.items()})
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+        return config_class.model_validate(source.values)
+    except ValidationError as error:
+        mistakes = (_explained(each, config_class, table, source) for each in error.errors())
+        raise ConfigError("\n".join(mistakes)) from error
+
+
+def _explained(
+    error: ErrorDetails, config_class: type[BaseModel], table: str, source: Source
+) -> str:
+    """One mistake: where it was made, the setting, its value and the cure."""
+    path = tuple(str(part) for part in error["loc"])
+    name, origin = ".".join(path), source.origins.get(path)
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"{name} is not set: {_ways(table, path)}"
+    if error["type"] == "extra_forbidden":
+        known = _names_beside(config_class, path)
+        return f"{origin or name}: unknown key{nearest(path[-1], known)}"
+    if not path:  # a validator of the whole: its message names the settings
+        return message
+    place = f"{origin}: " if origin else ""
+    return f"{place}{name} is {error['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _ways(table: str, path: tuple[str, ...]) -> str:
+    flag = ".".join(path).replace("_", "-")
+    variable = f"SEAMFLOW_{table}_{'__'.join(path)}".upper()
+    header = ".".join((table, *path[:-1]))
+    return f"give --{flag}, {variable}, or {path[-1]} under [{header}] in the file of --config"
+
+
+def _names_beside(settings: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+    """The settings of the table that holds the last part of `path`."""
+    for name in path[:-1]:
+        field = settings.model_fields.get(name)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        settings = field.annotation
+    return list(getattr(settings, "model_fields", ()))
 
 
 def _check_transport(config: ServerConfig) -> None:
@@ -270,14 +184,22 @@ def _check_transport(config: ServerConfig) -> None:
         )
 
 
-def _lines(config: ServerConfig, table: str, settings: Mapping[str, _Setting]) -> Iterable[str]:
-    yield f"[{table}]"
-    for name, value in redacted(config).items():
-        origin = settings[name].origin if name in settings else "default"
-        if value is None:
+def _lines(
+    settings: BaseModel, table: tuple[str, ...], origins: Mapping[tuple[str, ...], str]
+) -> Iterator[str]:
+    """The settings as TOML, each with its origin; nested tables last."""
+    yield f"[{'.'.join(table)}]"
+    nested = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            nested[name] = value
+        elif value is None:
             yield f"# {name} is not set"
         else:
-            yield f"{name} = {_toml(value)}  # {origin}"
+            yield f"{name} = {_toml(value)}  # {origins.get((*table[1:], name), 'default')}"
+    for name, value in nested.items():
+        yield from _lines(value, (*table, name), origins)
 
 
 def _toml(value: object) -> str:
@@ -285,37 +207,13 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return str(value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(part) for part in value)}]"
-    if is_dataclass(value):
-        named = {entry.name: getattr(value, entry.name) for entry in fields(value)}
-        return _toml({name: part for name, part in named.items() if part is not None})
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
     if isinstance(value, Mapping):
         pairs = ", ".join(f"{_toml(str(key))} = {_toml(part)}" for key, part in value.items())
         return f"{{{pairs}}}"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    text = "***" if isinstance(value, SecretStr) else str(value)
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _fields(config_class: type[ServerConfig]) -> dict[str, Field[Any]]:
-    return {entry.name: entry for entry in fields(config_class)}
-
-
-def _names(config_class: type[ServerConfig]) -> list[str]:
-    known = _fields(config_class)
-    return [*known, *(f"{name}_file" for name, entry in known.items() if _is_secret(entry))]
-
-
-def _shared_variables() -> Iterable[str]:
-    for table in TABLES:
-        for name in _names(ServerConfig):
-            yield f"SEAMFLOW_{table}_{name}".upper()
-
-
-def _is_secret(entry: Field[Any]) -> bool:
-    return bool(entry.metadata.get("secret"))
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""

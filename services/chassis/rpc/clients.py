@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc.aio
 from seamflow.channel import connect
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 
 __all__ = ["channel"]
 
@@ -17,7 +17,7 @@ def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
     """
     return connect(
         target,
-        token=config.token,
+        token=config.token.get_secret_value() if config.token else None,
         ca_file=config.tls_ca_file,
         cert_file=config.tls_cert_file,
         key_file=config.tls_key_file,

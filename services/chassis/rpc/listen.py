@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 from seamflow.channel import MAX_MESSAGE_BYTES
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, DependencyUnavailable
 
 __all__ = ["bind", "port_error", "server_options"]

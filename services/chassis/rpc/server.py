@@ -22,7 +22,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.chassis import log
-from services.chassis.config.load import ServerConfig, load_or_exit
+from services.chassis.config.load import load_or_exit
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode, StartupError
 from services.chassis.rpc import admin, listen
 from services.chassis.rpc.health import Health
@@ -124,8 +125,9 @@ async def _main(table: str, config: ConfigType, build: Build[ConfigType]) -> Non
 async def _listening(
     service: Service, config: ServerConfig, table: str
 ) -> AsyncIterator[_Listening]:
+    token = config.token.get_secret_value() if config.token else None
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(table, config.token)], options=listen.server_options()
+        interceptors=[CallInterceptor(table, token)], options=listen.server_options()
     )
     registrar = _Registrar(server)
     for add, servicer in service.servicers:

@@ -22,7 +22,7 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 from seamflow.worker.v1 import worker_service_pb2 as worker_pb
 from seamflow.worker.v1 import worker_service_pb2_grpc as worker_grpc
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import stale_epoch
 from services.chassis.rpc.server import Service, started
 from tests.chaos.scheduler.ledger import Ledger

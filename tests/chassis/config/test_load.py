@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.config.load import ConfigError, ServerConfig, UsageError, load, redacted
+from services.chassis.config.load import ConfigError, UsageError, load, redacted
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode
 from tests.chassis.support import DemoConfig, demo
 

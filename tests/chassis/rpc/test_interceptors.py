@@ -17,7 +17,7 @@ from seamflow.common.v1 import error_pb2
 from seamflow.environment.v1 import reward_service_pb2, reward_service_pb2_grpc
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason
 from services.chassis.rpc import interceptors, server
 from services.chassis.rpc.interceptors import CallInterceptor

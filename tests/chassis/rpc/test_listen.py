@@ -13,7 +13,8 @@ import pytest
 import trustme
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
-from services.chassis.config.load import ConfigError, ServerConfig
+from services.chassis.config.load import ConfigError
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc import listen
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, started

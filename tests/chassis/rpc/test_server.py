@@ -18,7 +18,7 @@ from seamflow.channel import connect
 from seamflow.environment.v1 import reward_service_pb2, reward_service_pb2_grpc
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode
 from services.chassis.rpc.server import Service, started
 from tests.chassis.support import CANARY, DemoProcess, demo, demo_popen, demo_process, demo_service

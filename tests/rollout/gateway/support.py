@@ -23,7 +23,7 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from rollout.gateway.cli import build
 from rollout.gateway.config import GatewayConfig
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service as manager_service

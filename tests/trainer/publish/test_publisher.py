@@ -22,7 +22,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from trainer.publish import publisher, weight_folder
 

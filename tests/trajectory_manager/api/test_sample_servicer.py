@@ -19,7 +19,7 @@ from seamflow.trajectory.v1.sample_service_pb2_grpc import (
     add_SampleServiceServicer_to_server,
 )
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from tests.trajectory_manager.support import RULES, Run, failed, policy
 from trajectory_manager.api.sample_servicer import SampleServicer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from rollout.server.config import RolloutServerConfig
 
@@ -39,9 +38,8 @@ def _refuse_ours(flags: Sequence[str]) -> None:
 
 def check_url(config: RolloutServerConfig) -> None:
     """Raise `ValueError` for fields that an SGLang at a URL would never hear of."""
-    defaults = {entry.name: entry.default for entry in fields(config)}
     for name in _AT_ITS_START:
-        if getattr(config, name) != defaults[name]:
+        if getattr(config, name) != RolloutServerConfig.model_fields[name].default:
             raise ValueError(
                 f"{name} is for an SGLang that is started here: start the one at sglang_url with it"
             )

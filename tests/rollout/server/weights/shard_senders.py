@@ -20,7 +20,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 from rollout.server.config import RolloutServerConfig
 from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import TransportContext
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.rpc.server import Service, started
 from services.lib.weight_files.shard_chunks import decode_chunk

@@ -16,7 +16,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
     add_WeightServiceServicer_to_server,
 )
 
-from services.chassis.config.load import ServerConfig
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import not_found
 from services.chassis.rpc.server import Service, started
 

@@ -1,0 +1,74 @@
+"""Base classes of settings: pydantic models whose attribute docstrings document each field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+__all__ = ["ServerConfig", "Settings", "secret_names"]
+
+
+class Settings(BaseModel):
+    """A table of settings. Immutable; an unknown key is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_text_is_none(cls, given: Any) -> Any:
+        """Variables and flags have no null: "" stands for it where None is the default."""
+        if not isinstance(given, dict):
+            return given
+        optional = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {k: None if v == "" and k in optional else v for k, v in given.items()}
+
+    def replace(self, **changes: Any) -> Self:
+        """A validated copy with other values.
+
+        Raises:
+            ValueError: a value that cannot work.
+        """
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**values, **changes})
+
+
+class ServerConfig(Settings):
+    """Settings of every process."""
+
+    instance: str = "0"
+    """Name of this replica in logs."""
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback, TLS and a token are required."""
+    port: int = Field(0, ge=0, le=65535)
+    """gRPC port; 0 takes a free one."""
+    admin_port: int = Field(0, ge=-1, le=65535)
+    """HTTP port of /healthz, /readyz, /metrics and /version; 0 takes a free one, -1 disables it."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+    log_format: Literal["json", "console"] = "json"
+    """JSON lines for machines, or coloured lines for people."""
+    drain_seconds: float = Field(10.0, ge=0)
+    """Time that calls in flight get to finish after SIGTERM."""
+    development: bool = False
+    """Serve reflection, and allow plaintext beyond loopback."""
+    token: SecretStr | None = None
+    """Bearer token that callers must present, and that is presented to other services."""
+    tls_ca_file: Path | None = None
+    """PEM file of the authority that signed the certificates of callers and other services."""
+    tls_cert_file: Path | None = None
+    """PEM file of this process's certificate chain."""
+    tls_key_file: Path | None = None
+    """PEM file of this process's private key."""
+
+
+def secret_names(settings: type[BaseModel]) -> frozenset[str]:
+    """The settings that are secrets: never printed, also read from a mounted file."""
+    return frozenset(
+        name
+        for name, field in settings.model_fields.items()
+        if SecretStr in (field.annotation, *get_args(field.annotation))
+    )

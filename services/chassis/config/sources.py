@@ -1,0 +1,242 @@
+"""Where settings come from: a table of a TOML file, environment variables, command-line flags."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    CliUnknownArgs,
+    EnvSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from services.chassis.config.settings import ServerConfig, secret_names
+from services.chassis.errors import ConfigError, UsageError
+from services.chassis.version import version
+
+__all__ = ["CommandLine", "Source", "command_line", "environment", "nearest", "toml_table"]
+
+_UNKNOWN = "unknown_arguments"
+_DELIMITER = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one source sets: nested values by name, and the origin of each by its path."""
+
+    values: Mapping[str, Any]
+    """As given, not yet validated."""
+    origins: Mapping[tuple[str, ...], str]
+    """Of each value, for people: a place in a file, a variable, a flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """A parsed command line."""
+
+    source: Source
+    """The settings among its flags."""
+    config: Path | None
+    """TOML file."""
+    print_config: bool
+    """Print the effective settings and exit."""
+    check_config: bool
+    """Check the settings and exit."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see --help")
+
+
+class _Environment(EnvSettingsSource):
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        """JSON, or a comma-separated list."""
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def command_line(config_class: type[ServerConfig], table: str, argv: Sequence[str]) -> CommandLine:
+    """Parse `argv`; settings of nested tables are dotted: --optimizer.learning-rate.
+
+    Raises:
+        UsageError: an unknown flag, with its nearest neighbour, or one without its value.
+        SystemExit: code 0 after --help or --version.
+    """
+    parser = _parser(config_class, table)
+    given = CliSettingsSource[Any](
+        _loaded_class(config_class, table),
+        root_parser=parser,
+        cli_prog_name=table,
+        cli_parse_args=list(argv),
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_ignore_unknown_args=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+    )()
+    options = [option for action in parser._actions for option in action.option_strings]
+    passed_on = _passed_on(config_class, given.pop(_UNKNOWN, []), options)
+    for name in passed_on.keys() & given.keys():
+        raise ConfigError(f"{_flag((name,))} and its flags one by one: give one of them")
+    own, _ = parser.parse_known_args(list(argv))
+    return CommandLine(
+        source=_source({**given, **passed_on}, _flag),
+        config=own.config,
+        print_config=own.print_config,
+        check_config=own.check_config,
+    )
+
+
+def environment(config_class: type[ServerConfig], table: str) -> Source:
+    """Variables SEAMFLOW_<TABLE>_<NAME>; nested: SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE.
+
+    Raises:
+        ConfigError: an unknown variable with the table's prefix, or text that is no value.
+    """
+    loaded = _loaded_class(config_class, table)
+    _check_variables(loaded, _prefix(table))
+    try:
+        values = _Environment(loaded)()
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}") from error
+    return _source(values, lambda path: f"{_prefix(table)}{_DELIMITER.join(path)}".upper())
+
+
+def toml_table(path: Path | None, table: str, tables: Iterable[str]) -> Source:
+    """The table `table` of a file that other processes' `tables` may share.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds an unknown table.
+    """
+    if path is None:
+        return Source({}, {})
+    document = _read(path)
+    for name in document.keys() - {*tables, table}:
+        raise ConfigError(f"{path}: unknown table [{name}]{nearest(name, [*tables, table])}")
+
+    def origin(keys: tuple[str, ...]) -> str:
+        return f"{path} [{'.'.join((table, *keys[:-1]))}] {keys[-1]}"
+
+    return _source(document.get(table, {}), origin)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name most like an unknown one; "" if none is."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _loaded_class(config_class: type[ServerConfig], table: str) -> type[BaseSettings]:
+    """The settings as pydantic-settings reads them: a secret can also come from a file."""
+    extra: dict[str, Any] = {
+        f"{name}_file": (Path | None, Field(None, description=f"File that holds {name}."))
+        for name in secret_names(config_class)
+    }
+    loaded = create_model(
+        config_class.__name__,
+        __base__=(config_class, BaseSettings),
+        __doc__=config_class.__doc__,
+        **extra,
+        **{_UNKNOWN: (CliUnknownArgs, Field(default=[], exclude=True))},
+    )
+    settings = SettingsConfigDict(env_prefix=_prefix(table), env_nested_delimiter=_DELIMITER)
+    loaded.model_config = {**loaded.model_config, **settings}
+    return loaded
+
+
+def _parser(config_class: type[ServerConfig], table: str) -> argparse.ArgumentParser:
+    summary = (config_class.__doc__ or "").partition("\n")[0]
+    parser = _Parser(prog=table, description=summary, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"{table} {version()}")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file, table [{table}]")
+    parser.add_argument("--print-config", action="store_true", help="print it, redacted, and exit")
+    parser.add_argument("--check-config", action="store_true", help="check it and exit")
+    return parser
+
+
+def _passed_on(
+    config_class: type[ServerConfig], unknown: Sequence[str], options: Sequence[str]
+) -> dict[str, list[str]]:
+    """Flags --PREFIX-FLAG with their values, as --FLAG, for the field with that "flags" prefix.
+
+    Raises:
+        UsageError: another unknown flag.
+    """
+    prefixes = {
+        f"--{extra['flags']}-": name
+        for name, field in config_class.model_fields.items()
+        if isinstance(extra := field.json_schema_extra, dict) and "flags" in extra
+    }
+    passed_on: dict[str, list[str]] = {}
+    taken: list[str] | None = None
+    for argument in unknown:
+        if argument.startswith("--"):
+            prefix = next((p for p in prefixes if argument.startswith(p)), None)
+            taken = passed_on.setdefault(prefixes[prefix], []) if prefix else None
+            argument = f"--{argument.removeprefix(prefix)}" if prefix else argument
+        if taken is None:
+            hint = nearest(argument.partition("=")[0], options) or "; see --help"
+            raise UsageError(f"unknown argument {argument}{hint}")
+        taken.append(argument)
+    return passed_on
+
+
+def _check_variables(loaded: type[BaseModel], prefix: str) -> None:
+    known = [f"{prefix}{_DELIMITER.join(path)}".upper() for path in _paths(loaded)]
+    for variable in sorted(os.environ):
+        ours = variable.startswith(prefix.upper())
+        nested = any(variable.startswith(f"{name}{_DELIMITER}") for name in known)
+        if ours and variable not in known and not nested:
+            raise ConfigError(f"unknown variable {variable}{nearest(variable, known)}")
+
+
+def _paths(settings: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    for name, field in settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from ((name, *rest) for rest in _paths(field.annotation))
+        elif name != _UNKNOWN:
+            yield (name,)
+
+
+def _source(values: Mapping[str, Any], origin: Any) -> Source:
+    return Source(values, {path: origin(path) for path in _leaves(values)})
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name)
+
+
+def _flag(path: tuple[str, ...]) -> str:
+    return f"--{'.'.join(path).replace('_', '-')}"
+
+
+def _prefix(table: str) -> str:
+    return f"SEAMFLOW_{table.upper()}_"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
