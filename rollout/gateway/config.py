@@ -34,7 +34,7 @@ class GatewayConfig(ServerConfig):
     """A server may be this many versions behind the newest committed one and still get turns."""
     dispatch: str = "least_load"
     """Which turn gets which server: least_load, prefix_affinity, longest_first, skew_aware (ends a
-    step soonest), skew_aware_sum or skew_aware_max (as printed), or "package.module:Name"."""
+    step soonest), or "package.module:Name"."""
     decode_latency: Mapping[str, float] = field(default_factory=dict)
     """Seconds of a decode step of your servers by batch size, for skew_aware: {1 = 0.0085, ...}.
     Empty: learned from what servers report."""
@@ -49,8 +49,6 @@ class GatewayConfig(ServerConfig):
     weights_wait_seconds: float = 600.0
     """A turn waits so long for weights that its group needs, then it takes older ones: they may
     never come, if a trainer died before it published them."""
-    hedge_after_seconds: float | None = None
-    """A turn without its first token for so long is started on a second server too; None: never."""
     poll_seconds: float = 0.2
     """How often each server is asked for its version and load."""
     default_heartbeat_seconds: float = 10.0
@@ -71,10 +69,6 @@ class GatewayConfig(ServerConfig):
         if self.weights_wait_seconds < 0:
             raise ValueError(
                 f"weights_wait_seconds is {self.weights_wait_seconds}: must be at least 0"
-            )
-        if self.hedge_after_seconds is not None and self.hedge_after_seconds <= 0:
-            raise ValueError(
-                f"hedge_after_seconds is {self.hedge_after_seconds}: must be over 0, or left out"
             )
 
     def server_latency(self) -> DecodeLatency | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import DeadlineError, InvalidRequestError, decode
 from seamflow.retry import Backoff
@@ -151,7 +150,7 @@ class Turn:
         ask, num_before = self._ask(), len(self._sampled)
         try:
             async with self._servers.stream(ask, self._pinned, self._server_request) as stream:
-                async for response in stream:
+                async for response in stream.responses:
                     self._finish = response.finish_reason
                     if response.tokens.token_ids:
                         await self._record_then_forward(response.tokens)
@@ -251,15 +250,11 @@ class Turn:
             request_id=f"{self._request.turn_id}/{self._attempt_id}/{self._num_streams}",
             token_ids=[*self._prompt_ids, *self._sampled],
             sampling=sampling,
-            chunk_interval=self._chunk_interval(),
+            chunk_interval=self._request.chunk_interval,
         )
         if self._deadline is None:
             return wanted, None
         return wanted, max(self._deadline - asyncio.get_running_loop().time(), 0.0)
-
-    def _chunk_interval(self) -> Duration | None:
-        """As the agent says; but a turn that may be hedged shows at once that it has begun."""
-        return None if self._servers.hedges else self._request.chunk_interval
 
     def _ask(self) -> Ask:
         beginning, num_sampled = self._beginning(self._prompt_ids), len(self._sampled)

@@ -193,8 +193,6 @@ BUILT_IN = {
     "longest_first": f"{__name__}:LongestFirst",
     "cache_first": f"{__name__}:CacheFirst",
     "skew_aware": "rollout.gateway.dispatch.skew_aware:SkewAware",
-    "skew_aware_sum": "rollout.gateway.dispatch.skew_aware:SkewAwareSum",
-    "skew_aware_max": "rollout.gateway.dispatch.skew_aware:SkewAwareMax",
 }
 
 

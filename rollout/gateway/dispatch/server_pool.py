@@ -21,10 +21,10 @@ from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch import token_stream
 from rollout.gateway.dispatch.length_estimators import load_lengths
 from rollout.gateway.dispatch.policies import Ask, load_dispatch
 from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.dispatch.token_stream import Request, TokenStream, open_stream
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 from services.chassis import metrics
 from services.chassis.log import get_logger
@@ -59,17 +59,14 @@ class Servers:
         )
         self.keep_planned = self._waiting.keep_planned
         """Lets the dispatch policy prepare; runs until cancelled."""
-        self.hedges = config.hedge_after_seconds is not None
-        """Whether a turn without a token is started on a second server."""
         self.lengths = load_lengths(config)
         """How long turns will be."""
 
     def stream(
-        self, ask: Ask, pinned_version: int | None, request: token_stream.Request
-    ) -> AbstractAsyncContextManager[token_stream.Stream]:
+        self, ask: Ask, pinned_version: int | None, request: Request
+    ) -> AbstractAsyncContextManager[TokenStream]:
         """Wait for a server that may serve the version, and open a stream there."""
-        after = self._config.hedge_after_seconds
-        return token_stream.opened(self._waiting, ask, pinned_version, request, after)
+        return open_stream(self._waiting, ask, pinned_version, request)
 
     def suspect(self, server: Server) -> None:
         """A turn was given up there: no further turns until the server reports again."""

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from rollout.gateway.dispatch.policies import Ask, Candidate, Fleet, LongestFirst, least_loaded
-from rollout.gateway.dispatch.tail_split import Load, Objective, Split, earliest_end, isolate_tail
+from rollout.gateway.dispatch.tail_split import Load, Split, earliest_end
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["MeasuredLatency", "SkewAware", "SkewAwareMax", "SkewAwareSum"]
+__all__ = ["MeasuredLatency", "SkewAware"]
 
 _RECENT = 4096
 _WEIGHT = 0.1
@@ -71,22 +71,6 @@ class SkewAware:
             if not own:
                 return None
         return least_loaded(own or candidates)
-
-
-class SkewAwareSum(SkewAware):
-    """Alg. 2 as printed: the longest fifth, and the least sum of both groups' times."""
-
-    objective: Objective = "sum"
-
-    def isolate(self, load: Load, latency: DecodeLatency) -> Split:
-        """Alg. 2."""
-        return isolate_tail(load, latency, self.objective)
-
-
-class SkewAwareMax(SkewAwareSum):
-    """Alg. 2 with the later of both groups' times, which is when the step is over."""
-
-    objective: Objective = "max"
 
 
 class MeasuredLatency:

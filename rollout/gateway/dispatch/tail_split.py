@@ -1,7 +1,8 @@
-"""Which turns are the tail of a step, and how many servers they get: decisions, no state.
+"""Which turns are the tail of a step, and how many servers they get: pure functions.
 
-`isolate_tail` is Alg. 2 of StreamRL (arXiv 2504.15930, section on skewness-aware dispatch) as
-printed: its times are those of typical turns. `earliest_end` searches with those of the longest.
+After Alg. 2 of StreamRL (arXiv 2504.15930, section on skewness-aware dispatch), which estimates
+each group by a typical turn; `earliest_end` estimates it by its longest. `bench.rollout.streamrl`
+has the algorithm as printed.
 """
 
 from __future__ import annotations
@@ -10,23 +11,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from services.lib.decode_latency import DecodeLatency
 
 __all__ = [
     "LONG_SHARES",
     "Load",
-    "Objective",
     "Split",
     "earliest_end",
     "group_end",
-    "group_seconds",
-    "isolate_tail",
+    "quantile",
 ]
-
-Objective = Literal["sum", "max"]
-"""What to minimise: the sum of both groups' times, as printed, or the later of them."""
 
 LONG_SHARES = (0.2, 0.1, 0.05, 0.02, 0.01)
 """Shares of the turns that may be the tail; the first is StreamRL's."""
@@ -62,44 +57,6 @@ class Split:
     def turns_per_long_server(self) -> int:
         """How many of them each of these servers is meant to have."""
         return math.ceil(self.num_long_turns / max(self.num_long_servers, 1))
-
-
-def isolate_tail(
-    load: Load, latency: DecodeLatency, objective: Objective, long_share: float = LONG_SHARES[0]
-) -> Split:
-    """Alg. 2: the number of servers for the longest `long_share` that is best for all turns.
-
-    A turn of the tail is taken to be as long as the middle of it (P90 of all for the longest
-    fifth), any other one as P50. Of equally good splits the one with the better other objective is
-    taken, then the one with fewer servers for the tail.
-    """
-    num_long = math.floor(long_share * load.num_turns)
-    if load.num_servers < 2 or not num_long or not load.recent:
-        return Split()
-    long_tokens, rest_tokens = (_quantile(load.recent, q) for q in (1 - long_share / 2, 0.5))
-
-    def cost(num_long_servers: int) -> tuple[float, float]:
-        num_rest_servers = load.num_servers - num_long_servers
-        num_rest = load.num_turns - num_long
-        long = group_seconds(num_long, long_tokens, num_long_servers, load.slots, latency)
-        rest = group_seconds(num_rest, rest_tokens, num_rest_servers, load.slots, latency)
-        both = (long + rest, max(long, rest))
-        return both if objective == "sum" else both[::-1]
-
-    return Split(
-        num_long_turns=num_long,
-        num_long_servers=min(range(1, load.num_servers), key=cost),
-        long_tokens=_quantile(load.recent, 1 - long_share),
-    )
-
-
-def group_seconds(
-    num_turns: int, tokens: float, num_servers: int, slots: int, latency: DecodeLatency
-) -> float:
-    """Latency(M, L, N) = PTL(BS) · L · ⌈M / BS⌉, with M turns on each of N servers."""
-    of_each = math.ceil(num_turns / num_servers)
-    batch = max(min(of_each, slots), 1)
-    return latency.seconds(batch) * tokens * math.ceil(of_each / batch)
 
 
 def earliest_end(
@@ -151,7 +108,7 @@ def group_end(
 def _splits(load: Load, long_shares: Sequence[float]) -> Iterator[Split]:
     yield Split()
     for share in long_shares if load.recent else ():
-        long_tokens = _quantile(load.recent, 1 - share)
+        long_tokens = quantile(load.recent, 1 - share)
         # Fewer than `share` where many are equally long: as long as they may be, perhaps.
         num_above = len(load.recent) - bisect_right(load.recent, long_tokens)
         num_long = math.floor(load.num_turns * num_above / len(load.recent))
@@ -165,6 +122,6 @@ def _splits(load: Load, long_shares: Sequence[float]) -> Iterator[Split]:
             )
 
 
-def _quantile(ascending: Sequence[float], share: float) -> float:
-    """The least of them that so many are not above."""
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of `ascending` does not exceed."""
     return ascending[max(math.ceil(share * len(ascending)), 1) - 1]

@@ -116,13 +116,6 @@ class WaitingTurns:
         finally:
             _SECONDS.observe(self._clock() - ask.arrived)
 
-    def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
-        """A second server for a turn that `server` has, if one has room."""
-        # One that still has room is of no use to any turn that waits.
-        found = self._with_room(pinned, ask.required_weight_version)
-        servers = [s for s in found if s is not server]
-        return self._taken(ask, servers) if servers else None
-
     def left(self, server: Server) -> None:
         """A turn is no longer on `server`."""
         server.num_turns -= 1
