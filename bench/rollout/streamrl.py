@@ -10,10 +10,10 @@ import math
 from typing import Literal
 
 from rollout.gateway.dispatch.skew_aware import SkewAware
-from rollout.gateway.dispatch.tail_split import LONG_SHARES, Load, Split, quantile
+from rollout.gateway.dispatch.tail_split import LONG_SHARES, StepLoad, TailSplit, quantile
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["Objective", "SkewAwareMax", "SkewAwareSum", "group_seconds", "isolate_tail"]
+__all__ = ["Objective", "SkewAwareMax", "SkewAwareSum", "group_seconds", "split_as_printed"]
 
 Objective = Literal["sum", "max"]
 """What to minimise: the sum of both groups' times, as printed, or the later of them."""
@@ -24,9 +24,9 @@ class SkewAwareSum(SkewAware):
 
     objective: Objective = "sum"
 
-    def isolate(self, load: Load, latency: DecodeLatency) -> Split:
+    def split_tail(self, load: StepLoad, latency: DecodeLatency) -> TailSplit:
         """Alg. 2."""
-        return isolate_tail(load, latency, self.objective)
+        return split_as_printed(load, latency, self.objective)
 
 
 class SkewAwareMax(SkewAwareSum):
@@ -35,9 +35,9 @@ class SkewAwareMax(SkewAwareSum):
     objective: Objective = "max"
 
 
-def isolate_tail(
-    load: Load, latency: DecodeLatency, objective: Objective, long_share: float = LONG_SHARES[0]
-) -> Split:
+def split_as_printed(
+    load: StepLoad, latency: DecodeLatency, objective: Objective, long_share: float = LONG_SHARES[0]
+) -> TailSplit:
     """Alg. 2: the number of servers for the longest `long_share` that minimises the objective.
 
     A turn of the tail is assumed to be as long as the middle of it (P90 of all for the longest
@@ -46,7 +46,7 @@ def isolate_tail(
     """
     num_long = math.floor(long_share * load.num_turns)
     if load.num_servers < 2 or not num_long or not load.recent:
-        return Split()
+        return TailSplit()
     long_tokens, rest_tokens = (quantile(load.recent, q) for q in (1 - long_share / 2, 0.5))
 
     def cost(num_long_servers: int) -> tuple[float, float]:
@@ -57,7 +57,7 @@ def isolate_tail(
         both = (long + rest, max(long, rest))
         return both if objective == "sum" else both[::-1]
 
-    return Split(
+    return TailSplit(
         num_long_turns=num_long,
         num_long_servers=min(range(1, load.num_servers), key=cost),
         long_tokens=quantile(load.recent, 1 - long_share),

@@ -46,7 +46,7 @@ class GatewayConfig(ServerConfig):
     """A server gets turns up to this many times its slots, so that none of them is ever idle."""
     max_waiting_turns: int = 16_384
     """New turns beyond these that have no server yet are refused with RESOURCE_EXHAUSTED."""
-    weights_wait_seconds: float = 600.0
+    required_weights_timeout_seconds: float = 600.0
     """A turn waits so long for weights that its group needs, then it takes older ones: they may
     never come, if a trainer died before it published them."""
     poll_seconds: float = 0.2
@@ -66,9 +66,10 @@ class GatewayConfig(ServerConfig):
             raise ValueError(f"overcommit is {self.overcommit}: must be over 0")
         if self.max_waiting_turns < 1:
             raise ValueError(f"max_waiting_turns is {self.max_waiting_turns}: must be at least 1")
-        if self.weights_wait_seconds < 0:
+        if self.required_weights_timeout_seconds < 0:
             raise ValueError(
-                f"weights_wait_seconds is {self.weights_wait_seconds}: must be at least 0"
+                f"required_weights_timeout_seconds is {self.required_weights_timeout_seconds}: "
+                "must be at least 0"
             )
 
     def server_latency(self) -> DecodeLatency | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.rollout.streamrl import Objective, group_seconds, isolate_tail
-from rollout.gateway.dispatch.tail_split import Load, Split
+from bench.rollout.streamrl import Objective, group_seconds, split_as_printed
+from rollout.gateway.dispatch.tail_split import StepLoad, TailSplit
 from services.lib.decode_latency import DecodeLatency
 from tests.rollout.gateway.dispatch.random_loads import instance, least_at_or_above
 
@@ -26,7 +26,7 @@ def waves(num_turns: int, slots: int) -> int:
     return number
 
 
-def brute_force(load: Load, latency: DecodeLatency, objective: Objective) -> float:
+def brute_force(load: StepLoad, latency: DecodeLatency, objective: Objective) -> float:
     """The least cost over all splits, every turn dealt to a server."""
     num_long = int(0.2 * load.num_turns)
     lengths = [least_at_or_above(share, load.recent) for share in (0.9, 0.5)]
@@ -50,9 +50,9 @@ def test_no_split_is_better_than_that_of_algorithm_2(objective: Objective) -> No
     num_compared = 0
     for seed in range(1500):
         load, latency = instance(seed)
-        split = isolate_tail(load, latency, objective)
+        split = split_as_printed(load, latency, objective)
         if load.num_servers < 2 or load.num_turns < 5:
-            assert split == Split()
+            assert split == TailSplit()
             continue
         num_compared += 1
         assert split.num_long_turns == int(0.2 * load.num_turns)
@@ -80,7 +80,7 @@ def test_no_split_is_better_than_that_of_algorithm_2(objective: Objective) -> No
 def test_the_objectives_differ() -> None:
     """Control: were they one, the test above would compare the same thing twice."""
     splits = [
-        tuple(isolate_tail(*instance(seed), objective) for objective in ("sum", "max"))
+        tuple(split_as_printed(*instance(seed), objective) for objective in ("sum", "max"))
         for seed in range(200)
     ]
     assert any(by_sum != by_max for by_sum, by_max in splits)

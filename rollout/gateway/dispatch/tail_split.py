@@ -1,7 +1,7 @@
 """Which turns are the tail of a step, and how many servers they get: pure functions.
 
 After Alg. 2 of StreamRL (arXiv 2504.15930, section on skewness-aware dispatch), which estimates
-each group by a typical turn; `earliest_end` estimates it by its longest. `bench.rollout.streamrl`
+each group by a typical turn; `best_split` estimates it by its longest. `bench.rollout.streamrl`
 has the algorithm as printed.
 """
 
@@ -16,10 +16,10 @@ from services.lib.decode_latency import DecodeLatency
 
 __all__ = [
     "LONG_SHARES",
-    "Load",
-    "Split",
-    "earliest_end",
-    "group_end",
+    "StepLoad",
+    "TailSplit",
+    "best_split",
+    "completion_seconds",
     "quantile",
 ]
 
@@ -29,7 +29,7 @@ _SURPRISE = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class StepLoad:
     """What is to be done, and who does it."""
 
     num_turns: int
@@ -43,7 +43,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TailSplit:
     """Who decodes the longest turns. The default: all servers decode everything."""
 
     num_long_turns: int = 0
@@ -59,9 +59,9 @@ class Split:
         return math.ceil(self.num_long_turns / max(self.num_long_servers, 1))
 
 
-def earliest_end(
-    load: Load, latency: DecodeLatency, long_shares: Sequence[float] = LONG_SHARES
-) -> Split:
+def best_split(
+    load: StepLoad, latency: DecodeLatency, long_shares: Sequence[float] = LONG_SHARES
+) -> TailSplit:
     """The tail and its servers with which the last turn is thought to end first.
 
     No tail at all is one of the choices: it is the best where all servers are full for longer than
@@ -69,15 +69,15 @@ def earliest_end(
     """
     most = load.recent[-1] if load.recent else 0.0
 
-    def end(split: Split) -> float:
+    def end(split: TailSplit) -> float:
         at = bisect_right(load.recent, split.long_tokens)
         rest, long = load.recent[:at], load.recent[at:]
         num_rest = load.num_turns - split.num_long_turns
         num_rest_servers = load.num_servers - split.num_long_servers
         longest = min(_SURPRISE * split.long_tokens, most)
         return max(
-            group_end(num_rest, rest, longest, num_rest_servers, load.slots, latency),
-            group_end(
+            completion_seconds(num_rest, rest, longest, num_rest_servers, load.slots, latency),
+            completion_seconds(
                 split.num_long_turns, long, most, split.num_long_servers, load.slots, latency
             ),
         )
@@ -85,7 +85,7 @@ def earliest_end(
     return min(_splits(load, long_shares), key=end)
 
 
-def group_end(
+def completion_seconds(
     num_turns: int,
     recent: Sequence[float],
     longest: float,
@@ -105,8 +105,8 @@ def group_end(
     return latency.seconds(batch) * max(steps, longest)
 
 
-def _splits(load: Load, long_shares: Sequence[float]) -> Iterator[Split]:
-    yield Split()
+def _splits(load: StepLoad, long_shares: Sequence[float]) -> Iterator[TailSplit]:
+    yield TailSplit()
     for share in long_shares if load.recent else ():
         long_tokens = quantile(load.recent, 1 - share)
         # Fewer than `share` where many are equally long: as long as they may be, perhaps.
@@ -115,7 +115,7 @@ def _splits(load: Load, long_shares: Sequence[float]) -> Iterator[Split]:
         if not num_long:
             continue
         for num_long_servers in range(1, load.num_servers):
-            yield Split(
+            yield TailSplit(
                 num_long_turns=num_long,
                 num_long_servers=num_long_servers,
                 long_tokens=long_tokens,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 if TYPE_CHECKING:
-    from rollout.gateway.dispatch.policies import Ask
+    from rollout.gateway.dispatch.policies import TurnRequest
     from rollout.gateway.dispatch.server_state import Server
     from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 
@@ -32,7 +32,7 @@ class TokenStream:
 
 @asynccontextmanager
 async def open_stream(
-    waiting: WaitingTurns, ask: Ask, pinned_version: int | None, request: Request
+    waiting: WaitingTurns, turn: TurnRequest, pinned_version: int | None, request: Request
 ) -> AsyncIterator[TokenStream]:
     """Wait for a server and stream from it; on exit the server's work ends and its slot is free.
 
@@ -40,7 +40,7 @@ async def open_stream(
         ServiceError: RESOURCE_EXHAUSTED, the queue is full.
         UsageError: the server left the run before the call, so its channel is closed.
     """
-    server = await waiting.server(ask, pinned_version)
+    server = await waiting.acquire(turn, pinned_version)
     try:
         generate, timeout = request()
         call = server.stub.GenerateTokens(generate, timeout=timeout)
@@ -49,4 +49,4 @@ async def open_stream(
         finally:
             call.cancel()
     finally:
-        waiting.left(server)
+        waiting.release(server)

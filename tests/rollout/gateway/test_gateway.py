@@ -25,7 +25,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway import servicer as servicer_module
 from rollout.gateway.record import token_messages
-from rollout.gateway.send_buffer import Outbox
+from rollout.gateway.send_buffer import SendBuffer
 from rollout.server.cli import build
 from services.chassis.rpc.server import Service, started
 from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, scripted
@@ -175,14 +175,14 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn leaves the only place of the server, and waits for its agent as one chunk."""
-    outboxes: list[Outbox] = []
+    buffer: list[SendBuffer] = []
 
-    class Seen(Outbox):
+    class Seen(SendBuffer):
         def __init__(self, heartbeat_seconds: float) -> None:
             super().__init__(heartbeat_seconds)
-            outboxes.append(self)
+            buffer.append(self)
 
-    monkeypatch.setattr(servicer_module, "Outbox", Seen)
+    monkeypatch.setattr(servicer_module, "SendBuffer", Seen)
     length = 60_000
     server = {"max_running": 1, "max_context": 1 << 20, "stream_interval": 256}
     async with (
@@ -195,7 +195,7 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
             assert len(await ids_of(one.generate(f"quick-{number}"))) == 64
         await client.until(lambda info: info.num_running + info.num_queued == 0)
         # Negative control: it was the agent that did not read, beyond what the network holds.
-        unread = list(outboxes[0]._unread)
+        unread = list(buffer[0]._unread)
         assert [event.WhichOneof("event") for event in unread] in (["chunk", "end"], ["chunk"])
         received += await ids_of(slow)
         assert len(received) == length

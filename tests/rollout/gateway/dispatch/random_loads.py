@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from rollout.gateway.dispatch.tail_split import Load
+from rollout.gateway.dispatch.tail_split import StepLoad
 from services.lib.decode_latency import DecodeLatency
 
 
-def instance(seed: int) -> tuple[Load, DecodeLatency]:
+def instance(seed: int) -> tuple[StepLoad, DecodeLatency]:
     """Turns, servers and a pace at random."""
     draw = random.Random(seed)
     step, table = 0.01, {}
@@ -17,7 +17,7 @@ def instance(seed: int) -> tuple[Load, DecodeLatency]:
         step *= 1 + draw.random()
         table[batch] = step
     recent = sorted(draw.lognormvariate(6, 1) for _ in range(draw.randint(1, 60)))
-    load = Load(
+    load = StepLoad(
         num_turns=draw.randint(0, 400),
         num_servers=draw.randint(1, 24),
         slots=draw.randint(1, 64),
