@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -14,7 +14,9 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.chassis.rpc.server import started
+from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import build
+from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
 
 
@@ -22,13 +24,17 @@ from trajectory_manager.config import TrajectoryManagerConfig
 async def manager(
     run_id: str, group_size: int = 1, redis_url: str | None = None
 ) -> AsyncIterator[tuple[str, Any]]:
-    """A manager with a run; its address and its stub."""
-    config = TrajectoryManagerConfig(redis_url=redis_url, port=0, admin_port=-1, drain_seconds=0.2)
-    async with (
-        build(config) as service,
-        started(service, config) as port,
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
-    ):
+    """A manager with a run, in Redis or without one in memory; its address and its stub."""
+    config = TrajectoryManagerConfig(
+        redis_url=redis_url or "redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
+    )
+    async with AsyncExitStack() as stack:
+        if redis_url is None:
+            service = manager_service(config, memory_store())
+        else:
+            service = await stack.enter_async_context(build(config))
+        port = await stack.enter_async_context(started(service, config))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         stub: Any = TrajectoryServiceStub(channel)
         rules = trajectory_pb2.RunConfig(
             group_size=group_size,
@@ -45,7 +51,7 @@ async def manager(
 def turn(
     turn_id: str, prompt: Sequence[int], num_sampled: int, parent: str = "", prefix: int = 0
 ) -> pb.RecordedTurn:
-    """A turn that adds `prompt` and samples so many tokens."""
+    """A turn that adds `prompt` and samples `num_sampled` tokens."""
     environment = tokens_pb2.Span(num_tokens=len(prompt), origin=tokens_pb2.ORIGIN_ENVIRONMENT)
     policy = tokens_pb2.Span(
         start=len(prompt),
