@@ -25,8 +25,6 @@ SERVICES = {
     "seamflow.trainer.v1.TrainerService",
     "seamflow.worker.v1.WorkerService",
     "seamflow.ranker.v1.RankerService",
-    "seamflow.environment.v1.EnvironmentService",
-    "seamflow.environment.v1.RewardService",
 }
 
 
@@ -82,12 +80,12 @@ def test_fields_are_lower_snake_case(proto: Path) -> None:
 
 
 def test_the_contract_holds_every_service() -> None:
-    """Environment and reward servers of users are part of the contract from the start."""
+    """A service that is added or removed is added or removed here too."""
     found = {s.full_name for p in PROTOS for s in descriptor(p).services_by_name.values()}
     assert found == SERVICES
 
 
-STATELESS = {"environment", "common"}
+STATELESS = {"common"}
 
 
 def test_requests_of_stateful_services_name_their_run() -> None:

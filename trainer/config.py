@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from services.chassis.config.settings import ServerConfig
 from services.lib.weight_files.folder_names import fingerprint
@@ -24,7 +25,6 @@ Setting = str | int | float | bool | None | list[str]
 """A setting's value, as JSON has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig(ServerConfig):
     """Settings of one training gang; every rank reads the same file."""
 
@@ -196,7 +196,8 @@ class TrainerConfig(ServerConfig):
     exit_when_finished: bool = False
     """End the process after the last step instead of serving GetStatus until a signal."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: give a number above 0")
@@ -230,6 +231,7 @@ class TrainerConfig(ServerConfig):
                 f"batch_min_groups is {self.batch_min_groups} but batches are always whole: "
                 "give batch_timeout_seconds too"
             )
+        return self
 
     def _check_reference(self) -> None:
         for name in ("kl_loss", "kl_reward"):
@@ -260,7 +262,7 @@ class TrainerConfig(ServerConfig):
 
     def mathematics(self) -> dict[str, Setting]:
         """The settings that decide what a step computes: two runs that differ here may differ."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        values = {name: getattr(self, name) for name in type(self).model_fields}
         # As JSON gives it back.
         values["lora_targets"] = list(self.lora_targets)
         return {name: values[name] for name in _MATHEMATICS}

@@ -11,7 +11,13 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollout.gateway.dispatch.policies import Ask, Candidate, DispatchPolicy, Fleet, Planning
+from rollout.gateway.dispatch.policies import (
+    Candidate,
+    DispatchPolicy,
+    PlanningPolicy,
+    PoolSnapshot,
+    TurnRequest,
+)
 from services.lib.decode_latency import DecodeLatency
 
 __all__ = ["Instance", "generation_seconds"]
@@ -83,21 +89,21 @@ class _Batch:
         self._policy = policy
         self._instances = instances
         self._latency = latency
-        self._waiting: list[tuple[float, int, Ask, float]] = []
+        self._waiting: list[tuple[float, int, TurnRequest, float]] = []
         self._num_left = 0
         self._num_planned = 0
 
     def arrive(self, lengths: Sequence[float], expected: Sequence[float]) -> None:
         longest = int(max(lengths))
         for number, (length, guess) in enumerate(zip(lengths, expected, strict=True)):
-            ask = Ask(
+            turn = TurnRequest(
                 group=str(number),
                 rollout=str(number),
                 num_tokens=0,
                 max_new_tokens=longest,
                 expected_tokens=guess,
             )
-            heapq.heappush(self._waiting, (self._policy.order(ask), number, ask, length))
+            heapq.heappush(self._waiting, (self._policy.order(turn), number, turn, length))
         self._num_left = len(lengths)
 
     def run(self) -> float:
@@ -118,8 +124,8 @@ class _Batch:
             free = {i.name: i for i in self._instances if len(i.ends) < i.slots}
             if not free:
                 return
-            _, _, ask, length = self._waiting[0]
-            chosen = self._policy.choose(ask, [i.candidate() for i in free.values()])
+            _, _, turn, length = self._waiting[0]
+            chosen = self._policy.choose(turn, [i.candidate() for i in free.values()])
             if chosen is None:
                 return
             heapq.heappop(self._waiting)
@@ -132,7 +138,9 @@ class _Batch:
         if abs(self._num_left - self._num_planned) <= self._num_planned // 8:
             return
         self._num_planned = self._num_left
-        if isinstance(self._policy, Planning):
+        if isinstance(self._policy, PlanningPolicy):
             running = [instance.candidate() for instance in self._instances]
-            fleet = Fleet(num_waiting=len(self._waiting), servers=running, latency=self._latency)
-            self._policy.plan(fleet)
+            pool = PoolSnapshot(
+                num_waiting=len(self._waiting), servers=running, latency=self._latency
+            )
+            self._policy.plan(pool)

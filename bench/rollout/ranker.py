@@ -24,7 +24,9 @@ from rich.progress import track
 from bench.report import Report, ratios
 from bench.rollout.dispatch import generation_seconds
 from bench.rollout.prompts import Prompts, PromptWorld, load_workload
-from rollout.gateway.dispatch.policies import load_dispatch
+from bench.rollout.streamrl import SkewAwareMax, SkewAwareSum
+from rollout.gateway.dispatch.policies import DispatchPolicy, LeastLoad, LongestFirst
+from rollout.gateway.dispatch.skew_aware import SkewAware
 from services.lib.decode_latency import DecodeLatency
 from services.ranker.features import Beginning
 from services.ranker.learner import Learned, Memory, learn, recall_of_longest
@@ -156,9 +158,9 @@ def _seconds(batch: Batch, workload: Mapping[str, Any], name: str) -> Sequence[t
     # The gateway never expects more than a turn may sample.
     ranked = np.minimum(batch.ranked, most)
 
-    def generated(dispatch: str, expected: _Floats) -> float:
+    def generated(policy: DispatchPolicy, expected: _Floats) -> float:
         return generation_seconds(
-            load_dispatch(dispatch),
+            policy,
             lengths.tolist(),
             expected.tolist(),
             num_instances=settings["instances"],
@@ -170,12 +172,12 @@ def _seconds(batch: Batch, workload: Mapping[str, Any], name: str) -> Sequence[t
     alone = latency.seconds(1) * float(lengths.max())
     full = latency.seconds(slots) / slots * float(lengths.sum()) / settings["instances"]
     return [
-        ("fifo_seconds", generated("least_load", np.full_like(lengths, most))),
-        ("longest_first_seconds", generated("longest_first", ranked)),
-        ("skew_aware_seconds", generated("skew_aware", ranked)),
-        ("printed_sum_seconds", generated("skew_aware_sum", ranked)),
-        ("printed_max_seconds", generated("skew_aware_max", ranked)),
-        ("lengths_known_seconds", generated("skew_aware", lengths)),
+        ("fifo_seconds", generated(LeastLoad(), np.full_like(lengths, most))),
+        ("longest_first_seconds", generated(LongestFirst(), ranked)),
+        ("skew_aware_seconds", generated(SkewAware(), ranked)),
+        ("printed_sum_seconds", generated(SkewAwareSum(), ranked)),
+        ("printed_max_seconds", generated(SkewAwareMax(), ranked)),
+        ("lengths_known_seconds", generated(SkewAware(), lengths)),
         ("bound_seconds", max(alone, full)),
     ]
 

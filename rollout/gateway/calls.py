@@ -11,7 +11,7 @@ from seamflow.retry import retrying
 
 from services.chassis.errors import Reason, ServiceError
 
-__all__ = ["answered", "forwarded"]
+__all__ = ["call_until_answered", "to_service_error"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _CODES: dict[type[errors.SeamflowError], grpc.StatusCode] = {
 }
 
 
-async def answered(call: Callable[[], Awaitable[T]]) -> T:
+async def call_until_answered(call: Callable[[], Awaitable[T]]) -> T:
     """Await the call until the peer answers: a restarting peer delays the agent, no more.
 
     The agent's own deadline bounds the wait: when it passes, gRPC cancels the handler.
@@ -34,10 +34,10 @@ async def answered(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await retrying(call)
     except errors.SeamflowError as error:
-        raise forwarded(error) from error
+        raise to_service_error(error) from error
 
 
-def forwarded(error: errors.SeamflowError) -> ServiceError:
+def to_service_error(error: errors.SeamflowError) -> ServiceError:
     """The peer's refusal as ours: same code, same reason, same words."""
     code = _CODES.get(type(error), grpc.StatusCode.INTERNAL)
     reason = Reason(error.reason) if error.reason in Reason.__members__ else Reason.INTERNAL

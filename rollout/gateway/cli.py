@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,11 +12,12 @@ from seamflow.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServi
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch.server_pool import Servers
+from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_opener import Opener
+from rollout.gateway.record.turn_opener import TurnOpener
 from rollout.gateway.servicer import GatewayServicer
+from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
 
@@ -27,30 +29,39 @@ __all__ = ["build", "main"]
 
 @asynccontextmanager
 async def build(config: GatewayConfig) -> AsyncIterator[Service]:
-    """Wire the gateway: the store in front, the servers behind, the template between."""
+    """Wire the gateway's parts.
+
+    A `Recorder` whose `record` returns early switches record-before-forward off: the negative
+    control `tests/end_to_end/forward_first.py` replaces this module's `Recorder` by one.
+    """
     template = ChatTemplate(config.model)
-    servers = Servers(config)
     given = config.credential_secret
     secret = (given.get_secret_value() if given else secrets.token_hex(32)).encode()
     async with clients.channel(config, config.trajectory_manager) as channel:
         store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
-        opener, recorder = Opener(store), Recorder(store)
-        servicer = GatewayServicer(
-            store, opener, recorder, servers, template, secret, config.default_heartbeat_seconds
+        servers = ServerPool(config)
+        opener, recorder = TurnOpener(store), Recorder(store)
+        services = TurnServices(
+            store=store,
+            opener=opener,
+            recorder=recorder,
+            servers=servers,
+            clock=asyncio.get_running_loop().time,
         )
+        servicer = GatewayServicer(services, template, secret, config.default_heartbeat_seconds)
         yield Service(
             servicers=[(add_RolloutServiceServicer_to_server, servicer)],
             background=[
                 opener.keep_sending,
                 recorder.keep_sending,
-                servers.keep_known,
-                servers.keep_versions,
-                servers.keep_planned,
+                servers.watch_servers,
+                servers.watch_versions,
+                servers.keep_planning,
             ],
         )
         await servers.close()
 
 
 def main() -> NoReturn:
-    """Run the gateway until it is told to stop."""
+    """Run the gateway until SIGTERM."""
     run("rollout_gateway", GatewayConfig, build)

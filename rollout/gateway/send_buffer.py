@@ -10,10 +10,10 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.record import token_messages
 
-__all__ = ["Outbox"]
+__all__ = ["SendBuffer"]
 
 
-class Outbox:
+class SendBuffer:
     """What an agent has not read yet.
 
     An agent that stops reading keeps no place on a server: its turn is sampled and recorded to the

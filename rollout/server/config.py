@@ -84,7 +84,7 @@ class RolloutServerConfig(ServerConfig):
     sglang_flags: tuple[str, ...] = Field(default=(), json_schema_extra={"flags": "sglang"})
     """Flags of SGLang, such as "--tp-size", "2"; as flags of this process: --sglang-tp-size 2."""
     sglang_url: str | None = None
-    """URL of a running SGLang used by this server alone, on the same disk; none is started then. Its
+    """URL of a running SGLang, on the same disk and used by this server alone; none is started. Its
     max_running, max_context and stream_interval are those it was started with."""
     sglang_broadcast_host: str | None = None
     """Address of this host for an SGLang on another host: weights are then broadcast to it by

@@ -49,12 +49,12 @@ class LauncherConfig(RunRules):
     prepare: str | None = None
     """Module that makes model and tasks: `python -m <prepare> --out {run}/prepared --seed N`."""
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
-    """Nodes and their capability tags; the tags determine colocated, disaggregated or multiplexed."""
+    """Nodes and their capability tags, which decide who rolls out and who trains."""
     trainer_ranks: int = Field(1, ge=1)
     """Processes of the trainer, started by torchrun when more than one."""
     ranker: bool = False
-    """Start the ranker, and let the gateway use its predicted rollout lengths; the order of turns is
-    the gateway's `dispatch`."""
+    """Start the ranker, whose predicted rollout lengths the gateway uses; the order of turns is the
+    gateway's `dispatch`."""
     reference: str | None = None
     """Hugging Face folder of a frozen reference or teacher model. A scoring service writes its
     log-probs as the column ref_logprobs for the trainer."""

@@ -20,7 +20,7 @@ class WorkerConfig(Settings):
     """A worker of the node, an entry of `[[node_agent.workers]]`."""
 
     tag: str
-    """Its activity tag: "rollout", "train", or any other, whose worker serves seamflow.worker.v1."""
+    """Activity tag: "rollout", "train", or any other, whose worker serves seamflow.worker.v1."""
     address: str
     """Its address, as host:port."""
     run_id: str = ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.gateway.dispatch.policies import Ask
+from rollout.gateway.dispatch.policies import TurnRequest
 from scheduler.model.lending import Outlook
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
 from sim.clock import Clock
@@ -277,7 +277,7 @@ class _Run:
         continues, begun, rollout = False, self._clock.now(), f"{group.number}:{number}"
         gateway = self._gateways.of(rollout)
         while True:
-            ask = Ask(
+            turn = TurnRequest(
                 group=str(group.number),
                 rollout=rollout,
                 num_tokens=work.context + work.sampled,
@@ -285,10 +285,10 @@ class _Run:
                 expected_tokens=float(work.tokens - work.sampled),
                 continues=continues,
             )
-            server: Server = await gateway.server(ask, None)  # type: ignore[assignment]
+            server: Server = await gateway.acquire(turn, None)  # type: ignore[assignment]
             group.oldest.setdefault(number, (self._version, self._published))
             whole = await server.node.sample(work)
-            gateway.left(server)  # type: ignore[arg-type]
+            gateway.release(server)  # type: ignore[arg-type]
             if whole:
                 break
             continues = True

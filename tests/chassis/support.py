@@ -1,7 +1,7 @@
 """A small service on the chassis, in this process or as a process of its own.
 
-`Score` and `Generate` stand for any unary and any streamed call. What they do is chosen by the
-request's `rollout_id`; `run_id` names a file that a waiting call waits for.
+`StartRollout` and `Generate` stand for any unary and any streamed call. The request's `rollout_id`
+selects what they do; `run_id` names a file that a waiting call waits for.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamflow.common.v1 import tokens_pb2
-from seamflow.environment.v1 import reward_service_pb2, reward_service_pb2_grpc
+from pydantic import Field, SecretStr
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
-from services.chassis.config.settings import ServerConfig
+from services.chassis.config.settings import ServerConfig, Settings
 from services.chassis.errors import DependencyUnavailable, Reason, exhausted, invalid_argument
 from services.chassis.rpc.server import Service, run
 
@@ -33,7 +32,17 @@ ROOT = Path(__file__).parents[2]
 CANARY = "canary-9f3b"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerConfig(Settings):
+    """A nested table."""
+
+    step: int = Field(1, gt=0)
+    """A whole number."""
+    name: str = ""
+    """A text."""
+    ratio: float = 1.0
+    """A ratio."""
+
+
 class DemoConfig(ServerConfig):
     """Settings of the demo service."""
 
@@ -41,29 +50,23 @@ class DemoConfig(ServerConfig):
     """What goes wrong: serve (nothing), dependency, crash, hang."""
     names: tuple[str, ...] = ()
     """A list."""
-    rate: float = 1.0
+    rate: float = Field(1.0, ge=0)
     """A number."""
     limit: int | None = None
     """An optional number."""
-    password: str | None = field(default=None, metadata={"secret": True})
+    password: SecretStr | None = None
     """A secret."""
-
-    def __post_init__(self) -> None:
-        """Refuse a negative rate."""
-        if self.rate < 0:
-            raise ValueError(f"rate is {self.rate}: give a number >= 0")
+    inner: InnerConfig = InnerConfig()
+    """Table [demo.inner]."""
 
 
-class DemoServicer(
-    reward_service_pb2_grpc.RewardServiceServicer, rollout_service_pb2_grpc.RolloutServiceServicer
-):
+class DemoServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
     """Answers, waits, refuses or crashes, as the request asks."""
 
-    async def Score(self, request: Any, context: Any) -> Any:
+    async def StartRollout(self, request: Any, context: Any) -> Any:
         """Unary."""
         await _act(request)
-        reward = tokens_pb2.Reward(name=request.rollout_id, value=1.0)
-        return reward_service_pb2.ScoreResponse(rewards=[reward])
+        return rollout_service_pb2.StartRolloutResponse(credential=request.rollout_id)
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Streamed: one heartbeat at once, then the answer."""
@@ -93,7 +96,6 @@ def demo_service() -> Service:
     servicer = DemoServicer()
     return Service(
         [
-            (reward_service_pb2_grpc.add_RewardServiceServicer_to_server, servicer),
             (rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server, servicer),
         ]
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.channel import connect
-from seamflow.environment.v1 import reward_service_pb2, reward_service_pb2_grpc
+from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
 from tests.chassis.support import CANARY, demo_process
 
@@ -20,10 +20,10 @@ async def _logs_of_one_call(folder: Path) -> str:
     secrets = {"SEAMFLOW_DEMO_TOKEN": CANARY, "SEAMFLOW_DEMO_PASSWORD": CANARY}
     with demo_process(folder, "--log-level=debug", "--instance=b", **secrets) as demo:
         async with connect(demo.target, token=CANARY) as channel:
-            stub = reward_service_pb2_grpc.RewardServiceStub(channel)
+            stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
             parent = (("traceparent", f"00-{TRACE}-b7ad6b7169203331-01"),)
-            request = reward_service_pb2.ScoreRequest(rollout_id="a", task_json=CANARY)
-            await stub.Score(request, metadata=parent)
+            request = rollout_service_pb2.StartRolloutRequest(rollout_id="a", lease_token=CANARY)
+            await stub.StartRollout(request, metadata=parent)
         demo.process.send_signal(signal.SIGTERM)
         return demo.process.communicate()[0]
 
@@ -37,5 +37,5 @@ async def test_a_call_is_logged_with_its_context_and_no_secret(tmp_path: Path) -
         assert {"ts", "level", "msg", "service", "version", "instance"} <= line.keys()
     call = next(line for line in lines if line["msg"] == "call")
     assert (call["code"], call["trace_id"], call["instance"]) == ("OK", TRACE, "b")
-    assert call["method"] == "/seamflow.environment.v1.RewardService/Score"
+    assert call["method"] == "/seamflow.rollout.v1.RolloutService/StartRollout"
     assert {"request_id", "span_id", "duration_ms", "peer"} <= call.keys()

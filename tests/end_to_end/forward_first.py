@@ -1,7 +1,7 @@
 """A gateway with record-before-forward switched off: the negative control of the kill test.
 
-It forwards at once and records half a second later, as a system would that treats its store as a
-log to be caught up with.
+`Turn` forwards tokens when `Recorder.record` returns, so this gateway's recorder returns
+immediately and records half a second later, like a system whose store is an asynchronous log.
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ import asyncio
 
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway import servicer
-from rollout.gateway.cli import main
+from rollout.gateway import cli
+from rollout.gateway.record.recorder import Recorder
 
 _DELAY_SECONDS = 0.5
 
 
-class ForwardFirst(servicer.GatewayServicer):
+class ForwardFirst(Recorder):
     """Records in the background, in order, too late."""
 
     _last: asyncio.Task[None] | None = None
 
-    async def record(self, append: store_pb.Append) -> None:
+    async def record(self, append: store_pb.Append) -> int:
         """Return before anything is stored."""
-        self._last = asyncio.create_task(self._later(self._last, append))
+        self._last = asyncio.create_task(self._record_later(self._last, append))
+        return 0
 
-    async def _later(self, before: asyncio.Task[None] | None, append: store_pb.Append) -> None:
+    async def _record_later(
+        self, before: asyncio.Task[None] | None, append: store_pb.Append
+    ) -> None:
         if before is not None:
             await before
         else:
@@ -34,7 +37,5 @@ class ForwardFirst(servicer.GatewayServicer):
 
 
 if __name__ == "__main__":
-    import rollout.gateway.cli as cli
-
-    cli.GatewayServicer = ForwardFirst  # type: ignore[misc]
-    main()
+    cli.Recorder = ForwardFirst  # type: ignore[misc]
+    cli.main()

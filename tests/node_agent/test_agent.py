@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 from seamflow.channel import connect
@@ -109,7 +108,7 @@ async def test_ending_agent_does_not_wait_for_workers_that_are_gone() -> None:
     workers = Workers()
     async with running_scheduler() as (port, stub), AsyncExitStack() as stack:
         async with workers.serving() as address:
-            config = replace(agent_config("a", port, address), drain_seconds=60.0)
+            config = agent_config("a", port, address).replace(drain_seconds=60.0)
             await stack.enter_async_context(running_agent(config))
             await active(stub, "a", "rollout")
         with capture_logs() as logs:

@@ -18,7 +18,7 @@ from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch.length_estimators import Beginning, load_lengths
+from rollout.gateway.dispatch.length_estimators import LengthQuery, load_lengths
 from services.chassis.rpc.server import started
 from services.ranker.cli import build
 from services.ranker.config import RankerConfig
@@ -73,11 +73,11 @@ async def test_a_gateway_gets_lengths_that_were_learned_from_the_store(redis_url
                 run_id="ranked", model=Path("model"), lengths="ranker", ranker=target
             )
             lengths = load_lengths(config)
-            turns = [Beginning(group=f"n{i}@0", token_ids=p) for i, p in enumerate(new)]
+            turns = [LengthQuery(group=f"n{i}@0", token_ids=p) for i, p in enumerate(new)]
             async with asyncio.timeout(30):
-                while None in (expected := [lengths.expected(t) for t in turns]):
+                while None in (expected := [lengths.predict(t) for t in turns]):
                     for t in turns:
-                        lengths.foresee(t)
+                        lengths.prefetch(t)
                     await asyncio.sleep(0.01)
             await lengths.close()
     actual = np.array([float(length(p)) for p in new])

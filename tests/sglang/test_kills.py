@@ -37,7 +37,7 @@ async def test_a_killed_engine_costs_no_token_and_no_turn(
     """Every turn ends, only whole turns are trained, and an engine comes back with new weights."""
     monkeypatch.setenv("SEAMFLOW_TRAINER_NUM_STEPS", "100000")  # it ends with the last kill
     run = quickstart("kills", *RULES)
-    run = replace(run, config=replace(run.config, heldout_tasks=None))
+    run = replace(run, config=run.config.replace(heldout_tasks=None))
     strikes, watch = Strikes(run, NODES, KILLS, Random(SEED)), ChecksumWatch(run)
     async with watch.watching(NODES):
         await run.train_beside(strikes.strike_all)

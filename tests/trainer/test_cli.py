@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def config(model: Path, tmp_path: Path) -> TrainerConfig:
 async def refused(config: TrainerConfig, **changes: object) -> str:
     """The message that a changed config is refused with."""
     with pytest.raises(ConfigError) as caught:
-        async with build(dataclasses.replace(config, **changes)):
+        async with build(config.replace(**changes)):
             pytest.fail("was built")
     return str(caught.value)
 
@@ -65,4 +64,4 @@ async def test_an_unknown_algorithm_is_refused_with_the_known_ones(config: Train
 def test_a_value_out_of_bounds_is_named(config: TrainerConfig, field: str, value: float) -> None:
     """Field, value and bound."""
     with pytest.raises(ValueError, match=f"{field} is {value}: give"):
-        dataclasses.replace(config, **{field: value})
+        config.replace(**{field: value})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import shutil
@@ -172,7 +171,7 @@ async def test_a_checkpoint_lost_after_its_commit_is_noticed(
         await service.background[0]()
     before = read_lines(tmp_path / "metrics.jsonl")[-1]["sample_ids"]
     shutil.rmtree(config.checkpoint_folder / "step_000000003")
-    async with build(dataclasses.replace(config, resume=True)) as service:
+    async with build(config.replace(resume=True)) as service:
         await service.background[0]()
     records = read_lines(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]

@@ -1,21 +1,26 @@
-"""What a planner is told, read from TOML files."""
+"""Inputs of the planners, read from TOML files."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from scheduler.model.stage_profile import StageProfile
-from services.chassis.config.values import from_toml
+from services.chassis.config.sources import nearest
 from services.chassis.errors import ConfigError
 from services.lib.decode_latency import DecodeLatency
 from tools.planning.dataflow import Dataflow, Role
 from tools.planning.tail_migration import Engines
 
 __all__ = ["read_dataflow", "read_engines", "read_lengths", "read_profiles"]
+
+Record = TypeVar("Record")
 
 _STAGES = ("generation", "training")
 
@@ -65,8 +70,7 @@ def read_engines(path: Path, num_instances: int) -> Engines:
         if "num_instances" in table:
             raise ValueError("num_instances: unknown key, it is given with --nodes")
         known = {"num_instances": num_instances, "latency": points}
-        engines: Engines = from_toml(table | known, Engines)
-        return engines
+        return _record(Engines, table | known)
 
 
 def read_lengths(path: Path) -> list[int]:
@@ -109,6 +113,23 @@ def _named(place: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {error}") from error
 
 
+def _record(kind: type[Record], values: Mapping[str, Any]) -> Record:
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in values.keys() - set(known):
+        raise ValueError(f"{key}: unknown key{nearest(key, known)}")
+    return _valid(kind, values)
+
+
+def _valid(kind: type[Record], value: object) -> Record:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{name}: {message}" if name else message) from error
+
+
 def _role(tag: str, table: object) -> Role:
     if not isinstance(table, dict):
         raise ValueError(f"{table!r} is no table: give the role's seconds and costs")  # noqa: TRY004
@@ -117,15 +138,14 @@ def _role(tag: str, table: object) -> Role:
     profile = _profile(table.get("seconds"))
     points = {"nodes": list(profile.nodes), "stage_seconds": list(profile.stage_seconds)}
     costs = {key: value for key, value in table.items() if key != "seconds"}
-    role: Role = from_toml({"tag": tag, "profile": points} | costs, Role)
-    return role
+    return _record(Role, {"tag": tag, "profile": points} | costs)
 
 
 def _profile(table: object) -> StageProfile:
     if not isinstance(table, dict):
         raise ValueError("seconds by number of nodes are not set: give 8 = 310.0 and others")  # noqa: TRY004
     return StageProfile.of(
-        {_count(nodes): from_toml(seconds, float) for nodes, seconds in table.items()}
+        {_count(nodes): _valid(float, seconds) for nodes, seconds in table.items()}
     )
 
 

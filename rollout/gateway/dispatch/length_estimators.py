@@ -12,7 +12,7 @@ from services.chassis import plugins
 if TYPE_CHECKING:
     from rollout.gateway.config import GatewayConfig
 
-__all__ = ["Beginning", "LengthEstimator", "RunningMeans", "load_lengths", "remaining"]
+__all__ = ["LengthEstimator", "LengthQuery", "RunningMeans", "load_lengths", "remaining_tokens"]
 
 _MAX_GROUPS = 4096
 _WINDOW = 256
@@ -20,7 +20,7 @@ _WINDOW = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class LengthQuery:
     """What is known of a turn before it is sampled."""
 
     group: str
@@ -34,15 +34,15 @@ class Beginning:
 class LengthEstimator(Protocol):
     """Made with the gateway's configuration. Nothing here may make a turn wait."""
 
-    def foresee(self, beginning: Beginning) -> None:
+    def prefetch(self, query: LengthQuery) -> None:
         """A turn is about to begin: what takes time starts now, and goes on behind its back."""
         ...
 
-    def expected(self, beginning: Beginning) -> float | None:
-        """Tokens that the turn samples from its beginning to its end; None: no idea."""
+    def predict(self, query: LengthQuery) -> float | None:
+        """Tokens that the turn samples from its query to its end; None: no idea."""
         ...
 
-    def ended(self, beginning: Beginning, num_tokens: int) -> None:
+    def observe(self, query: LengthQuery, num_tokens: int) -> None:
         """The turn has ended after `num_tokens` sampled tokens."""
         ...
 
@@ -62,20 +62,20 @@ class RunningMeans:
         self._groups: OrderedDict[str, _Mean] = OrderedDict()
         self._run = _Mean()
 
-    def foresee(self, beginning: Beginning) -> None:
+    def prefetch(self, query: LengthQuery) -> None:
         """See `LengthEstimator`: there is nothing to prepare."""
 
-    def ended(self, beginning: Beginning, num_tokens: int) -> None:
+    def observe(self, query: LengthQuery, num_tokens: int) -> None:
         """See `LengthEstimator`."""
         self._run.add(num_tokens)
-        self._groups.setdefault(beginning.group, _Mean()).add(num_tokens)
-        self._groups.move_to_end(beginning.group)
+        self._groups.setdefault(query.group, _Mean()).add(num_tokens)
+        self._groups.move_to_end(query.group)
         if len(self._groups) > self._max_groups:
             self._groups.popitem(last=False)
 
-    def expected(self, beginning: Beginning) -> float | None:
+    def predict(self, query: LengthQuery) -> float | None:
         """See `LengthEstimator`."""
-        mean = self._groups.get(beginning.group, self._run)
+        mean = self._groups.get(query.group, self._run)
         return mean.value if mean.count else None
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class RunningMeans:
 
 BUILT_IN = {
     "running_means": f"{__name__}:RunningMeans",
-    "ranker": "rollout.gateway.dispatch.ranker_client:RankedLengths",
+    "ranker": "rollout.gateway.dispatch.ranker_client:RankerLengths",
 }
 
 
@@ -94,15 +94,15 @@ def load_lengths(config: GatewayConfig) -> LengthEstimator:
     return estimator
 
 
-def remaining(expected: float | None, num_sampled: int, max_new_tokens: int) -> float:
+def remaining_tokens(predicted: float | None, num_sampled: int, max_new_tokens: int) -> float:
     """Tokens still to come of a turn that has `num_sampled`, at most `max_new_tokens`.
 
     A turn that has passed half of what was expected is expected to go on for as long as it has
     been going: lengths have long tails, and whoever outlived the mean is in the tail.
     """
-    if expected is None:
+    if predicted is None:
         return float(max_new_tokens)
-    return min(max(expected - num_sampled, num_sampled, 1.0), max_new_tokens)
+    return min(max(predicted - num_sampled, num_sampled, 1.0), max_new_tokens)
 
 
 class _Mean:

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from services.lib.decode_latency import DecodeLatency
 
 __all__ = [
-    "Ask",
     "CacheFirst",
     "Candidate",
     "DispatchPolicy",
-    "Fleet",
     "LeastLoad",
     "LongestFirst",
-    "Planning",
+    "PlanningPolicy",
+    "PoolSnapshot",
     "PrefixAffinity",
+    "TurnRequest",
     "least_loaded",
     "load_dispatch",
 ]
@@ -37,7 +37,7 @@ _MOST_REMEMBERED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class TurnRequest:
     """A turn, or the rest of one, that needs a server."""
 
     group: str
@@ -81,12 +81,12 @@ class Candidate:
 class DispatchPolicy(Protocol):
     """Decides which of the waiting turns is next, and chooses among the servers with room."""
 
-    def order(self, ask: Ask) -> float:
-        """Where `ask` waits: least first, ties by arrival. Asked once, when it arrives."""
+    def order(self, turn: TurnRequest) -> float:
+        """Where `turn` waits: least first, ties by arrival. Asked once, when it arrives."""
         ...
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Pick one of at least one servers for `ask`: one of these very objects.
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Pick one of at least one servers for `turn`: one of these very objects.
 
         None: none of them, it waits on, and with it all behind it. Asked again when a turn has
         left a server, so never None where a candidate has no turn at all.
@@ -95,7 +95,7 @@ class DispatchPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class PoolSnapshot:
     """All that a gateway has to give out, and to whom."""
 
     num_waiting: int
@@ -107,10 +107,10 @@ class Fleet:
 
 
 @runtime_checkable
-class Planning(Protocol):
+class PlanningPolicy(Protocol):
     """What a dispatch policy may be besides: one that prepares for all turns at once."""
 
-    def plan(self, fleet: Fleet) -> None:
+    def plan(self, pool: PoolSnapshot) -> None:
         """Called when the number of turns has changed by an eighth, and every second."""
         ...
 
@@ -118,11 +118,11 @@ class Planning(Protocol):
 class LeastLoad:
     """In order of arrival, to the server with the smallest share of its slots taken."""
 
-    def order(self, ask: Ask) -> float:
+    def order(self, turn: TurnRequest) -> float:
         """Turns that a server gave up come first: somebody has waited for them already."""
-        return -math.inf if ask.continues else 0.0
+        return -math.inf if turn.continues else 0.0
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
         """The least loaded server."""
         return least_loaded(candidates)
 
@@ -130,14 +130,14 @@ class LeastLoad:
 class PrefixAffinity(LeastLoad):
     """In order of arrival, to the server that has the group's prefix cached."""
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
         """A group's own server while that is not much busier than others.
 
         Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018): no server has
         more than 1.25 times its share of all turns; what is beyond goes to the group's next server.
         Servers that come or go move the groups of no other server.
         """
-        return _ranked(ask.group, _with_room(candidates))
+        return _ranked(turn.group, _with_room(candidates))
 
 
 class CacheFirst(LeastLoad):
@@ -153,17 +153,17 @@ class CacheFirst(LeastLoad):
         """Nobody was anywhere yet."""
         self._last: OrderedDict[str, str] = OrderedDict()
 
-    def order(self, ask: Ask) -> float:
+    def order(self, turn: TurnRequest) -> float:
         """A rollout that has begun never waits for one that has not."""
-        return -math.inf if ask.continues else -float(ask.num_tokens)
+        return -math.inf if turn.continues else -float(turn.num_tokens)
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
         """The rollout's last server, or another, within bounded loads as of `PrefixAffinity`."""
         with_room = _with_room(candidates)
-        last = self._last.pop(ask.rollout, None)
+        last = self._last.pop(turn.rollout, None)
         chosen = next((c for c in with_room if c.server_id == last), None)
-        chosen = chosen or _ranked(ask.rollout, with_room)
-        self._last[ask.rollout] = chosen.server_id
+        chosen = chosen or _ranked(turn.rollout, with_room)
+        self._last[turn.rollout] = chosen.server_id
         if len(self._last) > _MOST_REMEMBERED:
             self._last.popitem(last=False)
         return chosen
@@ -175,16 +175,16 @@ class LongestFirst(LeastLoad):
     Longest processing time first keeps the end within 4/3 of the best one (Graham 1969).
     """
 
-    def order(self, ask: Ask) -> float:
+    def order(self, turn: TurnRequest) -> float:
         """A turn counts as come earlier the longer it is expected to be, by less than 30 seconds.
 
         So of those that come together the longest goes first, and no turn, however short, is ever
         overtaken by a new one that came 30 seconds after it.
         """
-        if ask.continues:
+        if turn.continues:
             return -math.inf
-        share = ask.expected_tokens / (ask.expected_tokens + _HALF_TOKENS)
-        return ask.arrived - _PATIENCE_SECONDS * share
+        share = turn.expected_tokens / (turn.expected_tokens + _HALF_TOKENS)
+        return turn.arrived - _PATIENCE_SECONDS * share
 
 
 BUILT_IN = {
@@ -193,8 +193,6 @@ BUILT_IN = {
     "longest_first": f"{__name__}:LongestFirst",
     "cache_first": f"{__name__}:CacheFirst",
     "skew_aware": "rollout.gateway.dispatch.skew_aware:SkewAware",
-    "skew_aware_sum": "rollout.gateway.dispatch.skew_aware:SkewAwareSum",
-    "skew_aware_max": "rollout.gateway.dispatch.skew_aware:SkewAwareMax",
 }
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 
-from rollout.gateway.dispatch.length_estimators import Beginning, RunningMeans
+from rollout.gateway.dispatch.length_estimators import LengthQuery, RunningMeans
 from services.chassis import metrics
 from services.chassis.rpc import clients
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rollout.gateway.config import GatewayConfig
 
-__all__ = ["RankedLengths"]
+__all__ = ["RankerLengths"]
 
 _DEADLINE_SECONDS = 0.02
 _FRESH_SECONDS = 60.0
@@ -41,7 +41,7 @@ _FAILURES = metrics.counter(
 _Key = tuple[str, int]  # group, turn index
 
 
-class RankedLengths:
+class RankerLengths:
     """Asks behind the turns' backs: a turn takes what is known when it needs it.
 
     The question goes out while the store opens the turn. It is asked once for all turns of a group,
@@ -59,28 +59,28 @@ class RankedLengths:
         self._stub = cast("RankerServiceAsyncStub", RankerServiceStub(self._channel))
         self._means = RunningMeans()
         self._known: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # tokens, when
-        self._wanted: dict[_Key, Beginning] = {}
+        self._wanted: dict[_Key, LengthQuery] = {}
         self._asking: asyncio.Task[None] | None = None
 
-    def foresee(self, beginning: Beginning) -> None:
+    def prefetch(self, query: LengthQuery) -> None:
         """See `LengthEstimator`."""
-        if not beginning.token_ids or self._is_fresh(_key(beginning)):
+        if not query.token_ids or self._is_fresh(_key(query)):
             return
-        self._wanted.setdefault(_key(beginning), beginning)
+        self._wanted.setdefault(_key(query), query)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
 
-    def expected(self, beginning: Beginning) -> float | None:
+    def predict(self, query: LengthQuery) -> float | None:
         """See `LengthEstimator`."""
-        if (known := self._known.get(_key(beginning))) is not None:
+        if (known := self._known.get(_key(query))) is not None:
             _ESTIMATES.labels("ranker").inc()
             return known[0]
         _ESTIMATES.labels("running_means").inc()
-        return self._means.expected(beginning)
+        return self._means.predict(query)
 
-    def ended(self, beginning: Beginning, num_tokens: int) -> None:
+    def observe(self, query: LengthQuery, num_tokens: int) -> None:
         """See `LengthEstimator`: the ranker learns it from the store."""
-        self._means.ended(beginning, num_tokens)
+        self._means.observe(query, num_tokens)
 
     async def close(self) -> None:
         """See `LengthEstimator`."""
@@ -98,18 +98,18 @@ class RankedLengths:
             for key in asked:
                 del self._wanted[key]
 
-    async def _answers(self, beginnings: Sequence[Beginning]) -> Sequence[float]:
+    async def _answers(self, queries: Sequence[LengthQuery]) -> Sequence[float]:
         request = pb.PredictLengthsRequest(
             run_id=self._run_id,
             prompts=[
                 pb.Prompt(task_id=b.group, token_ids=b.token_ids, turn_index=b.turn_index)
-                for b in beginnings
+                for b in queries
             ],
         )
         response = await self._stub.PredictLengths(request, timeout=_DEADLINE_SECONDS)
         return response.expected_tokens
 
-    def _learn(self, asked: Mapping[_Key, Beginning], tokens: Sequence[float]) -> None:
+    def _learn(self, asked: Mapping[_Key, LengthQuery], tokens: Sequence[float]) -> None:
         for key, expected in zip(asked, tokens, strict=True):
             self._known[key] = (expected, self._clock())
             self._known.move_to_end(key)
@@ -121,5 +121,5 @@ class RankedLengths:
         return known is not None and self._clock() - known[1] < _FRESH_SECONDS
 
 
-def _key(beginning: Beginning) -> _Key:
-    return beginning.group, beginning.turn_index
+def _key(query: LengthQuery) -> _Key:
+    return query.group, query.turn_index

@@ -21,10 +21,10 @@ from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch import token_stream
 from rollout.gateway.dispatch.length_estimators import load_lengths
-from rollout.gateway.dispatch.policies import Ask, load_dispatch
+from rollout.gateway.dispatch.policies import TurnRequest, load_dispatch
 from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.dispatch.token_stream import Request, TokenStream, open_stream
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 from services.chassis import metrics
 from services.chassis.log import get_logger
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["Servers"]
+__all__ = ["ServerPool"]
 
 _log = get_logger()
 _POLL_TIMEOUT = 2.0
 _SERVERS = metrics.gauge("rollout_gateway", "servers", "Rollout servers that may get turns.")
 
 
-class Servers:
+class ServerPool:
     """All servers of the run, kept current in the background."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -53,29 +53,26 @@ class Servers:
             load_dispatch(config.dispatch),
             self._with_room,
             config.max_waiting_turns,
-            weights_seconds=config.required_weights_timeout_seconds,
+            weights_timeout=config.required_weights_timeout_seconds,
             serving=self._serving,
             latency=config.server_latency(),
         )
-        self.keep_planned = self._waiting.keep_planned
+        self.keep_planning = self._waiting.keep_planning
         """Lets the dispatch policy prepare; runs until cancelled."""
-        self.hedges = config.hedge_after_seconds is not None
-        """Whether a turn without a token is started on a second server."""
         self.lengths = load_lengths(config)
         """How long turns will be."""
 
     def stream(
-        self, ask: Ask, pinned_version: int | None, request: token_stream.Request
-    ) -> AbstractAsyncContextManager[token_stream.Stream]:
+        self, turn: TurnRequest, pinned_version: int | None, request: Request
+    ) -> AbstractAsyncContextManager[TokenStream]:
         """Wait for a server that may serve the version, and open a stream there."""
-        after = self._config.hedge_after_seconds
-        return token_stream.opened(self._waiting, ask, pinned_version, request, after)
+        return open_stream(self._waiting, turn, pinned_version, request)
 
     def suspect(self, server: Server) -> None:
         """A turn was given up there: no further turns until the server reports again."""
         server.info = None
 
-    async def keep_known(self) -> None:
+    async def watch_servers(self) -> None:
         """Follow the scheduler's list of servers; runs until cancelled."""
         if self._config.scheduler is None:
             await self._set_known(self._config.servers)
@@ -88,7 +85,7 @@ class Servers:
                     await self._set_known({*self._config.servers, *await self._listed(stub)})
                 await asyncio.sleep(2 * self._config.poll_seconds)
 
-    async def keep_versions(self) -> None:
+    async def watch_versions(self) -> None:
         """Follow the committed versions; runs until cancelled."""
         if self._config.weights is None:
             return
@@ -157,20 +154,20 @@ class Servers:
     def _serving(self) -> list[Server]:
         return [server for server in self._servers.values() if self._may_serve(server, None, 0)]
 
-    def _with_room(self, pinned_version: int | None, oldest: int) -> list[Server]:
+    def _with_room(self, pinned_version: int | None, required_version: int) -> list[Server]:
         return [
             server
             for server in self._servers.values()
-            if self._may_serve(server, pinned_version, oldest)
+            if self._may_serve(server, pinned_version, required_version)
             and server.has_room(self._config.overcommit)
         ]
 
-    def _may_serve(self, server: Server, pinned_version: int | None, oldest: int) -> bool:
+    def _may_serve(self, server: Server, pinned_version: int | None, required_version: int) -> bool:
         if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:
             return False
         if pinned_version is not None:
             return server.info.weight_version == pinned_version
-        return server.info.weight_version >= max(self._min_version, oldest)
+        return server.info.weight_version >= max(self._min_version, required_version)
 
 
 async def _disconnect(server: Server) -> None:

@@ -10,11 +10,17 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
-from rollout.gateway.dispatch.policies import Ask, Candidate, Fleet, LongestFirst, least_loaded
-from rollout.gateway.dispatch.tail_split import Load, Objective, Split, earliest_end, isolate_tail
+from rollout.gateway.dispatch.policies import (
+    Candidate,
+    LongestFirst,
+    PoolSnapshot,
+    TurnRequest,
+    least_loaded,
+)
+from rollout.gateway.dispatch.tail_split import StepLoad, TailSplit, best_split
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["MeasuredLatency", "SkewAware", "SkewAwareMax", "SkewAwareSum"]
+__all__ = ["MeasuredLatency", "SkewAware"]
 
 _RECENT = 4096
 _WEIGHT = 0.1
@@ -35,58 +41,42 @@ class SkewAware:
         self._longest_first = LongestFirst()
         self._recent = _Recent(_RECENT)
         self._measured = MeasuredLatency()
-        self._split = Split()
+        self._split = TailSplit()
         self._long_servers: frozenset[str] = frozenset()
 
-    def isolate(self, load: Load, latency: DecodeLatency) -> Split:
+    def split_tail(self, load: StepLoad, latency: DecodeLatency) -> TailSplit:
         """The tail with which the step is thought to end first."""
-        return earliest_end(load, latency)
+        return best_split(load, latency)
 
-    def order(self, ask: Ask) -> float:
+    def order(self, turn: TurnRequest) -> float:
         """As `LongestFirst`."""
-        if not ask.continues:
-            self._recent.add(ask.expected_tokens)
-        return self._longest_first.order(ask)
+        if not turn.continues:
+            self._recent.add(turn.expected_tokens)
+        return self._longest_first.order(turn)
 
-    def plan(self, fleet: Fleet) -> None:
+    def plan(self, pool: PoolSnapshot) -> None:
         """Decide anew which turns are long, and how many servers are kept for them."""
-        self._measured.see(fleet.servers)
-        load = Load(
-            num_turns=fleet.num_waiting + sum(server.num_turns for server in fleet.servers),
-            num_servers=len(fleet.servers),
-            slots=max(1, min((server.max_running for server in fleet.servers), default=1)),
+        self._measured.see(pool.servers)
+        load = StepLoad(
+            num_turns=pool.num_waiting + sum(server.num_turns for server in pool.servers),
+            num_servers=len(pool.servers),
+            slots=max(1, min((server.max_running for server in pool.servers), default=1)),
             recent=self._recent.ascending,
         )
-        self._split = self.isolate(load, fleet.latency or self._measured.latency())
-        names = sorted(server.server_id for server in fleet.servers)
+        self._split = self.split_tail(load, pool.latency or self._measured.latency())
+        names = sorted(server.server_id for server in pool.servers)
         # By name: as few as can be change their group when the number changes.
         self._long_servers = frozenset(names[: self._split.num_long_servers])
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate | None:
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate | None:
         """The least loaded server of the turn's group, if one has room."""
-        is_long = ask.expected_tokens > self._split.long_tokens
+        is_long = turn.expected_tokens > self._split.long_tokens
         own = [c for c in candidates if (c.server_id in self._long_servers) == is_long]
-        if not own and not is_long and not ask.continues:
+        if not own and not is_long and not turn.continues:
             own = [c for c in candidates if c.num_turns < self._split.turns_per_long_server]
             if not own:
                 return None
         return least_loaded(own or candidates)
-
-
-class SkewAwareSum(SkewAware):
-    """Alg. 2 as printed: the longest fifth, and the least sum of both groups' times."""
-
-    objective: Objective = "sum"
-
-    def isolate(self, load: Load, latency: DecodeLatency) -> Split:
-        """Alg. 2."""
-        return isolate_tail(load, latency, self.objective)
-
-
-class SkewAwareMax(SkewAwareSum):
-    """Alg. 2 with the later of both groups' times, which is when the step is over."""
-
-    objective: Objective = "max"
 
 
 class MeasuredLatency:

@@ -15,7 +15,12 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from rollout.gateway.dispatch.policies import Ask, DispatchPolicy, Fleet, Planning
+from rollout.gateway.dispatch.policies import (
+    DispatchPolicy,
+    PlanningPolicy,
+    PoolSnapshot,
+    TurnRequest,
+)
 from services.chassis import metrics
 from services.chassis.errors import Reason, exhausted
 from services.chassis.log import get_logger
@@ -41,7 +46,7 @@ older than the second."""
 _Weights = tuple[int | None, int]  # as WithRoom has them
 
 _Key = tuple[float, int]  # the policy's order, arrival
-_Entry = tuple[_Key, Ask, "asyncio.Future[Server]"]
+_Entry = tuple[_Key, TurnRequest, "asyncio.Future[Server]"]
 
 
 class WaitingTurns:
@@ -54,20 +59,20 @@ class WaitingTurns:
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
         *,
-        weights_seconds: float | None = None,
+        weights_timeout: float | None = None,
         serving: Callable[[], Sequence[Server]] = tuple,
         latency: DecodeLatency | None = None,
     ) -> None:
         """`serving` and `latency` are for policies that plan: all servers, and their pace.
 
-        A turn waits `weights_seconds` for the weights that it needs, then for any; None: for ever.
+        A turn waits `weights_timeout` for the weights that it needs, then for any; None: for ever.
         """
         self._policy = policy
-        self._planner = policy if isinstance(policy, Planning) else None
+        self._planner = policy if isinstance(policy, PlanningPolicy) else None
         self._with_room = with_room
         self._max_waiting = max_waiting
         self._clock = clock
-        self._weights_seconds = weights_seconds
+        self._weights_timeout = weights_timeout
         self._serving = serving
         self._latency = latency
         self._num_taken = 0
@@ -80,30 +85,30 @@ class WaitingTurns:
         """Turns that wait."""
         return sum(map(len, self._queues.values()))
 
-    async def server(self, ask: Ask, pinned: int | None) -> Server:
+    async def acquire(self, turn: TurnRequest, pinned: int | None) -> Server:
         """Wait for a server that may serve the version; the turn is counted there.
 
         Raises:
             ServiceError: RESOURCE_EXHAUSTED, as many turns wait already as may.
         """
-        self._check_room(ask)
+        self._check_room(turn)
         try:
             async with asyncio.timeout(
-                self._weights_seconds if ask.required_weight_version else None
+                self._weights_timeout if turn.required_weight_version else None
             ):
-                return await self._server(ask, pinned)
+                return await self._server(turn, pinned)
         except TimeoutError:
-            _log.warning("weights_did_not_come", weight_version=ask.required_weight_version)
-            return await self._server(replace(ask, required_weight_version=0), pinned)
+            _log.warning("weights_did_not_come", weight_version=turn.required_weight_version)
+            return await self._server(replace(turn, required_weight_version=0), pinned)
 
-    async def _server(self, ask: Ask, pinned: int | None) -> Server:
-        ask = replace(ask, arrived=self._clock())
+    async def _server(self, turn: TurnRequest, pinned: int | None) -> Server:
+        turn = replace(turn, arrived=self._clock())
         self._num_arrived += 1
-        key = (self._policy.order(ask), self._num_arrived)
+        key = (self._policy.order(turn), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        weights = (pinned, ask.required_weight_version)
+        weights = (pinned, turn.required_weight_version)
         queue = self._queues.setdefault(weights, [])
-        insort(queue, (key, ask, server), key=itemgetter(0))
+        insort(queue, (key, turn, server), key=itemgetter(0))
         _WAITING.inc()
         # Behind others that wait it changes nothing, but for a policy that plans.
         if queue[0][0] is key or self._planner is not None:
@@ -114,22 +119,15 @@ class WaitingTurns:
             self._cancelled(weights, key, server)
             raise
         finally:
-            _SECONDS.observe(self._clock() - ask.arrived)
+            _SECONDS.observe(self._clock() - turn.arrived)
 
-    def another(self, ask: Ask, pinned: int | None, server: Server) -> Server | None:
-        """A second server for a turn that `server` has, if one has room."""
-        # One that still has room is of no use to any turn that waits.
-        found = self._with_room(pinned, ask.required_weight_version)
-        servers = [s for s in found if s is not server]
-        return self._taken(ask, servers) if servers else None
-
-    def left(self, server: Server) -> None:
+    def release(self, server: Server) -> None:
         """A turn is no longer on `server`."""
         server.num_turns -= 1
         self._num_taken -= 1
         self.assign()
 
-    async def keep_planned(self) -> None:
+    async def keep_planning(self) -> None:
         """Let a policy that plans do so every second; runs until cancelled."""
         while self._planner is not None:
             self._plan(self._planner)
@@ -157,10 +155,10 @@ class WaitingTurns:
 
     def _serve_first(self, weights: _Weights, servers: Sequence[Server]) -> bool:
         """Whether the first turn of a queue need not wait there any more."""
-        _, ask, waiting = self._queues[weights][0]
+        _, turn, waiting = self._queues[weights][0]
         if not waiting.cancelled():
             try:
-                taken = self._taken(ask, servers)
+                taken = self._taken(turn, servers)
             except Exception as error:  # a policy of somebody's own: this turn's failure alone
                 waiting.set_exception(error)
             else:
@@ -170,9 +168,9 @@ class WaitingTurns:
         self._delete(weights, 0)
         return True
 
-    def _taken(self, ask: Ask, servers: Sequence[Server]) -> Server | None:
+    def _taken(self, turn: TurnRequest, servers: Sequence[Server]) -> Server | None:
         candidates = [server.candidate() for server in servers]
-        choice = self._policy.choose(ask, candidates)
+        choice = self._policy.choose(turn, candidates)
         if choice is None:
             return None
         chosen = servers[candidates.index(choice)]
@@ -180,13 +178,13 @@ class WaitingTurns:
         self._num_taken += 1
         return chosen
 
-    def _plan(self, planner: Planning) -> None:
+    def _plan(self, planner: PlanningPolicy) -> None:
         servers = [server.candidate() for server in self._serving()]
         self._num_planned = len(self) + self._num_taken
-        planner.plan(Fleet(num_waiting=len(self), servers=servers, latency=self._latency))
+        planner.plan(PoolSnapshot(num_waiting=len(self), servers=servers, latency=self._latency))
 
-    def _check_room(self, ask: Ask) -> None:
-        if len(self) >= self._max_waiting and not ask.continues:
+    def _check_room(self, turn: TurnRequest) -> None:
+        if len(self) >= self._max_waiting and not turn.continues:
             raise exhausted(
                 Reason.TOO_MANY_REQUESTS,
                 f"{len(self)} turns wait for a rollout server, as many as max_waiting_turns of "
@@ -199,7 +197,7 @@ class WaitingTurns:
             self._remove(weights, key)
             self.assign()  # it may have been the one that others waited behind
         elif server.exception() is None:  # assigned in the moment it was cancelled
-            self.left(server.result())
+            self.release(server.result())
 
     def _remove(self, weights: _Weights, key: _Key) -> None:
         queue = self._queues.get(weights, [])

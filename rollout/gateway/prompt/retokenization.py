@@ -15,7 +15,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
 
-__all__ = ["drift_of"]
+__all__ = ["find_drift"]
 
 _MAX_CHARACTERS = 200
 # Decoded before the difference: a token's text may depend on its neighbour, and a character may
@@ -27,7 +27,7 @@ _CUT = "\N{REPLACEMENT CHARACTER}"
 """What decoding gives for a character whose last bytes are beyond the end."""
 
 
-def drift_of(
+def find_drift(
     template: ChatTemplate, prompt_ids: Sequence[int], divergence: store_pb.Divergence
 ) -> trajectory_pb2.Drift | None:
     """The drift of a prompt that leaves the record at `divergence`; None if its text does too."""

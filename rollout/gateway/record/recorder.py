@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from seamflow.errors import SeamflowError, from_status
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.calls import answered
-from rollout.gateway.record.request_batcher import Batches
+from rollout.gateway.calls import call_until_answered
+from rollout.gateway.record.request_batcher import RequestBatcher
 from services.chassis import metrics
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ class Recorder:
     """Stores tokens and closes rollouts; `keep_sending` runs as long as it is used."""
 
     def __init__(self, store: TrajectoryServiceAsyncStub, **bounds: int) -> None:
-        """`bounds` are those of `Batches`."""
+        """`bounds` are those of `RequestBatcher`."""
         self._store = store
-        self._batches = Batches(self._send, **bounds)
-        self.keep_sending = self._batches.keep_sending
+        self._batcher = RequestBatcher(self._send, **bounds)
+        self.keep_sending = self._batcher.keep_sending
 
     async def record(self, append: pb.Append) -> int:
         """Return the tokens the turn has once these are acknowledged, however long that takes.
@@ -46,7 +46,7 @@ class Recorder:
         Raises:
             ServiceError: the store's refusal of this append.
         """
-        return (await self._batches.answered(append)).num_tokens  # type: ignore[no-any-return]
+        return (await self._batcher.send(append)).num_tokens  # type: ignore[no-any-return]
 
     async def finish(self, finish: pb.FinishRolloutRequest) -> None:
         """Close a rollout, all of whose turns are recorded.
@@ -54,7 +54,7 @@ class Recorder:
         Raises:
             ServiceError: the store's refusal.
         """
-        await self._batches.answered(finish)
+        await self._batcher.send(finish)
 
     async def _send(self, parts: Sequence[_Part]) -> list[_Answer]:
         request = pb.AppendSegmentsRequest(
@@ -63,7 +63,7 @@ class Recorder:
         )
         _MESSAGES.inc()
         # Every part is idempotent, so a message that failed goes again as it is.
-        response = await answered(lambda: self._store.AppendSegments(request))
+        response = await call_until_answered(lambda: self._store.AppendSegments(request))
         _APPENDS.inc(sum(not result.HasField("error") for result in response.results))
         appended, finished = iter(response.results), iter(response.finish_results)
         results: list[pb.AppendResult | pb.FinishResult] = [

@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
 from seamflow.retry import Backoff
 
-from rollout.gateway.calls import forwarded
+from rollout.gateway.calls import to_service_error
 from services.chassis.errors import ServiceError
 
-__all__ = ["Batches", "Send"]
+__all__ = ["RequestBatcher", "Send"]
 
 MAX_MESSAGE_BYTES = 1 << 20
 """A message stops growing here; one part that is larger goes alone."""
@@ -42,7 +42,7 @@ class _Waiting:
     answer: asyncio.Future[Any]
 
 
-class Batches:
+class RequestBatcher:
     """Parts of messages, from callers who wait; `keep_sending` runs as long as it is used."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Batches:
         self._arrived = asyncio.Event()
         self._has_room = asyncio.Event()
 
-    async def answered(self, part: Message) -> Any:
+    async def send(self, part: Message) -> Any:
         """Send `part`, again and again while the store is away or pushes it back.
 
         Parts go out in the order of the calls.
@@ -83,7 +83,7 @@ class Batches:
             if not isinstance(answer, SeamflowError):
                 return answer
             if not isinstance(answer, UnavailableError | ExhaustedError):
-                raise forwarded(answer)
+                raise to_service_error(answer)
             backoff = backoff or Backoff()
             await backoff.wait(answer.retry_after)
 

@@ -11,12 +11,12 @@ import grpc.aio
 from seamflow.errors import decode, from_status
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.record.request_batcher import Batches
+from rollout.gateway.record.request_batcher import RequestBatcher
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["Opener"]
+__all__ = ["TurnOpener"]
 
 _MAX_PARTS = 64
 _MAX_UNDER_WAY = 4
@@ -26,7 +26,7 @@ parts wait for it, and other messages do not."""
 _Part = pb.StartRolloutRequest | pb.BeginTurnRequest
 
 
-class Opener:
+class TurnOpener:
     """Opens rollouts and turns; `keep_sending` runs as long as it is used.
 
     Apart from `Recorder`: tokens must not wait until long prompts are found in what is stored.
@@ -36,16 +36,18 @@ class Opener:
         self, store: TrajectoryServiceAsyncStub, *, max_under_way: int = _MAX_UNDER_WAY
     ) -> None:
         self._store = store
-        self._batches = Batches(self._send, max_under_way=max_under_way, max_parts=_MAX_PARTS)
-        self.keep_sending = self._batches.keep_sending
+        self._batcher = RequestBatcher(
+            self._send, max_under_way=max_under_way, max_parts=_MAX_PARTS
+        )
+        self.keep_sending = self._batcher.keep_sending
 
     async def start(self, start: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
         """Open a rollout. Raises `ServiceError`: the store's refusal."""
-        return await self._batches.answered(start)  # type: ignore[no-any-return]
+        return await self._batcher.send(start)  # type: ignore[no-any-return]
 
     async def begin(self, begin: pb.BeginTurnRequest) -> pb.BeginTurnResponse:
         """Open a turn. Raises `ServiceError`: the store's refusal."""
-        return await self._batches.answered(begin)  # type: ignore[no-any-return]
+        return await self._batcher.send(begin)  # type: ignore[no-any-return]
 
     async def _send(self, parts: Sequence[_Part]) -> Sequence[Any]:
         request = pb.OpenTurnsRequest(

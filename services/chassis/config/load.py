@@ -149,7 +149,8 @@ def _explained(
     if not path:  # a validator of the whole: its message names the settings
         return message
     place = f"{origin}: " if origin else ""
-    return f"{place}{name} is {error['input']!r}: {message[0].lower()}{message[1:]}"
+    value = "***" if path[0] in secret_names(config_class) else repr(error["input"])
+    return f"{place}{name} is {value}: {message[0].lower()}{message[1:]}"
 
 
 def _ways(table: str, path: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
@@ -143,20 +143,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _loaded_class(config_class: type[ServerConfig], table: str) -> type[BaseSettings]:
     """The settings as pydantic-settings reads them: a secret can also come from a file."""
-    extra: dict[str, Any] = {
+    fields: dict[str, Any] = {
         f"{name}_file": (Path | None, Field(None, description=f"File that holds {name}."))
         for name in secret_names(config_class)
     }
-    loaded = create_model(
-        config_class.__name__,
-        __base__=(config_class, BaseSettings),
-        __doc__=config_class.__doc__,
-        **extra,
-        **{_UNKNOWN: (CliUnknownArgs, Field(default=[], exclude=True))},
+    fields[_UNKNOWN] = (CliUnknownArgs, Field(default=[]))
+    base: type[Any] = type(config_class.__name__, (config_class, BaseSettings), {})
+    loaded: Any = create_model(base.__name__, __base__=base, __doc__=config_class.__doc__, **fields)
+    loaded.model_config |= SettingsConfigDict(
+        env_prefix=_prefix(table), env_nested_delimiter=_DELIMITER
     )
-    settings = SettingsConfigDict(env_prefix=_prefix(table), env_nested_delimiter=_DELIMITER)
-    loaded.model_config = {**loaded.model_config, **settings}
-    return loaded
+    return cast("type[BaseSettings]", loaded)
 
 
 def _parser(config_class: type[ServerConfig], table: str) -> argparse.ArgumentParser:
@@ -185,14 +182,13 @@ def _passed_on(
     passed_on: dict[str, list[str]] = {}
     taken: list[str] | None = None
     for argument in unknown:
+        prefix = next((prefix for prefix in prefixes if argument.startswith(prefix)), "")
         if argument.startswith("--"):
-            prefix = next((p for p in prefixes if argument.startswith(p)), None)
             taken = passed_on.setdefault(prefixes[prefix], []) if prefix else None
-            argument = f"--{argument.removeprefix(prefix)}" if prefix else argument
         if taken is None:
             hint = nearest(argument.partition("=")[0], options) or "; see --help"
             raise UsageError(f"unknown argument {argument}{hint}")
-        taken.append(argument)
+        taken.append(f"--{argument.removeprefix(prefix)}" if prefix else argument)
     return passed_on
 
 

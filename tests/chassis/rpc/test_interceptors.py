@@ -14,7 +14,6 @@ import pytest
 from prometheus_client import REGISTRY
 from seamflow.channel import connect
 from seamflow.common.v1 import error_pb2
-from seamflow.environment.v1 import reward_service_pb2, reward_service_pb2_grpc
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
 from services.chassis.config.settings import ServerConfig
@@ -24,9 +23,9 @@ from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.server import Service, started
 from tests.chassis.support import CANARY, DemoServicer, demo_service
 
-SCORE = "/seamflow.environment.v1.RewardService/Score"
+START = "/seamflow.rollout.v1.RolloutService/StartRollout"
 GENERATE = "/seamflow.rollout.v1.RolloutService/Generate"
-BOTH = pytest.mark.parametrize("method", [SCORE, GENERATE])
+BOTH = pytest.mark.parametrize("method", [START, GENERATE])
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 async def _send(channel: grpc.aio.Channel, method: str, data: bytes, **options: Any) -> None:
     """Call `method` with raw bytes and read the whole answer."""
-    if method == SCORE:
+    if method == START:
         await channel.unary_unary(method)(data, **options)
         return
     async for _ in channel.unary_stream(method)(data, **options):
@@ -51,7 +50,7 @@ async def _send(channel: grpc.aio.Channel, method: str, data: bytes, **options: 
 async def _refusal(
     channel: grpc.aio.Channel, method: str, rollout_id: str, **options: Any
 ) -> grpc.aio.AioRpcError:
-    request: Any = reward_service_pb2.ScoreRequest(rollout_id=rollout_id)
+    request: Any = rollout_service_pb2.StartRolloutRequest(rollout_id=rollout_id)
     if method == GENERATE:
         request = rollout_service_pb2.GenerateRequest(rollout_id=rollout_id)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -117,10 +116,10 @@ async def test_an_error_carries_the_callers_trace(channel: grpc.aio.Channel, met
 
 def _mutations(method: str, count: int) -> list[bytes]:
     """Valid requests with bytes flipped, cut, inserted and appended."""
-    request: Any = reward_service_pb2.ScoreRequest(
+    request: Any = rollout_service_pb2.StartRolloutRequest(
         run_id="run",
         rollout_id="rollout",
-        turns=[reward_service_pb2.ScoredTurn(turn_id="t", prompt="p", answer="a")] * 3,
+        lease_token="lease",
     )
     if method == GENERATE:
         request = rollout_service_pb2.GenerateRequest(
@@ -197,15 +196,15 @@ async def test_no_call_outlasts_the_cap(
 async def test_a_call_the_caller_gave_up_is_counted_as_late() -> None:
     """Metrics tell a deadline that passed from a caller that left."""
     servicer = _Forever()
-    add = reward_service_pb2_grpc.add_RewardServiceServicer_to_server
+    add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     config = ServerConfig(drain_seconds=0)
     async with (
         started(Service([(add, servicer)]), config, "late") as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
-        error = await _refusal(channel, SCORE, "", timeout=0.1)
+        error = await _refusal(channel, START, "", timeout=0.1)
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    labels = {"method": SCORE, "code": "DEADLINE_EXCEEDED"}
+    labels = {"method": START, "code": "DEADLINE_EXCEEDED"}
     assert REGISTRY.get_sample_value("seamflow_late_rpc_requests_total", labels) == 1
 
 
@@ -214,17 +213,15 @@ class _Forever(DemoServicer):
 
     @classmethod
     def service(cls) -> Service:
-        add_unary = reward_service_pb2_grpc.add_RewardServiceServicer_to_server
-        add_stream = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
-        return Service([(add_unary, cls()), (add_stream, cls())])
+        return Service([(rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server, cls())])
 
-    async def Score(self, request: Any, context: Any) -> Any:
+    async def StartRollout(self, request: Any, context: Any) -> Any:
         """Unary."""
         await asyncio.Event().wait()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Streamed."""
-        await self.Score(request, context)
+        await self.StartRollout(request, context)
         yield
 
 
@@ -245,15 +242,15 @@ async def test_a_response_of_the_wrong_type_is_internal() -> None:
     """Our own mistake shows no exception text either."""
 
     class Wrong(DemoServicer):
-        async def Score(self, request: Any, context: Any) -> Any:
+        async def StartRollout(self, request: Any, context: Any) -> Any:
             return object()
 
-    add = reward_service_pb2_grpc.add_RewardServiceServicer_to_server
+    add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     async with (
         started(Service([(add, Wrong())]), ServerConfig()) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
-        error = await _refusal(channel, SCORE, "a")
+        error = await _refusal(channel, START, "a")
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "object" not in str(error.details())
 
@@ -262,17 +259,17 @@ async def test_a_peers_refusal_is_passed_on_without_addresses() -> None:
     """A call that failed because a service behind is away is UNAVAILABLE and names no address."""
 
     class Relay(DemoServicer):
-        async def Score(self, request: Any, context: Any) -> Any:
+        async def StartRollout(self, request: Any, context: Any) -> Any:
             async with connect("127.0.0.1:1") as nobody:
-                stub = reward_service_pb2_grpc.RewardServiceStub(nobody)
-                return await stub.Score(request, timeout=5)
+                stub = rollout_service_pb2_grpc.RolloutServiceStub(nobody)
+                return await stub.StartRollout(request, timeout=5)
 
-    add = reward_service_pb2_grpc.add_RewardServiceServicer_to_server
+    add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     async with (
         started(Service([(add, Relay())]), ServerConfig()) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        error = await _refusal(channel, SCORE, "a")
+        error = await _refusal(channel, START, "a")
     info = error_pb2.ErrorInfo.FromString(_details(error)["ErrorInfo"])
     assert (error.code(), info.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.PEER_UNAVAILABLE)
     assert "127.0.0.1" not in str(error.details())

@@ -152,7 +152,7 @@ async def test_the_message_limit_is_64_mib(size: int) -> None:
     async with started(demo_service(), ServerConfig()) as port:
         config = ServerConfig()
         async with channel(config, f"127.0.0.1:{port}") as opened:
-            call = opened.unary_unary("/seamflow.environment.v1.RewardService/Score")(request)
+            call = opened.unary_unary("/seamflow.rollout.v1.RolloutService/StartRollout")(request)
             expected = grpc.StatusCode.OK if size == 5 else grpc.StatusCode.RESOURCE_EXHAUSTED
             assert await call.code() is expected
 

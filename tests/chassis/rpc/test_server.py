@@ -15,7 +15,6 @@ import pytest
 import seamflow.channel
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seamflow.channel import connect
-from seamflow.environment.v1 import reward_service_pb2, reward_service_pb2_grpc
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
 from services.chassis.config.settings import ServerConfig
@@ -42,7 +41,7 @@ async def test_health_speaks_for_the_process_and_each_service(shared: DemoProces
     """ "" and every served name are SERVING; a name nobody serves is NOT_FOUND."""
     async with connect(shared.target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for name in ("", "seamflow.environment.v1.RewardService"):
+        for name in ("", "seamflow.rollout.v1.RolloutService"):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -61,13 +60,13 @@ async def test_thousands_of_calls_at_once_are_all_answered(shared: DemoProcess) 
 async def test_admin_pages(shared: DemoProcess) -> None:
     """The admin port tells liveness, readiness, version and the rate and duration of calls."""
     async with connect(shared.target) as channel:
-        stub = reward_service_pb2_grpc.RewardServiceStub(channel)
-        await stub.Score(reward_service_pb2.ScoreRequest(rollout_id="a"))
+        stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+        await stub.StartRollout(rollout_service_pb2.StartRolloutRequest(rollout_id="a"))
     assert shared.page("/healthz") == (200, "ok\n")
     assert shared.page("/readyz") == (200, "ready\n")
     assert json.loads(shared.page("/version")[1])["service"] == "demo"
     metrics = shared.page("/metrics")[1]
-    method = "/seamflow.environment.v1.RewardService/Score"
+    method = "/seamflow.rollout.v1.RolloutService/StartRollout"
     assert f'seamflow_demo_rpc_requests_total{{code="OK",method="{method}"}} 1.0' in metrics
     assert f'seamflow_demo_rpc_seconds_count{{method="{method}"}} 1.0' in metrics
     assert f'seamflow_demo_rpc_in_flight{{method="{method}"}} 0.0' in metrics
@@ -134,9 +133,9 @@ async def test_sigterm_drains(tmp_path: Path) -> None:
             async for state in watch:
                 if state.status == SERVING:
                     demo.process.send_signal(signal.SIGTERM)
-            late = reward_service_pb2_grpc.RewardServiceStub(late_channel)
+            late = rollout_service_pb2_grpc.RolloutServiceStub(late_channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await late.Score(reward_service_pb2.ScoreRequest(), timeout=10)
+                await late.StartRollout(rollout_service_pb2.StartRolloutRequest(), timeout=10)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             released.touch()
             assert (await anext(events)).HasField("end")

@@ -24,9 +24,8 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway import servicer as servicer_module
-from rollout.gateway.dispatch.token_stream import Stream
 from rollout.gateway.record import token_messages
-from rollout.gateway.send_buffer import Outbox
+from rollout.gateway.send_buffer import SendBuffer
 from rollout.server.cli import build
 from services.chassis.rpc.server import Service, started
 from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, scripted
@@ -176,14 +175,14 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn leaves the only place of the server, and waits for its agent as one chunk."""
-    outboxes: list[Outbox] = []
+    buffer: list[SendBuffer] = []
 
-    class Seen(Outbox):
+    class Seen(SendBuffer):
         def __init__(self, heartbeat_seconds: float) -> None:
             super().__init__(heartbeat_seconds)
-            outboxes.append(self)
+            buffer.append(self)
 
-    monkeypatch.setattr(servicer_module, "Outbox", Seen)
+    monkeypatch.setattr(servicer_module, "SendBuffer", Seen)
     length = 60_000
     server = {"max_running": 1, "max_context": 1 << 20, "stream_interval": 256}
     async with (
@@ -196,7 +195,7 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
             assert len(await ids_of(one.generate(f"quick-{number}"))) == 64
         await client.until(lambda info: info.num_running + info.num_queued == 0)
         # Negative control: it was the agent that did not read, beyond what the network holds.
-        unread = list(outboxes[0]._unread)
+        unread = list(buffer[0]._unread)
         assert [event.WhichOneof("event") for event in unread] in (["chunk", "end"], ["chunk"])
         received += await ids_of(slow)
         assert len(received) == length
@@ -235,101 +234,15 @@ async def test_an_interval_of_no_length_is_refused(
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(("hedging", "asked"), [(None, 2.5), (60.0, 0.0)])
-async def test_a_server_learns_how_often_an_agent_wants_tokens(
-    tmp_path: Path, hedging: float | None, asked: float
-) -> None:
-    """Unless turns are hedged: then their first token tells that they have begun."""
+async def test_the_agents_chunk_interval_reaches_the_server(tmp_path: Path) -> None:
+    """GenerateTokens carries the interval of Generate."""
     server = ScriptedServer()
     server.answers = [[[7]]]
-    async with (
-        scripted(server) as address,
-        agent(tmp_path, address, hedge_after_seconds=hedging) as one,
-    ):
+    async with scripted(server) as address, agent(tmp_path, address) as one:
         request = one.request("turn")
         request.chunk_interval.FromMilliseconds(2500)
         assert await ids_of(one.stub.Generate(request)) == [7]
-    assert server.chunk_seconds == [asked]
-
-
-@dataclass(slots=True)
-class Pair:
-    """Two servers, the first of which gets the first turn, and an agent that hedges."""
-
-    first: ScriptedServer
-    second: ScriptedServer
-    agent: Agent
-
-
-@pytest.fixture(params=[0.05], ids=["hedging"])
-async def pair(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
-    """Both servers hold their answers back."""
-    first, second = ScriptedServer("a"), ScriptedServer("b")
-    for server, token_id in ((first, 7), (second, 8)):
-        server.may_answer.clear()
-        server.answers = [[[token_id]]]
-    async with (
-        scripted(first) as a,
-        scripted(second) as b,
-        agent(tmp_path, a, b, hedge_after_seconds=request.param) as one,
-    ):
-        await first.known()
-        await second.known()
-        yield Pair(first, second, one)
-
-
-@pytest.mark.parametrize("quicker", ["first", "second"])
-async def test_the_first_to_bring_tokens_has_the_turn(pair: Pair, quicker: str) -> None:
-    """The other one is cancelled, and nothing of it is recorded."""
-    winner, loser = (pair.first, pair.second) if quicker == "first" else (pair.second, pair.first)
-    turn = asyncio.create_task(ids_of(pair.agent.generate("turn")))
-    await pair.first.asked.wait()
-    await pair.second.asked.wait()
-    winner.may_answer.set()
-    expected = [7 if quicker == "first" else 8]
-    assert await turn == expected
-    await loser.cancelled.wait()
-    assert await pair.agent.recorded("turn") == expected
-
-
-@pytest.mark.parametrize("pair", [None], indirect=True, ids=["off"])
-async def test_by_default_a_turn_is_on_one_server(pair: Pair) -> None:
-    """Negative control: however long it takes, nobody else is asked."""
-    call = pair.agent.generate("turn")
-    await pair.first.asked.wait()
-    for _ in range(8):
-        assert (await call.read()).HasField("heartbeat")
-    assert pair.second.prompts == []
-    pair.first.may_answer.set()
-    assert list((await first_chunk(call)).chunk.tokens.token_ids) == [7]
-
-
-async def test_a_cancelled_turn_leaves_both_servers(pair: Pair) -> None:
-    """Neither of them works on."""
-    call = pair.agent.generate("turn")
-    await pair.first.asked.wait()
-    await pair.second.asked.wait()
-    call.cancel()
-    await pair.first.cancelled.wait()
-    await pair.second.cancelled.wait()
-
-
-async def test_a_loser_that_is_not_closed_works_on(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control: the engine stops because the stream is closed."""
-    kept: list[Stream] = []
-    monkeypatch.setattr(Stream, "close", lambda stream: kept.append(stream))
-    turn = asyncio.create_task(ids_of(pair.agent.generate("turn")))
-    await pair.first.asked.wait()
-    await pair.second.asked.wait()
-    pair.second.may_answer.set()
-    assert await turn == [8]
-    assert not pair.first.cancelled.is_set()
-    monkeypatch.undo()
-    for stream in kept:
-        stream.close()
-    await pair.first.cancelled.wait()
+    assert server.chunk_seconds == [2.5]
 
 
 class TinyScheduler(SchedulerServiceServicer):

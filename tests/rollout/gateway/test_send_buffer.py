@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.send_buffer import Outbox
+from rollout.gateway.send_buffer import SendBuffer
 from tests.rollout.gateway.support import sampled
 
 
@@ -21,14 +21,14 @@ FINISH = pb.GenerateResponse(end=pb.TurnEnd(text="end"))
 
 async def test_chunks_that_wait_become_one() -> None:
     """Nothing is lost, and what waits is no more than the tokens."""
-    outbox = Outbox(60.0)
+    buffer = SendBuffer(60.0)
 
     async def turn() -> None:
         for start in range(0, 100, 2):
-            outbox.put(chunk(start, [start, start + 1]))
-        outbox.put(FINISH)
+            buffer.put(chunk(start, [start, start + 1]))
+        buffer.put(FINISH)
 
-    events = [event async for event in outbox.events(turn())]
+    events = [event async for event in buffer.events(turn())]
     assert [event.WhichOneof("event") for event in events] == ["chunk", "end"]
     merged = events[0].chunk
     assert (merged.offset, list(merged.tokens.token_ids)) == (0, list(range(100)))
@@ -38,15 +38,15 @@ async def test_chunks_that_wait_become_one() -> None:
 
 async def test_whoever_reads_gets_chunks_as_they_come() -> None:
     """Control of the merging: one by one, none of them held back."""
-    outbox, read = Outbox(60.0), asyncio.Queue[None]()
+    buffer, read = SendBuffer(60.0), asyncio.Queue[None]()
 
     async def turn() -> None:
         for start in range(3):
-            outbox.put(chunk(start, [start]))
+            buffer.put(chunk(start, [start]))
             await read.get()
 
     seen = []
-    async for event in outbox.events(turn()):
+    async for event in buffer.events(turn()):
         seen.append(list(event.chunk.tokens.token_ids))
         read.put_nowait(None)
     assert seen == [[0], [1], [2]]
@@ -54,14 +54,14 @@ async def test_whoever_reads_gets_chunks_as_they_come() -> None:
 
 async def test_silence_is_broken() -> None:
     """By heartbeats, until there is something to say."""
-    outbox, heard = Outbox(0.005), asyncio.Event()
+    buffer, heard = SendBuffer(0.005), asyncio.Event()
 
     async def turn() -> None:
         await heard.wait()
-        outbox.put(FINISH)
+        buffer.put(FINISH)
 
     seen = []
-    async for event in outbox.events(turn()):
+    async for event in buffer.events(turn()):
         seen.append(event.WhichOneof("event"))
         if len(seen) == 3:
             heard.set()
@@ -71,13 +71,13 @@ async def test_silence_is_broken() -> None:
 
 async def test_a_failure_comes_after_what_was_put_before() -> None:
     """The agent keeps what is recorded."""
-    outbox = Outbox(60.0)
+    buffer = SendBuffer(60.0)
 
     async def turn() -> None:
-        outbox.put(chunk(0, [1]))
+        buffer.put(chunk(0, [1]))
         raise ValueError("lost")
 
-    events = outbox.events(turn())
+    events = buffer.events(turn())
     assert (await anext(events)).HasField("chunk")
     with pytest.raises(ValueError, match="lost"):
         await anext(events)
@@ -85,17 +85,17 @@ async def test_a_failure_comes_after_what_was_put_before() -> None:
 
 async def test_an_agent_that_goes_away_ends_the_turn() -> None:
     """Before the iteration is closed, so that no server works on."""
-    outbox, ended = Outbox(60.0), False
+    buffer, ended = SendBuffer(60.0), False
 
     async def turn() -> None:
         nonlocal ended
-        outbox.put(chunk(0, [1]))
+        buffer.put(chunk(0, [1]))
         try:
             await asyncio.Event().wait()
         finally:
             ended = True
 
-    events = outbox.events(turn())
+    events = buffer.events(turn())
     await anext(events)
     await events.aclose()
     assert ended

@@ -17,9 +17,9 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway import turn as turn_module
+from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.prompt import digest
-from rollout.gateway.record import token_messages
+from rollout.gateway.record import token_messages, turn_record
 from tests.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, sampled, scripted
 from tests.trajectory_manager.client import RULES
 
@@ -140,7 +140,7 @@ async def test_drift_is_reported_and_stored(world: World, calls: list[str]) -> N
     assert turn.finish_reason == STOP
     assert world.server.prompts[1] == prompt
     assert turn_module._DRIFTED._value.get() == before + 1
-    (line,) = [line for line in logs if line["event"] == "drift"]
+    (line,) = [line for line in logs if line["event"] == "retokenization_drift"]
     assert (line["turn_id"], line["position"]) == ("t2", 4)
     assert "hell" not in str(line)
     assert calls == ["EndTurn"]
@@ -238,14 +238,14 @@ async def test_a_turn_whose_writer_died_is_closed(
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the calls that end turns by themselves, as they are made."""
     made: list[str] = []
-    answered = turn_module.answered
+    answered = turn_record.call_until_answered
 
     async def counted(call: Any) -> Any:
         if "EndTurn" in call.__code__.co_names:
             made.append("EndTurn")
         return await answered(call)
 
-    monkeypatch.setattr(turn_module, "answered", counted)
+    monkeypatch.setattr(turn_record, "call_until_answered", counted)
     return made
 
 

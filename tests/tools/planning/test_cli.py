@@ -250,7 +250,7 @@ def test_wrong_usage_ends_with_64(
         ("[generation]\n8 = 1.0\n", "[training]: seconds by number of nodes are not set"),
         (PROFILE + "[rollout]\n", "rollout: unknown key"),
         (PROFILE.replace("8 = 300", "many = 300"), "[training]: 'many' is no number of nodes"),
-        (PROFILE.replace("8 = 300", "8 = 'slow'"), "[training]: 'slow' is not a number"),
+        (PROFILE.replace("8 = 300", "8 = 'slow'"), "[training]: Input should be a valid number"),
         (PROFILE.replace("8 = 300", "8 = 3"), "[training]: 64 nodes take 37.5 s and 8 take 3.0 s"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +141,10 @@ def test_an_adapter_to_other_weights_is_refused(
     write_folder(folder, model, parts, adapter_settings(config))
     with pytest.raises(WeightsError, match="adapter to other weights"):
         made_whole(folder, other)
-    config = replace(config, checkpoint_folder=straight / "checkpoints", resume=True)
+    config = config.replace(checkpoint_folder=straight / "checkpoints", resume=True)
     assert find_checkpoint(config) is not None
     with pytest.raises(ValueError, match="adapter to other weights"):
-        find_checkpoint(replace(config, model=other))
+        find_checkpoint(config.replace(model=other))
 
 
 def test_an_adapter_of_other_layers_is_not_resumed(

@@ -8,51 +8,51 @@ import pytest
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import (
-    Beginning,
+    LengthQuery,
     RunningMeans,
     load_lengths,
-    remaining,
+    remaining_tokens,
 )
 from services.chassis.errors import ConfigError
 
 
-def of(group: str) -> Beginning:
+def of(group: str) -> LengthQuery:
     """A turn of a group."""
-    return Beginning(group=group)
+    return LengthQuery(group=group)
 
 
 def test_a_group_has_its_own_mean_and_others_the_runs() -> None:
     """Nothing is known before the first turn has ended."""
     means = RunningMeans()
-    assert means.expected(of("a")) is None
+    assert means.predict(of("a")) is None
     for length in (10, 30):
-        means.ended(of("a"), length)
-    means.ended(of("b"), 80)
-    assert [means.expected(of(group)) for group in "abc"] == [20, 80, 40]
+        means.observe(of("a"), length)
+    means.observe(of("b"), 80)
+    assert [means.predict(of(group)) for group in "abc"] == [20, 80, 40]
 
 
 def test_the_run_forgets_old_lengths() -> None:
     """The policy in training changes them; a mean over everything would lag behind."""
     means = RunningMeans()
     for _ in range(5000):
-        means.ended(of("a"), 10)
+        means.observe(of("a"), 10)
     for _ in range(1500):
-        means.ended(of("a"), 1000)
-    assert means.expected(of("new")) == pytest.approx(1000, rel=0.01)
+        means.observe(of("a"), 1000)
+    assert means.predict(of("new")) == pytest.approx(1000, rel=0.01)
 
 
 def test_groups_are_bounded() -> None:
     """The one whose last turn ended first is forgotten; it falls back to the run's mean."""
     means = RunningMeans(max_groups=2)
     for group, length in (("a", 10), ("b", 20), ("a", 10), ("c", 30)):
-        means.ended(of(group), length)
-    assert (means.expected(of("a")), means.expected(of("b"))) == (10, 17.5)
+        means.observe(of(group), length)
+    assert (means.predict(of("a")), means.predict(of("b"))) == (10, 17.5)
 
 
 class Constant(RunningMeans):
     """Somebody's own estimator."""
 
-    def expected(self, beginning: Beginning) -> float | None:
+    def predict(self, query: LengthQuery) -> float | None:
         """Always the same."""
         return 7.0
 
@@ -65,7 +65,7 @@ def config(lengths: str) -> GatewayConfig:
 def test_anyones_own_estimator_is_made_by_its_name() -> None:
     """With the gateway's configuration, as any plug-in is; so is the built-in one."""
     own = load_lengths(config(f"{__name__}:Constant"))
-    assert own.expected(of("a")) == 7.0
+    assert own.predict(of("a")) == 7.0
     assert isinstance(load_lengths(config("running_means")), RunningMeans)
 
 
@@ -106,4 +106,4 @@ def test_what_remains_of_a_turn(
     expected: float | None, sampled: int, most: int, rest: float
 ) -> None:
     """At most what it may sample; whoever outlived the mean is in the long tail."""
-    assert remaining(expected, sampled, most) == rest
+    assert remaining_tokens(expected, sampled, most) == rest

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from rollout.gateway.dispatch import policies
 from rollout.gateway.dispatch.policies import (
     BUILT_IN,
-    Ask,
     CacheFirst,
     Candidate,
     LeastLoad,
     LongestFirst,
     PrefixAffinity,
+    TurnRequest,
     load_dispatch,
 )
 from services.chassis.errors import ConfigError
@@ -28,16 +28,16 @@ prefix_affinity = PrefixAffinity().choose
 LOADS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 64)), min_size=1, max_size=8)
 
 
-def ask(
+def request(
     group: str = "task",
     expected_tokens: float = 32.0,
     arrived: float = 0.0,
     *,
     rollout: str = "",
     continues: bool = False,
-) -> Ask:
+) -> TurnRequest:
     """A turn of a group."""
-    return Ask(
+    return TurnRequest(
         group=group,
         rollout=rollout or group,
         num_tokens=100,
@@ -61,7 +61,7 @@ def spread(groups: list[str], servers: list[str]) -> dict[str, str]:
     chosen = {}
     for group in groups:
         candidates = [candidate(name, loads[name]) for name in servers]
-        chosen[group] = prefix_affinity(ask(group), candidates).server_id
+        chosen[group] = prefix_affinity(request(group), candidates).server_id
         loads[chosen[group]] += 1
     return chosen
 
@@ -69,40 +69,44 @@ def spread(groups: list[str], servers: list[str]) -> dict[str, str]:
 def test_least_load_counts_shares_of_slots() -> None:
     """Ten turns of 64 are less than six of 32."""
     busy, idle = candidate("a", 6, 32), candidate("b", 10, 64)
-    assert least_load(ask(), [busy, idle]) is idle
+    assert least_load(request(), [busy, idle]) is idle
 
 
 def test_a_group_stays_where_its_prefix_is() -> None:
     """Whatever order the servers are listed in."""
     servers = [candidate(name, num_turns=4) for name in "abcd"]
-    first = prefix_affinity(ask(), servers)
-    assert prefix_affinity(ask(), servers[::-1]) is first
-    assert len({prefix_affinity(ask(str(i)), servers).server_id for i in range(64)}) == 4
+    first = prefix_affinity(request(), servers)
+    assert prefix_affinity(request(), servers[::-1]) is first
+    assert len({prefix_affinity(request(str(i)), servers).server_id for i in range(64)}) == 4
 
 
 def test_a_group_leaves_a_server_that_is_too_busy() -> None:
     """Its next server takes what is beyond 1.25 shares, and the same one each time."""
     names = list("abcd")
-    home = prefix_affinity(ask(), [candidate(name) for name in names]).server_id
+    home = prefix_affinity(request(), [candidate(name) for name in names]).server_id
     crowded = [candidate(name, 13 if name == home else 9) for name in names]
-    second = prefix_affinity(ask(), crowded)
+    second = prefix_affinity(request(), crowded)
     assert second.server_id != home
-    assert prefix_affinity(ask(), crowded[::-1]) is second
+    assert prefix_affinity(request(), crowded[::-1]) is second
 
 
 def test_a_group_stays_while_its_server_is_within_the_bound() -> None:
     """Control of the test above: more turns than the others have are no reason to leave."""
     names = list("abcd")
-    home = prefix_affinity(ask(), [candidate(name) for name in names]).server_id
+    home = prefix_affinity(request(), [candidate(name) for name in names]).server_id
     some = [candidate(name, 11 if name == home else 9) for name in names]
-    assert prefix_affinity(ask(), some).server_id == home
+    assert prefix_affinity(request(), some).server_id == home
 
 
 def test_a_server_that_leaves_moves_no_other_group() -> None:
     """As long as no server is at its bound."""
     groups = [f"task-{number}" for number in range(12)]
-    before = {g: prefix_affinity(ask(g), [candidate(n) for n in "abcd"]).server_id for g in groups}
-    after = {g: prefix_affinity(ask(g), [candidate(n) for n in "abc"]).server_id for g in groups}
+    before = {
+        g: prefix_affinity(request(g), [candidate(n) for n in "abcd"]).server_id for g in groups
+    }
+    after = {
+        g: prefix_affinity(request(g), [candidate(n) for n in "abc"]).server_id for g in groups
+    }
     assert {g for g in groups if before[g] != after[g]} == {g for g in groups if before[g] == "d"}
 
 
@@ -110,7 +114,7 @@ def test_a_server_that_leaves_moves_no_other_group() -> None:
 def test_some_server_always_has_room(loads: list[tuple[int, int]]) -> None:
     """Also one that reports no slots; nobody gets more than 1.25 shares, rounded up."""
     servers = [candidate(str(i), turns, slots) for i, (turns, slots) in enumerate(loads)]
-    chosen = prefix_affinity(ask(), servers)
+    chosen = prefix_affinity(request(), servers)
     total_slots = sum(max(server.max_running, 1) for server in servers)
     share = (1 + sum(server.num_turns for server in servers)) / total_slots
     assert chosen.num_turns + 1 <= 1.25 * share * max(chosen.max_running, 1) + 1
@@ -137,12 +141,14 @@ def test_servers_of_rollouts_that_ended_are_forgotten(monkeypatch: pytest.Monkey
     monkeypatch.setattr(policies, "_MOST_REMEMBERED", 2)
     policy, servers = CacheFirst(), [candidate(name) for name in "abcd"]
     for number in range(50):
-        policy.choose(ask(rollout=str(number)), servers)
+        policy.choose(request(rollout=str(number)), servers)
     assert list(policy._last) == ["48", "49"]
-    assert policy.choose(ask(rollout="0"), servers) in servers
+    assert policy.choose(request(rollout="0"), servers) in servers
 
 
-def moved(choose: Callable[[Ask, Sequence[Candidate]], Candidate], rollouts: list[str]) -> float:
+def moved(
+    choose: Callable[[TurnRequest, Sequence[Candidate]], Candidate], rollouts: list[str]
+) -> float:
     """The share of turns on another server than the turn before, a third of the agents at tools."""
     random, before, loads = Random(0), dict[str, str](), Counter[str]()
     playing: list[str] = []
@@ -151,7 +157,7 @@ def moved(choose: Callable[[Ask, Sequence[Candidate]], Candidate], rollouts: lis
         if len(playing) < 2 * len(rollouts) // 3:
             rollout = random.choice([name for name in rollouts if name not in playing])
             candidates = [candidate(name, loads[name]) for name in "abcd"]
-            server = choose(ask("task", rollout=rollout), candidates).server_id
+            server = choose(request("task", rollout=rollout), candidates).server_id
             num_turns += rollout in before
             num_moved += before.get(rollout, server) != server
             before[rollout] = server
@@ -166,31 +172,31 @@ def moved(choose: Callable[[Ask, Sequence[Candidate]], Candidate], rollouts: lis
 def test_built_in_policies_have_names(name: str) -> None:
     """And each of them takes the only server there is."""
     only = candidate("only", 1000, 1)
-    assert load_dispatch(name).choose(ask(), [only]) is only
+    assert load_dispatch(name).choose(request(), [only]) is only
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_continued_turns_come_first(name: str) -> None:
     """Whatever a policy thinks of new ones: somebody has waited for them already."""
     policy = load_dispatch(name)
-    old = policy.order(ask(expected_tokens=1, arrived=100.0, continues=True))
-    assert old < policy.order(ask(expected_tokens=1e9, arrived=0.0))
+    old = policy.order(request(expected_tokens=1, arrived=100.0, continues=True))
+    assert old < policy.order(request(expected_tokens=1e9, arrived=0.0))
 
 
 def test_the_longest_of_those_that_come_together_is_first() -> None:
     """So that none of them is left alone at the end."""
     order = LongestFirst().order
     lengths = [10, 4000, 1, 300, 299]
-    asks = [ask(expected_tokens=length, arrived=5.0) for length in lengths]
+    asks = [request(expected_tokens=length, arrived=5.0) for length in lengths]
     assert [a.expected_tokens for a in sorted(asks, key=order)] == sorted(lengths, reverse=True)
 
 
 class Greedy(LeastLoad):
     """Longest first without a bound: the negative control."""
 
-    def order(self, ask: Ask) -> float:
+    def order(self, turn: TurnRequest) -> float:
         """However long the others have waited."""
-        return -ask.expected_tokens
+        return -turn.expected_tokens
 
 
 @given(st.floats(1, 1e7), st.floats(1, 1e7), st.floats(0, 1e6))
@@ -198,13 +204,13 @@ def test_no_turn_is_overtaken_by_one_that_came_30_seconds_later(
     short: float, long: float, arrived: float
 ) -> None:
     """Short turns wait for those that came about when they did, and for nobody after that."""
-    first, later = ask("a", short, arrived), ask("b", long, arrived + 30.0)
+    first, later = request("a", short, arrived), request("b", long, arrived + 30.0)
     assert LongestFirst().order(first) <= LongestFirst().order(later)
 
 
 def test_without_the_bound_short_turns_starve() -> None:
     """Negative control of the test above."""
-    first, later = ask("a", 1, 0.0), ask("b", 1000, 1e6)
+    first, later = request("a", 1, 0.0), request("b", 1000, 1e6)
     assert Greedy().order(first) > Greedy().order(later)
 
 

@@ -20,8 +20,8 @@ from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch.length_estimators import Beginning
-from rollout.gateway.dispatch.ranker_client import RankedLengths
+from rollout.gateway.dispatch.length_estimators import LengthQuery
+from rollout.gateway.dispatch.ranker_client import RankerLengths
 from services.chassis.rpc.server import Service, started
 from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, scripted
 
@@ -64,20 +64,20 @@ class Clock:
 
 
 @asynccontextmanager
-async def estimator(address: str, clock: Clock | None = None) -> AsyncIterator[RankedLengths]:
+async def estimator(address: str, clock: Clock | None = None) -> AsyncIterator[RankerLengths]:
     """Of a gateway of run "run"."""
     config = GatewayConfig(run_id="run", model=Path("model"), lengths="ranker", ranker=address)
-    lengths = RankedLengths(config, clock=clock or Clock())
+    lengths = RankerLengths(config, clock=clock or Clock())
     yield lengths
     await lengths.close()
 
 
-def turn(group: str, num_tokens: int = 3, turn_index: int = 0) -> Beginning:
+def turn(group: str, num_tokens: int = 3, turn_index: int = 0) -> LengthQuery:
     """With a prompt of so many tokens."""
-    return Beginning(group=group, token_ids=[1] * num_tokens, turn_index=turn_index)
+    return LengthQuery(group=group, token_ids=[1] * num_tokens, turn_index=turn_index)
 
 
-async def until_asked(lengths: RankedLengths) -> None:
+async def until_asked(lengths: RankerLengths) -> None:
     """Wait until no question is under way."""
     assert lengths._asking is not None
     await lengths._asking
@@ -93,12 +93,12 @@ async def test_a_group_is_asked_for_once() -> None:
     ranker = ScriptedRanker()
     async with serving(ranker) as address, estimator(address) as lengths:
         for _ in range(3):
-            lengths.foresee(turn("a"))
-        lengths.foresee(turn("a", 9, turn_index=1))
+            lengths.prefetch(turn("a"))
+        lengths.prefetch(turn("a", 9, turn_index=1))
         await until_asked(lengths)
-        lengths.foresee(turn("a"))
-        assert lengths.expected(turn("a")) == 30.0
-        assert lengths.expected(turn("a", turn_index=1)) == 90.0
+        lengths.prefetch(turn("a"))
+        assert lengths.predict(turn("a")) == 30.0
+        assert lengths.predict(turn("a", turn_index=1)) == 90.0
         assert sum(len(request.prompts) for request in ranker.requests) == 2
     assert {request.run_id for request in ranker.requests} == {"run"}
 
@@ -108,7 +108,7 @@ async def test_what_comes_up_during_a_question_goes_into_the_next() -> None:
     ranker = ScriptedRanker()
     async with serving(ranker) as address, estimator(address) as lengths:
         for number in range(100):
-            lengths.foresee(turn(f"{number}"))
+            lengths.prefetch(turn(f"{number}"))
         await until_asked(lengths)
         assert [len(request.prompts) for request in ranker.requests] == [64, 36]
 
@@ -117,24 +117,24 @@ async def test_an_old_answer_is_asked_for_again() -> None:
     """And serves until the new one is there."""
     ranker, clock = ScriptedRanker(), Clock()
     async with serving(ranker) as address, estimator(address, clock) as lengths:
-        lengths.foresee(turn("a"))
+        lengths.prefetch(turn("a"))
         await until_asked(lengths)
         clock.now = 61.0
-        lengths.foresee(turn("a", 5))
-        assert lengths.expected(turn("a")) == 30.0
+        lengths.prefetch(turn("a", 5))
+        assert lengths.predict(turn("a")) == 30.0
         await until_asked(lengths)
-        assert lengths.expected(turn("a")) == 50.0
+        assert lengths.predict(turn("a")) == 50.0
 
 
 async def test_without_a_ranker_the_means_count() -> None:
     """Nobody listens there: told by a metric, and asked again for the next turn."""
     before = failures()
     async with estimator("127.0.0.1:9") as lengths:
-        lengths.ended(turn("a"), 40)
+        lengths.observe(turn("a"), 40)
         for group in "ab":
-            lengths.foresee(turn(group))
+            lengths.prefetch(turn(group))
             await until_asked(lengths)
-            assert lengths.expected(turn(group)) == 40.0
+            assert lengths.predict(turn(group)) == 40.0
     assert failures() == before + 2
 
 
@@ -143,8 +143,8 @@ async def test_a_ranker_that_hangs_is_given_up() -> None:
     ranker, before = ScriptedRanker(), failures()
     ranker.may_answer.clear()
     async with serving(ranker) as address, estimator(address) as lengths:
-        lengths.foresee(turn("a"))
-        assert lengths.expected(turn("a")) is None
+        lengths.prefetch(turn("a"))
+        assert lengths.predict(turn("a")) is None
         await until_asked(lengths)
         ranker.may_answer.set()
     assert failures() == before + 1
@@ -153,7 +153,7 @@ async def test_a_ranker_that_hangs_is_given_up() -> None:
 async def test_nothing_is_asked_before_the_prompt_is_known() -> None:
     """A turn whose prefix only the store knows."""
     async with estimator("127.0.0.1:9") as lengths:
-        lengths.foresee(Beginning(group="a"))
+        lengths.prefetch(LengthQuery(group="a"))
         assert lengths._asking is None
 
 

@@ -15,31 +15,33 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.policies import (
-    Ask,
     Candidate,
     DispatchPolicy,
     LeastLoad,
     LongestFirst,
     PrefixAffinity,
+    TurnRequest,
 )
-from rollout.gateway.dispatch.server_pool import Servers
+from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.dispatch.token_stream import Stream
+from rollout.gateway.dispatch.token_stream import open_stream
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import until_idle
 
 
-def ask(expected_tokens: float = 32.0, *, continues: bool = False, oldest: int = 0) -> Ask:
+def request(
+    expected_tokens: float = 32.0, *, continues: bool = False, required_version: int = 0
+) -> TurnRequest:
     """A turn of that length."""
-    return Ask(
+    return TurnRequest(
         group=str(expected_tokens),
         rollout=str(expected_tokens),
         num_tokens=10,
         max_new_tokens=10_000,
         expected_tokens=expected_tokens,
         continues=continues,
-        required_weight_version=oldest,
+        required_weight_version=required_version,
     )
 
 
@@ -60,7 +62,7 @@ class Queue:
         *servers: Server,
         policy: DispatchPolicy | None = None,
         max_waiting: int = 100,
-        weights_seconds: float | None = None,
+        weights_timeout: float | None = None,
     ) -> None:
         self.servers = servers
         self.num_looks = 0
@@ -70,10 +72,10 @@ class Queue:
             self._with_room,
             max_waiting,
             clock=lambda: self.now,
-            weights_seconds=weights_seconds,
+            weights_timeout=weights_timeout,
         )
 
-    def _with_room(self, pinned: int | None, oldest: int) -> list[Server]:
+    def _with_room(self, pinned: int | None, required_version: int) -> list[Server]:
         self.num_looks += 1
         return [
             s
@@ -81,12 +83,12 @@ class Queue:
             if s.has_room(1.0)
             and s.info is not None
             and (pinned is None or s.info.weight_version == pinned)
-            and s.info.weight_version >= oldest
+            and s.info.weight_version >= required_version
         ]
 
-    async def wait(self, given: Ask, pinned: int | None = None) -> asyncio.Task[Server]:
+    async def wait(self, given: TurnRequest, pinned: int | None = None) -> asyncio.Task[Server]:
         """A turn that has begun to wait."""
-        task = asyncio.create_task(self.turns.server(given, pinned))
+        task = asyncio.create_task(self.turns.acquire(given, pinned))
         await until_idle()
         return task
 
@@ -94,7 +96,7 @@ class Queue:
         """Free one place after the other; the names in the order they get it."""
         names: list[str] = []
         while len(names) < len(waiting):
-            self.turns.left(self.servers[0])
+            self.turns.release(self.servers[0])
             await until_idle()
             names += [n for n, task in waiting.items() if task.done() and n not in names]
         return names
@@ -114,12 +116,12 @@ async def test_turns_wait_in_the_order_of_the_policy(
 ) -> None:
     """The rest of a turn comes first; else by arrival, or the longest of those that came now."""
     queue = Queue(server(), policy=policy)
-    await queue.turns.server(ask(), None)
+    await queue.turns.acquire(request(), None)
     waiting = {
-        "short": await queue.wait(ask(10)),
-        "long": await queue.wait(ask(5000)),
-        "middle": await queue.wait(ask(600)),
-        "rest": await queue.wait(ask(1, continues=True)),
+        "short": await queue.wait(request(10)),
+        "long": await queue.wait(request(5000)),
+        "middle": await queue.wait(request(600)),
+        "rest": await queue.wait(request(1, continues=True)),
     }
     assert await queue.order(waiting) == expected
 
@@ -127,11 +129,11 @@ async def test_turns_wait_in_the_order_of_the_policy(
 async def test_short_turns_do_not_starve() -> None:
     """However many longer ones come, those that come 30 seconds later wait behind."""
     queue = Queue(server(), policy=LongestFirst())
-    await queue.turns.server(ask(), None)
-    waiting = {"short": await queue.wait(ask(1))}
+    await queue.turns.acquire(request(), None)
+    waiting = {"short": await queue.wait(request(1))}
     for second in range(1, 100):
         queue.now = float(second)
-        waiting[f"long {second}"] = await queue.wait(ask(1e6))
+        waiting[f"long {second}"] = await queue.wait(request(1e6))
     place = (await queue.order(waiting)).index("short")
     assert place == 29
 
@@ -139,10 +141,10 @@ async def test_short_turns_do_not_starve() -> None:
 async def test_a_server_gets_as_many_turns_as_it_has_room_for() -> None:
     """The others wait here, and each that leaves makes room for one."""
     queue = Queue(server("a", 2), server("b", 1))
-    tasks = [await queue.wait(ask()) for _ in range(5)]
+    tasks = [await queue.wait(request()) for _ in range(5)]
     assert [task.done() for task in tasks] == [True, True, True, False, False]
     assert sorted(task.result().address for task in tasks[:3]) == ["a", "a", "b"]
-    queue.turns.left(queue.servers[1])
+    queue.turns.release(queue.servers[1])
     assert (await tasks[3]).address == "b"
     assert len(queue.turns) == 1
     tasks[4].cancel()
@@ -151,16 +153,16 @@ async def test_a_server_gets_as_many_turns_as_it_has_room_for() -> None:
 async def test_as_many_turns_wait_as_may() -> None:
     """One more is told to come back, and by which name the bound goes."""
     queue = Queue(max_waiting=2)
-    tasks = [await queue.wait(ask()) for _ in range(2)]
+    tasks = [await queue.wait(request()) for _ in range(2)]
     with pytest.raises(ServiceError, match="max_waiting_turns") as caught:
-        await queue.turns.server(ask(), None)
+        await queue.turns.acquire(request(), None)
     refused = caught.value
     assert (refused.code, refused.reason) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         Reason.TOO_MANY_REQUESTS,
     )
     assert refused.retry_after
-    rest = await queue.wait(ask(continues=True))
+    rest = await queue.wait(request(continues=True))
     assert len(queue.turns) == 3
     for task in [*tasks, rest]:
         task.cancel()
@@ -174,11 +176,11 @@ async def test_the_gauge_counts_those_that_wait() -> None:
 
     before = count()
     queue = Queue(server())
-    await queue.turns.server(ask(), None)
+    await queue.turns.acquire(request(), None)
     assert count() == before
-    served, gone = await queue.wait(ask()), await queue.wait(ask())
+    served, gone = await queue.wait(request()), await queue.wait(request())
     assert count() == before + 2
-    queue.turns.left(queue.servers[0])
+    queue.turns.release(queue.servers[0])
     assert count() == before + 1
     gone.cancel()
     await until_idle()
@@ -188,13 +190,13 @@ async def test_the_gauge_counts_those_that_wait() -> None:
 async def test_whoever_is_cancelled_leaves() -> None:
     """Its place in the queue is free for another, and it never gets a server."""
     queue = Queue(server(), max_waiting=2)
-    await queue.turns.server(ask(), None)
-    gone, stays = await queue.wait(ask()), await queue.wait(ask())
+    await queue.turns.acquire(request(), None)
+    gone, stays = await queue.wait(request()), await queue.wait(request())
     gone.cancel()
     await until_idle()
     assert len(queue.turns) == 1
-    later = await queue.wait(ask())
-    queue.turns.left(queue.servers[0])
+    later = await queue.wait(request())
+    queue.turns.release(queue.servers[0])
     assert await stays
     assert not later.done()
     later.cancel()
@@ -203,9 +205,9 @@ async def test_whoever_is_cancelled_leaves() -> None:
 async def test_a_server_given_to_whoever_is_cancelled_goes_to_the_next() -> None:
     """Both happen between two steps of the waiting task."""
     queue = Queue(server())
-    await queue.turns.server(ask(), None)
-    gone, stays = await queue.wait(ask()), await queue.wait(ask())
-    queue.turns.left(queue.servers[0])
+    await queue.turns.acquire(request(), None)
+    gone, stays = await queue.wait(request()), await queue.wait(request())
+    queue.turns.release(queue.servers[0])
     gone.cancel()
     with suppress(asyncio.CancelledError):
         await gone
@@ -216,10 +218,10 @@ async def test_a_server_given_to_whoever_is_cancelled_goes_to_the_next() -> None
 async def test_a_cancelled_turn_that_is_still_queued_gets_no_server() -> None:
     """The other order of the same two: first cancelled, then there is room."""
     queue = Queue(server())
-    await queue.turns.server(ask(), None)
-    gone, stays = await queue.wait(ask()), await queue.wait(ask())
+    await queue.turns.acquire(request(), None)
+    gone, stays = await queue.wait(request()), await queue.wait(request())
     gone.cancel()
-    queue.turns.left(queue.servers[0])
+    queue.turns.release(queue.servers[0])
     assert await stays
     assert queue.servers[0].num_turns == 1
 
@@ -227,11 +229,11 @@ async def test_a_cancelled_turn_that_is_still_queued_gets_no_server() -> None:
 async def test_a_pinned_turn_holds_up_nobody() -> None:
     """It waits for its version; others pass it by, and the reverse."""
     queue = Queue(server("new", 1, weight_version=7))
-    pinned = await queue.wait(ask(), pinned=6)
-    assert (await queue.turns.server(ask(), None)).address == "new"
-    other = await queue.wait(ask(), pinned=7)
-    behind = await queue.wait(ask())
-    queue.turns.left(queue.servers[0])
+    pinned = await queue.wait(request(), pinned=6)
+    assert (await queue.turns.acquire(request(), None)).address == "new"
+    other = await queue.wait(request(), pinned=7)
+    behind = await queue.wait(request())
+    queue.turns.release(queue.servers[0])
     await until_idle()
     assert (pinned.done(), other.done(), behind.done()) == (False, True, False)
     pinned.cancel()
@@ -241,11 +243,11 @@ async def test_a_pinned_turn_holds_up_nobody() -> None:
 async def test_a_free_place_wakes_one_turn() -> None:
     """Of a thousand that wait, and nobody else is looked at."""
     queue = Queue(server(), max_waiting=1000)
-    await queue.turns.server(ask(), None)
-    tasks = [asyncio.create_task(queue.turns.server(ask(), None)) for _ in range(1000)]
+    await queue.turns.acquire(request(), None)
+    tasks = [asyncio.create_task(queue.turns.acquire(request(), None)) for _ in range(1000)]
     await until_idle()
     queue.num_looks = 0
-    queue.turns.left(queue.servers[0])
+    queue.turns.release(queue.servers[0])
     await until_idle()
     assert sum(task.done() for task in tasks) == 1
     assert queue.num_looks == 2  # one turn is placed, the next one finds no room
@@ -256,12 +258,12 @@ async def test_a_free_place_wakes_one_turn() -> None:
 async def test_whoever_comes_behind_others_looks_at_no_server() -> None:
     """They wait already, so there is none; a turn that comes before them looks."""
     queue = Queue(server())
-    await queue.turns.server(ask(), None)
-    first = await queue.wait(ask())
+    await queue.turns.acquire(request(), None)
+    first = await queue.wait(request())
     queue.num_looks = 0
-    behind = await queue.wait(ask())
+    behind = await queue.wait(request())
     assert queue.num_looks == 0
-    before = await queue.wait(ask(continues=True))
+    before = await queue.wait(request(continues=True))
     assert queue.num_looks == 1
     for task in (first, behind, before):
         task.cancel()
@@ -270,18 +272,18 @@ async def test_whoever_comes_behind_others_looks_at_no_server() -> None:
 class Choosy(LeastLoad):
     """Keeps long turns waiting while a server has any turn."""
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate | None:  # type: ignore[override]
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate | None:  # type: ignore[override]
         """None for a long one."""
-        if ask.expected_tokens > 100 and any(c.num_turns for c in candidates):
+        if turn.expected_tokens > 100 and any(c.num_turns for c in candidates):
             return None
-        return super().choose(ask, candidates)
+        return super().choose(turn, candidates)
 
 
 async def test_who_waits_behind_a_turn_that_goes_away_is_next() -> None:
     """At once: what it waited for was not a server, but that turn."""
     queue = Queue(server("a", 2), policy=Choosy())
-    await queue.turns.server(ask(), None)
-    long, short = await queue.wait(ask(1000)), await queue.wait(ask())
+    await queue.turns.acquire(request(), None)
+    long, short = await queue.wait(request(1000)), await queue.wait(request())
     assert not short.done()
     long.cancel()
     await until_idle()
@@ -291,19 +293,19 @@ async def test_who_waits_behind_a_turn_that_goes_away_is_next() -> None:
 class Broken(LeastLoad):
     """Somebody's own policy, with a mistake."""
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> Candidate:
+    def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
         """Fail for one group."""
-        if ask.group == "1":
-            raise KeyError(ask.group)
-        return super().choose(ask, candidates)
+        if turn.group == "1":
+            raise KeyError(turn.group)
+        return super().choose(turn, candidates)
 
 
 async def test_a_policy_that_fails_fails_that_turn_alone() -> None:
     """The others get their servers."""
     queue = Queue(server("a", 2), policy=Broken())
     with pytest.raises(KeyError):
-        await queue.turns.server(ask(1), None)
-    assert await queue.turns.server(ask(2), None)
+        await queue.turns.acquire(request(1), None)
+    assert await queue.turns.acquire(request(2), None)
     assert queue.servers[0].num_turns == 1
 
 
@@ -322,17 +324,6 @@ def test_a_server_that_names_no_slots_has_room() -> None:
     assert server("a", 0).has_room(1.0)
 
 
-async def test_a_second_server_may_be_one_that_no_waiting_turn_can_use() -> None:
-    """A pinned turn that waits for its version keeps nobody from it; a full server does."""
-    queue = Queue(server("a", weight_version=7), server("b", weight_version=7))
-    pinned = await queue.wait(ask(), pinned=6)
-    first = await queue.turns.server(ask(), None)
-    second = queue.turns.another(ask(), None, first)
-    assert {first.address, second.address if second else None} == {"a", "b"}
-    assert queue.turns.another(ask(), None, first) is None
-    pinned.cancel()
-
-
 async def test_a_server_that_has_just_left_holds_no_turn() -> None:
     """Its channel is closed already when the turn wants to go there: nothing is counted on it."""
 
@@ -340,34 +331,32 @@ async def test_a_server_that_has_just_left_holds_no_turn() -> None:
         def GenerateTokens(self, request: Any, timeout: float | None) -> Any:
             raise grpc.aio.UsageError("Channel is closed.")
 
-    queue = Queue(server())
-    taken = await queue.turns.server(ask(), None)
+    left = server()
     stub: Any = Closed()
-    taken.stub = stub
+    left.stub = stub
+    generate = pb.GenerateTokensRequest()
     with pytest.raises(grpc.aio.UsageError):
-        Stream(queue.turns, taken, lambda: (pb.GenerateTokensRequest(), None))
-    assert taken.num_turns == 0
+        async with open_stream(Queue(left).turns, request(), None, lambda: (generate, None)):
+            pass
+    assert left.num_turns == 0
 
 
 async def test_a_turn_waits_for_the_weights_it_needs() -> None:
-    """And holds up nobody who needs none so new; a hedge goes to no older server either."""
+    """It does not hold up a turn that may use older weights."""
     old, new = server("old", max_running=2, weight_version=3), server("new", weight_version=4)
     queue = Queue(old)
-    needs = await queue.wait(ask(oldest=4))
-    assert (await queue.turns.server(ask(oldest=3), None)) is old
+    needs = await queue.wait(request(required_version=4))
+    assert (await queue.turns.acquire(request(required_version=3), None)) is old
     assert not needs.done()
     queue.servers = (old, new)
     queue.turns.assign()
     assert await needs is new
-    queue.turns.left(new)
-    assert queue.turns.another(ask(oldest=4), None, new) is None
-    assert queue.turns.another(ask(oldest=3), None, new) is old
 
 
 async def test_a_turn_that_waits_for_weights_can_be_cancelled() -> None:
     """It is in a queue of its own."""
     queue = Queue(server())
-    waiting = await queue.wait(ask(oldest=1))
+    waiting = await queue.wait(request(required_version=1))
     waiting.cancel()
     await asyncio.wait([waiting])
     assert len(queue.turns) == 0
@@ -376,13 +365,13 @@ async def test_a_turn_that_waits_for_weights_can_be_cancelled() -> None:
 async def test_weights_that_never_come_are_not_waited_for_for_ever() -> None:
     """The trainer that was about to publish them may have died."""
     old = server()
-    queue = Queue(old, weights_seconds=0.01)
-    assert await queue.turns.server(ask(oldest=1), None) is old
+    queue = Queue(old, weights_timeout=0.01)
+    assert await queue.turns.acquire(request(required_version=1), None) is old
 
 
 def test_servers_with_older_weights_are_not_asked() -> None:
     """Nor those that are behind all the run, whatever a group needs."""
-    servers = Servers(GatewayConfig(run_id="r", model=Path("m"), trajectory_manager="m:1"))
+    servers = ServerPool(GatewayConfig(run_id="r", model=Path("m"), trajectory_manager="m:1"))
     known = {name: server(name, weight_version=n) for n, name in enumerate("abc", start=2)}
     for each in known.values():
         assert each.info is not None

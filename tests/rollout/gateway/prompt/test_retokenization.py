@@ -8,7 +8,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.retokenization import drift_of
+from rollout.gateway.prompt.retokenization import find_drift
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def drift(
     divergence = store_pb.Divergence(
         turn_id="t", position=len(start) + same, token_ids=recorded[same : same + 64]
     )
-    return drift_of(template, start + given, divergence)
+    return find_drift(template, start + given, divergence)
 
 
 def test_other_ids_for_the_same_text_are_drift(template: ChatTemplate) -> None:

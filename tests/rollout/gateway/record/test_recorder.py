@@ -158,7 +158,7 @@ async def test_callers_wait_while_too_much_waits() -> None:
         for name in "abcdef":
             group.create_task(recorder.record(append(name, 100)))
         await until_idle()
-        assert len(recorder._batches._waiting) == 1  # and one is under way
+        assert len(recorder._batcher._waiting) == 1  # and one is under way
         store.may_answer.set()
     assert sorted(name for message in sent(store) for name in message) == list("abcdef")
 
@@ -178,7 +178,7 @@ async def test_what_nobody_waits_for_is_not_sent() -> None:
         assert await tasks[2] == 1
         assert await recorder.record(append("d")) == 1
     assert sent(store) == [["a"], ["c"], ["d"]]
-    assert recorder._batches._num_bytes == 0
+    assert recorder._batcher._num_bytes == 0
 
 
 async def test_appends_of_one_turn_keep_their_order() -> None:

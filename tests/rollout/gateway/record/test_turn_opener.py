@@ -11,7 +11,7 @@ import grpc
 import pytest
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.record.turn_opener import Opener
+from rollout.gateway.record.turn_opener import TurnOpener
 from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import failed, refusal, until_idle
 
@@ -84,9 +84,9 @@ class OldStore:
 
 
 @asynccontextmanager
-async def opening(store: Any) -> AsyncIterator[Opener]:
+async def opening(store: Any) -> AsyncIterator[TurnOpener]:
     """An opener in front of `store`, with one message at a time."""
-    opener = Opener(store, max_under_way=1)
+    opener = TurnOpener(store, max_under_way=1)
     sending = asyncio.create_task(opener.keep_sending())
     try:
         yield opener

@@ -1,0 +1,88 @@
+"""Checks of agents' requests: each error names the field, its value and the cure."""
+
+from __future__ import annotations
+
+import math
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from seamflow.common.v1 import tokens_pb2
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+from services.chassis.errors import invalid_argument
+
+__all__ = ["check_generate", "check_start", "fill_defaults", "interval_seconds"]
+
+_MAX_INTERVAL_SECONDS = 86_400.0
+
+
+def check_start(request: pb.StartRolloutRequest) -> None:
+    """Raises `ServiceError`: INVALID_ARGUMENT."""
+    for name in ("run_id", "rollout_id"):
+        _require(bool(getattr(request, name)), request, name, "must not be empty")
+    if request.purpose not in (tokens_pb2.PURPOSE_TRAIN, tokens_pb2.PURPOSE_EVAL):
+        raise invalid_argument("purpose", request.purpose, "must be PURPOSE_TRAIN or PURPOSE_EVAL")
+    is_train = request.purpose == tokens_pb2.PURPOSE_TRAIN
+    if is_train and request.HasField("pinned_weight_version"):
+        raise invalid_argument(
+            "pinned_weight_version", request.pinned_weight_version, "only EVAL may pin a version"
+        )
+
+
+def check_generate(request: pb.GenerateRequest, vocabulary_size: int) -> None:
+    """Raises `ServiceError`: INVALID_ARGUMENT. Call `fill_defaults` first."""
+    for name in ("run_id", "rollout_id", "turn_id"):
+        _require(bool(getattr(request, name)), request, name, "must not be empty")
+    if bool(request.messages) == bool(request.token_ids):
+        raise invalid_argument(
+            "messages", len(request.messages), "give either messages or token_ids, not both or none"
+        )
+    for i, message in enumerate(request.messages):
+        roles = ("system", "user", "assistant", "tool")
+        if message.role not in roles:
+            raise invalid_argument(f"messages[{i}].role", message.role, f"must be one of {roles}")
+    _require(request.resume_from_offset >= 0, request, "resume_from_offset", "must be at least 0")
+    _check_ids("token_ids", request.token_ids, vocabulary_size)
+    _check_sampling(request.sampling, vocabulary_size)
+
+
+def fill_defaults(sampling: tokens_pb2.SamplingParams) -> None:
+    """Set the contract's defaults where the agent left a field out, in place."""
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_new_tokens": 256}
+    for name, value in defaults.items():
+        if not sampling.HasField(name):  # type: ignore[arg-type]
+            setattr(sampling, name, value)
+
+
+def interval_seconds(name: str, interval: Duration) -> float:
+    """Seconds of the field `name`; 0: not set. Raises `ServiceError`: INVALID_ARGUMENT."""
+    seconds: float = interval.seconds + interval.nanos / 1e9
+    if not 0.0 <= seconds <= _MAX_INTERVAL_SECONDS:
+        cure = f"must be 0 to {_MAX_INTERVAL_SECONDS:g} seconds; 0 is the gateway's default"
+        raise invalid_argument(name, seconds, cure)
+    return seconds
+
+
+def _check_sampling(sampling: tokens_pb2.SamplingParams, vocabulary_size: int) -> None:
+    is_temperature = math.isfinite(sampling.temperature) and sampling.temperature >= 0
+    _require(is_temperature, sampling, "temperature", "must be at least 0", "sampling.")
+    _require(0 < sampling.top_p <= 1, sampling, "top_p", "must be in (0, 1]", "sampling.")
+    _require(sampling.top_k >= 0, sampling, "top_k", "must be at least 0; 0 is off", "sampling.")
+    _require(0 <= sampling.min_p <= 1, sampling, "min_p", "must be in [0, 1]", "sampling.")
+    _require(
+        sampling.max_new_tokens >= 1, sampling, "max_new_tokens", "must be at least 1", "sampling."
+    )
+    _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
+
+
+def _require(holds: bool, message: Message, name: str, cure: str, path: str = "") -> None:
+    if not holds:
+        raise invalid_argument(path + name, getattr(message, name), cure)
+
+
+def _check_ids(name: str, ids: object, vocabulary_size: int) -> None:
+    for i, token_id in enumerate(ids):  # type: ignore[arg-type, var-annotated]
+        if not 0 <= token_id < vocabulary_size:
+            raise invalid_argument(
+                f"{name}[{i}]", token_id, f"the model's ids are 0 … {vocabulary_size - 1}"
+            )

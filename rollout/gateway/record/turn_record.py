@@ -1,0 +1,167 @@
+"""The record of one turn: its tokens, and the writes that bring them into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+
+from rollout.gateway.calls import call_until_answered
+from rollout.gateway.credentials import digest
+from rollout.gateway.record import token_messages
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+    from rollout.gateway.prompt.prompt import Prompt
+    from rollout.gateway.record.recorder import Recorder
+
+__all__ = ["TurnRecord", "begin_request"]
+
+_ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
+
+
+def begin_request(
+    request: pb.GenerateRequest, prompt: Prompt, attempt_id: str
+) -> store_pb.BeginTurnRequest:
+    """Opens the turn, or takes it over from another attempt under the next epoch."""
+    return store_pb.BeginTurnRequest(
+        run_id=request.run_id,
+        rollout_id=request.rollout_id,
+        turn_id=request.turn_id,
+        attempt_id=attempt_id,
+        parent_turn_id=request.parent_turn_id,
+        token_ids=() if prompt.message_keys else prompt.ids,
+        message_keys=prompt.message_keys,
+        template_fingerprint=prompt.template.fingerprint,
+        temperature=request.sampling.temperature,
+        credential_digest=digest(request.credential),
+    )
+
+
+class TurnRecord:
+    """Writes under the epoch of one attempt; a stale epoch is refused by the store.
+
+    The turn's environment tokens are written together with its first sampled ones.
+    """
+
+    def __init__(
+        self,
+        request: pb.GenerateRequest,
+        prompt: Prompt,
+        begun: store_pb.BeginTurnResponse,
+        store: TrajectoryServiceAsyncStub,
+        recorder: Recorder,
+    ) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._store = store
+        self._recorder = recorder
+        self._epoch = begun.epoch
+        self._num_stored = len(begun.tokens.token_ids)
+        self._unrecorded = tokens_pb2.Tokens()
+        stored = begun.tokens
+        if not self._num_stored:
+            stored = self._unrecorded = token_messages.environment(prompt.remaining_ids(begun))
+        num_environment = token_messages.num_environment(stored)
+        self.prompt_ids = [*begun.prefix_token_ids, *stored.token_ids[:num_environment]]
+        """The shared prefix and this turn's environment tokens."""
+        self.sampled_ids = list(stored.token_ids[num_environment:])
+        """Sampled tokens that are recorded, or are being recorded."""
+        self.drift = prompt.drift(begun)
+        """Retokenization drift of the prompt."""
+        self.is_closed = begun.finish_reason in _ENDED
+        """Whether the store has the turn's end."""
+        self.finish_reason = begun.finish_reason or self._finish_reason_of_tokens()
+        """UNSPECIFIED while the turn continues."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all tokens of the turn are sampled."""
+        return self.finish_reason in _ENDED
+
+    def text(self) -> str:
+        """The sampled tokens, decoded without special tokens."""
+        return self._prompt.template.decode(self.sampled_ids)
+
+    async def append(
+        self, new: tokens_pb2.Tokens, finish_reason: tokens_pb2.FinishReason.ValueType
+    ) -> None:
+        """Record sampled tokens; returns when the store has acknowledged them.
+
+        Raises:
+            ServiceError: the store's refusal.
+        """
+        self.finish_reason = finish_reason
+        if new.token_ids:
+            self.sampled_ids.extend(new.token_ids)
+            await self._append(new)
+
+    async def close(self) -> None:
+        """Close the turn in the store, unless its last tokens have done so."""
+        if self.is_closed:
+            return
+        if self.drift is None or self._unrecorded.token_ids:
+            await self._append(tokens_pb2.Tokens())
+        if not self.is_closed:
+            await self._end_turn()
+
+    async def fail_rollout(self, message: str) -> None:
+        """Finish the rollout with an INFRASTRUCTURE failure."""
+        request = store_pb.FinishRolloutRequest(
+            run_id=self._request.run_id,
+            rollout_id=self._request.rollout_id,
+            credential_digest=digest(self._request.credential),
+            failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+            failure_message=message,
+        )
+        await call_until_answered(lambda: self._store.FinishRollout(request))
+
+    async def _append(self, new: tokens_pb2.Tokens) -> None:
+        """The last tokens close the turn, unless EndTurn has to carry its drift."""
+        if self._unrecorded.token_ids:
+            new = token_messages.joined(self._unrecorded, new)
+        append = store_pb.Append(
+            run_id=self._request.run_id,
+            rollout_id=self._request.rollout_id,
+            turn_id=self._request.turn_id,
+            epoch=self._epoch,
+            offset=self._num_stored,
+            tokens=token_messages.packed(new),
+        )
+        closes = self.has_ended and self.drift is None
+        if closes:
+            append.finish_reason = self.finish_reason
+            append.message_key = self._prompt.answer_key(self.text())
+        await self._recorder.record(append)
+        self._num_stored += len(new.token_ids)
+        self._unrecorded.Clear()
+        self.is_closed = closes
+
+    async def _end_turn(self) -> None:
+        request = store_pb.EndTurnRequest(
+            run_id=self._request.run_id,
+            rollout_id=self._request.rollout_id,
+            turn_id=self._request.turn_id,
+            epoch=self._epoch,
+            finish_reason=self.finish_reason,
+            message_key=self._prompt.answer_key(self.text()),
+            drift=self.drift,
+        )
+        await call_until_answered(lambda: self._store.EndTurn(request))
+        self.is_closed = True
+
+    def _finish_reason_of_tokens(self) -> tokens_pb2.FinishReason.ValueType:
+        """The end of a turn whose last attempt died between its last token and its end."""
+        sampling = self._request.sampling
+        stop_token_ids: Sequence[int] = sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            stop_token_ids = [*stop_token_ids, *self._prompt.template.stop_token_ids]
+        if self.sampled_ids and self.sampled_ids[-1] in stop_token_ids:
+            return tokens_pb2.FINISH_REASON_STOP
+        if len(self.sampled_ids) >= sampling.max_new_tokens:
+            return tokens_pb2.FINISH_REASON_LENGTH
+        return tokens_pb2.FINISH_REASON_UNSPECIFIED
