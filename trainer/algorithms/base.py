@@ -24,7 +24,7 @@ __all__ = [
     "LossTerms",
     "PolicyTokens",
     "Rollouts",
-    "Weights",
+    "TokenWeights",
     "make_algorithm",
 ]
 
@@ -42,16 +42,16 @@ class Rollouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class TokenWeights:
     """How token losses become the loss of a step: sum(weight * loss) / sum(count).
 
     Sums over tokens and over rollouts; neither needs the other rollouts, so a step can be computed
     piece by piece, in any order.
     """
 
-    tokens_R: NDArray[np.float64]
+    weights_R: NDArray[np.float64]
     """Weight of each trainable token of a rollout."""
-    counts_R: NDArray[np.float64]
+    denominators_R: NDArray[np.float64]
     """What a rollout adds to the denominator."""
 
 
@@ -68,7 +68,7 @@ class PolicyTokens:
     advantages_BT: torch.Tensor
     """Advantage of its rollout."""
     weights_BT: torch.Tensor
-    """Weight of its loss; see `Weights`."""
+    """Weight of its loss; see `TokenWeights`."""
     reference_logprobs_BT: torch.Tensor
     """Log-prob under a frozen model, from the column `reference_column`; without one it is 0."""
     staleness_BT: torch.Tensor
@@ -118,7 +118,7 @@ class Algorithm(Protocol):
         """Advantage of each rollout, [R]."""
         ...
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """Weights of the rollouts with so many trainable tokens, each at least 1."""
         ...
 

@@ -34,6 +34,6 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=Correction(way="truncate", floor=0.0, cap=1 + high),
-        weights="token_mean",
+        aggregation="token_mean",
         of_logprobs=True,
     )

@@ -28,5 +28,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.28),
-        weights="token_mean",
+        aggregation="token_mean",
     )

@@ -26,5 +26,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=Correction.of(config),
-        weights="token_mean",
+        aggregation="token_mean",
     )

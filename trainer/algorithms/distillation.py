@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.importance import Correction
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
@@ -43,7 +43,7 @@ class Distillation:
             config,
             baseline=_nothing,
             importance=Correction.of(config),
-            weights="token_mean",
+            aggregation="token_mean",
             of_logprobs=True,
         )
 
@@ -51,9 +51,9 @@ class Distillation:
         """0: what a token is worth is seen when it is computed."""
         return self._gradient.advantages(rollouts)
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """Every token of the step counts the same, unless set otherwise."""
-        return self._gradient.weights(num_tokens_R)
+        return self._gradient.token_weights(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """See the formula above."""

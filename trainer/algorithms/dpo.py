@@ -15,15 +15,15 @@ from functools import partial
 import torch
 from torch.nn.functional import logsigmoid
 
-from trainer.algorithms.terms.groupwise import Compared, WholeRollouts
+from trainer.algorithms.terms.groupwise import GroupwiseObjective, WholeRollouts
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
 
 
-def build(config: TrainerConfig) -> Compared:
+def build(config: TrainerConfig) -> GroupwiseObjective:
     """As configured."""
-    return Compared(config, partial(_regret, beta=config.kl_beta))
+    return GroupwiseObjective(config, partial(_regret, beta=config.kl_beta))
 
 
 def _regret(rollouts: WholeRollouts, beta: float) -> torch.Tensor:

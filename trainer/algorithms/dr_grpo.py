@@ -27,5 +27,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=centred,
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        weights="constant",
+        aggregation="constant",
     )

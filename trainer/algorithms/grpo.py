@@ -25,5 +25,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        weights="sequence_mean",
+        aggregation="sequence_mean",
     )

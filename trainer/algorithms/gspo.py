@@ -40,5 +40,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=_SequenceImportance(region=TrustRegion.of(config, low=3e-4, high=4e-4)),
-        weights="sequence_mean",
+        aggregation="sequence_mean",
     )

@@ -42,6 +42,6 @@ def _built(
         config,
         baseline=baseline,
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        weights="token_mean",
+        aggregation="token_mean",
         whole_step=True,
     )

@@ -23,6 +23,6 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=leave_one_out,
         importance=Correction.of(config),
-        weights="sequence_sum",
+        aggregation="sequence_sum",
         of_logprobs=True,
     )

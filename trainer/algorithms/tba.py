@@ -14,15 +14,15 @@ from functools import partial
 
 import torch
 
-from trainer.algorithms.terms.groupwise import Compared, WholeRollouts
+from trainer.algorithms.terms.groupwise import GroupwiseObjective, WholeRollouts
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
 
 
-def build(config: TrainerConfig) -> Compared:
+def build(config: TrainerConfig) -> GroupwiseObjective:
     """As configured."""
-    return Compared(config, partial(_imbalance, beta=config.kl_beta))
+    return GroupwiseObjective(config, partial(_imbalance, beta=config.kl_beta))
 
 
 def _imbalance(rollouts: WholeRollouts, beta: float) -> torch.Tensor:

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import Algorithm, Rollouts, Weights
+from trainer.algorithms.base import Algorithm, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import estimated
 from trainer.config import KLEstimator, TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["Credits", "assign_credit", "overlong_penalty"]
+__all__ = ["SequenceAdvantages", "compute_advantages", "overlong_penalty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credits:
+class SequenceAdvantages:
     """Of the sequences of a step."""
 
     advantages_N: NDArray[np.float64]
@@ -34,12 +34,12 @@ class Credits:
     """What the sum of weighted token losses is divided by; 0: nothing is trained."""
 
 
-def assign_credit(
+def compute_advantages(
     sequences: Sequence[TokenSequence],
     algorithm: Algorithm,
     config: TrainerConfig,
     shuffle: np.random.Generator | None = None,
-) -> Credits:
+) -> SequenceAdvantages:
     """A rollout counts once in its group, however many sequences it gave.
 
     Args:
@@ -55,10 +55,10 @@ def assign_credit(
     advantages_R = algorithm.advantages(rollouts)
     places = {name: place for place, name in enumerate(_members(sequences))}
     rows = [places[item.rollout_id] for item in sequences]
-    return Credits(
+    return SequenceAdvantages(
         advantages_N=advantages_R[rows],
-        weights_N=weights.tokens_R[rows],
-        denominator=float(weights.counts_R.sum()),
+        weights_N=weights.weights_R[rows],
+        denominator=float(weights.denominators_R.sum()),
     )
 
 
@@ -113,13 +113,13 @@ def _divergences(
     return np.array(list(sums.values()), np.float64)
 
 
-def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> Weights:
+def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> TokenWeights:
     """Those of the rollouts that have anything to train; the others weigh and count nothing."""
     found_R = num_tokens_R > 0
-    weights = algorithm.weights(num_tokens_R[found_R])
-    tokens_R, counts_R = np.zeros(len(num_tokens_R)), np.zeros(len(num_tokens_R))
-    tokens_R[found_R], counts_R[found_R] = weights.tokens_R, weights.counts_R
-    return Weights(tokens_R=tokens_R, counts_R=counts_R)
+    weights = algorithm.token_weights(num_tokens_R[found_R])
+    weights_R, denominators_R = np.zeros(len(num_tokens_R)), np.zeros(len(num_tokens_R))
+    weights_R[found_R], denominators_R[found_R] = weights.weights_R, weights.denominators_R
+    return TokenWeights(weights_R=weights_R, denominators_R=denominators_R)
 
 
 def _reward(item: TokenSequence, name: str) -> float:

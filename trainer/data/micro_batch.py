@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.advantages import Credits
+from trainer.data.advantages import SequenceAdvantages
 from trainer.data.token_sequence import TokenSequence
 from trainer.model.packing import shared_tokens
 
-__all__ = ["MicroBatch", "plan"]
+__all__ = ["MicroBatch", "plan_micro_batches"]
 
 _PAD = 0
 _PASS_TOKENS = 128
@@ -56,9 +56,9 @@ class MicroBatch:
     """Temperature of each row."""
 
 
-def plan(
+def plan_micro_batches(
     sequences: Sequence[TokenSequence],
-    given: Credits,
+    advantages: SequenceAdvantages,
     *,
     num_ranks: int,
     micro_batch_tokens: int,
@@ -73,18 +73,18 @@ def plan(
 
     Args:
         sequences: of the step, or a part of it.
-        given: of the same sequences.
+        advantages: of the same sequences.
         num_ranks: that share the step.
         micro_batch_tokens: budget of a micro-batch, padding included.
         packed: nothing is padded.
         whole_groups: a group is never cut.
     """
     lengths = [len(item.token_ids_T) for item in sequences]
-    numbers = _Numbers(sequences)
-    rows = [row for row in np.argsort(numbers.groups_N, kind="stable").tolist() if lengths[row]]
+    numbering = _Numbering(sequences)
+    rows = [row for row in np.argsort(numbering.groups_N, kind="stable").tolist() if lengths[row]]
     if packed or whole_groups:
-        rows.sort(key=lambda row: (numbers.groups_N[row], sequences[row].token_ids_T.tolist()))
-        groups = [list(members) for _, members in groupby(rows, numbers.groups_N.__getitem__)]
+        rows.sort(key=lambda row: (numbering.groups_N[row], sequences[row].token_ids_T.tolist()))
+        groups = [list(members) for _, members in groupby(rows, numbering.groups_N.__getitem__)]
         units = groups if whole_groups else [[row] for row in rows]
         sizes = _Sizes(sequences, rows, packed)
         shares = _line(units, sizes, num_ranks, micro_batch_tokens)
@@ -92,13 +92,13 @@ def plan(
         shares = _by_length(rows, lengths, num_ranks, micro_batch_tokens)
     most = max(map(len, shares))
     return tuple(
-        tuple(_stack(sequences, given, numbers, rows) for rows in share)
+        tuple(_stack(sequences, advantages, numbering, rows) for rows in share)
         + (_weightless(),) * (most - len(share))
         for share in shares
     )
 
 
-class _Numbers:
+class _Numbering:
     """Names as numbers."""
 
     def __init__(self, sequences: Sequence[TokenSequence]) -> None:
@@ -130,7 +130,7 @@ class _Sizes:
         """Whether a micro-batch is within its budget, or as large as one of its units is anyhow."""
         return self.alone(piece) <= max([budget, *(self.alone([unit]) for unit in piece)])
 
-    def beside(self, unit: Sequence[int]) -> int:
+    def added_after(self, unit: Sequence[int]) -> int:
         """Of a unit after the one before it."""
         return sum(self._lengths[row] - self._shared.get(row, 0) for row in unit)
 
@@ -141,7 +141,7 @@ class _Sizes:
             return 0
         if not self._packed:
             return max(self._lengths[row] for row in rows) * len(rows)
-        return self.beside(rows) + self._shared.get(rows[0], 0)
+        return self.added_after(rows) + self._shared.get(rows[0], 0)
 
 
 def _line(
@@ -159,7 +159,7 @@ def _line(
 
 def _evenly(units: Sequence[list[int]], sizes: _Sizes, parts: int) -> list[list[list[int]]]:
     """Neighbours stay together; a unit goes where its middle lies."""
-    tokens = np.array([sizes.beside(unit) for unit in units], np.float64)
+    tokens = np.array([sizes.added_after(unit) for unit in units], np.float64)
     middles = np.cumsum(tokens) - tokens / 2
     places = np.minimum(middles / max(tokens.sum(), 1.0) * parts, parts - 1).astype(int)
     found: list[list[list[int]]] = [[] for _ in range(parts)]
@@ -210,7 +210,10 @@ def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[
 
 
 def _stack(
-    sequences: Sequence[TokenSequence], given: Credits, numbers: _Numbers, rows: Sequence[int]
+    sequences: Sequence[TokenSequence],
+    advantages: SequenceAdvantages,
+    numbering: _Numbering,
+    rows: Sequence[int],
 ) -> MicroBatch:
     members = [sequences[row] for row in rows]
     kept = list(rows)
@@ -221,10 +224,10 @@ def _stack(
         loss_mask_BT=_padded([member.loss_mask_T for member in members]),
         weight_versions_BT=_padded([member.weight_versions_T for member in members]),
         lengths_B=np.array([len(member.token_ids_T) for member in members], np.int64),
-        rollouts_B=numbers.rollouts_N[kept],
-        groups_B=numbers.groups_N[kept],
-        advantages_B=given.advantages_N[kept],
-        weights_B=given.weights_N[kept],
+        rollouts_B=numbering.rollouts_N[kept],
+        groups_B=numbering.groups_N[kept],
+        advantages_B=advantages.advantages_N[kept],
+        weights_B=advantages.weights_N[kept],
         temperatures_B=np.array([member.temperature for member in members], np.float32),
     )
 

@@ -91,7 +91,7 @@ class Policy:
         self._update(scale / totals.denominator, metrics["learning_rate"])
         return metrics
 
-    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What engines compute with, whole, one tensor at a time. Collective."""
         if self._config.publish == "adapter":
             for name in filter(is_adapter, self._parameters):

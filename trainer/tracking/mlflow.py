@@ -67,7 +67,7 @@ class MLflow:
         )
         name = self._config.run_id
         run = client.create_run(number, tags={_TAG: name}, run_name=name)
-        for key, value in self._config.mathematics().items():
+        for key, value in self._config.reproducibility_settings().items():
             client.log_param(run.info.run_id, key, value)
         created: str = run.info.run_id
         return created

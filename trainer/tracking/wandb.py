@@ -43,7 +43,7 @@ class WeightsAndBiases:
             project=self._config.tracker_project,
             id=self._config.run_id,
             name=self._config.run_id,
-            config=self._config.mathematics(),
+            config=self._config.reproducibility_settings(),
             dir=str(folder),
             resume="allow",
             # The log is not its business, and its wrapper would stand in the loop's way.

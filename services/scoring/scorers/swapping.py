@@ -57,11 +57,11 @@ class Swapping:
     def _bring_in(self, number: int) -> None:
         if any(weight.numel() for weight in self._blocks[number]):
             return  # since the block before it was entered
-        with self._beside():
+        with self._copy_stream():
             for weight, kept in zip(self._blocks[number], self._host[number], strict=True):
                 weight.data = kept.to(self._device, non_blocking=True, copy=True)
 
-    def _beside(self) -> AbstractContextManager[object]:
+    def _copy_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._copying is None else torch.cuda.stream(self._copying)
 
     def _take_out(self, number: int) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.importance import TrustRegion
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
@@ -57,16 +57,16 @@ class ActorCritic:
             config,
             baseline=_rewards,
             importance=TrustRegion.of(config, low=0.2, high=0.2),
-            weights="token_mean",
+            aggregation="token_mean",
         )
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         """The reward: what the critic makes of it is seen when it is computed."""
         return self._gradient.advantages(rollouts)
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """Every token of the step counts the same, unless set otherwise."""
-        return self._gradient.weights(num_tokens_R)
+        return self._gradient.token_weights(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """See the formula above."""

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import KLPenalty
 from trainer.algorithms.terms.loss_aggregation import sequence_sum
 from trainer.algorithms.terms.policy_gradient import Ratios
 from trainer.config import TrainerConfig
 
-__all__ = ["Compared", "WholeRollouts"]
+__all__ = ["GroupwiseObjective", "WholeRollouts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class WholeRollouts:
         return (sums_G / sizes_G)[self.groups_R]
 
 
-class Compared:
+class GroupwiseObjective:
     """An algorithm whose loss is a mean over rollouts, made of whole groups.
 
     How likely a rollout was when it was sampled plays no part: such objectives hold for whoever
@@ -105,7 +105,7 @@ class Compared:
         """The reward."""
         return rollouts.rewards_R
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """Every rollout counts the same."""
         return sequence_sum(num_tokens_R)
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import KLPenalty
-from trainer.algorithms.terms.loss_aggregation import token_weights
+from trainer.algorithms.terms.loss_aggregation import make_aggregation
 from trainer.config import LossWeights, TrainerConfig
 
 __all__ = ["Importance", "PolicyGradient", "Ratios"]
@@ -79,7 +79,7 @@ class PolicyGradient:
     """From rewards to A, [R]."""
     importance: Callable[[Ratios], Importance]
     """From ratios to w."""
-    token_weights: Callable[[NDArray[np.int64]], Weights]
+    aggregation: Callable[[NDArray[np.int64]], TokenWeights]
     """From lengths to u and D."""
     penalty: KLPenalty
     """From tokens to beta * k."""
@@ -101,7 +101,7 @@ class PolicyGradient:
         *,
         baseline: Callable[[Rollouts], NDArray[np.float64]],
         importance: Callable[[Ratios], Importance],
-        weights: LossWeights,
+        aggregation: LossWeights,
         whole_step: bool = False,
         of_logprobs: bool = False,
     ) -> Self:
@@ -113,7 +113,7 @@ class PolicyGradient:
         return cls(
             baseline=baseline,
             importance=importance,
-            token_weights=token_weights(config, weights),
+            aggregation=make_aggregation(config, aggregation),
             penalty=KLPenalty.of(config),
             staleness_decay=config.staleness_decay,
             whole_step=whole_step,
@@ -124,9 +124,9 @@ class PolicyGradient:
         """A, [R]."""
         return self.baseline(rollouts)
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """u and D."""
-        return self.token_weights(num_tokens_R)
+        return self.aggregation(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """L * D of the micro-batch, with statistics of its ratios."""
