@@ -43,7 +43,7 @@ class ScoringConfig(ServerConfig):
     """CPU threads."""
 
     def __post_init__(self) -> None:
-        """Refuse what nothing could be scored with."""
+        """Check ranges."""
         if not 1 <= self.max_samples <= 512:
             raise ValueError(f"max_samples is {self.max_samples}: give 1 to 512")
         for name in ("micro_batch_tokens", "threads"):
