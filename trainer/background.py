@@ -1,4 +1,4 @@
-"""Work that goes on beside training, and ends it at once if it fails."""
+"""Background tasks that run concurrently with training; a failure aborts training."""
 
 from __future__ import annotations
 
@@ -6,68 +6,67 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["Beside", "beside"]
+__all__ = ["BackgroundTask", "run_with_background"]
 
-_LOOK_SECONDS = 1.0
-"""Work that begins while training is waited for is looked at by then."""
+_CHECK_SECONDS = 1.0
+"""A task that starts while training is being waited for is noticed within this time."""
 
 
-class Beside:
-    """One kind of work, a piece after the other. Once one has failed it stays so."""
+class BackgroundTask:
+    """A slot for one background task at a time. After a failure it accepts no further task."""
 
     def __init__(self) -> None:
-        """Nothing is under way."""
-        self._piece: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    def begin(self, piece: Coroutine[Any, Any, None]) -> None:
-        """Begin; nothing is under way, and nothing failed."""
-        assert self._piece is None, "a piece is under way"
-        self._piece = asyncio.create_task(piece)
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the background; the task before it must be done and successful."""
+        assert self._task is None, "a task is in flight"
+        self._task = asyncio.create_task(work)
 
-    async def end(self) -> None:
-        """Wait until nothing is under way. Raises what it failed with, to whoever asks."""
-        piece = self._piece
-        if piece is None:
+    async def wait(self) -> None:
+        """Wait until no task is in flight. Raises the task's error, in every caller."""
+        task = self._task
+        if task is None:
             return
-        await asyncio.wait({piece})  # whoever waits may be cancelled, the piece goes on
-        piece.result()
-        if self._piece is piece:
-            self._piece = None
+        await asyncio.wait({task})  # cancelling the caller does not cancel the task
+        task.result()
+        if self._task is task:
+            self._task = None
 
     @property
-    def living(self) -> set[asyncio.Task[None]]:
-        """What is under way, to be waited for."""
-        return {piece for piece in self.pieces if not piece.done()}
+    def running(self) -> set[asyncio.Task[None]]:
+        """The task in flight, if there is one."""
+        return {task for task in self.tasks if not task.done()}
 
     @property
-    def pieces(self) -> set[asyncio.Task[None]]:
-        """What is under way, or was last and failed."""
-        return set() if self._piece is None else {self._piece}
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """The task that is in flight, failed, or is done and not yet waited for."""
+        return set() if self._task is None else {self._task}
 
     def raise_if_failed(self) -> None:
-        """Raise what it ended with, if it failed."""
-        if self._piece is not None and self._piece.done() and not self._piece.cancelled():
-            self._piece.result()
+        """Raise the task's error, if it failed."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
 
 
-async def beside(training: Coroutine[Any, Any, None], *works: Beside) -> None:
-    """Train; whichever of `works` fails ends it at once, with its error."""
-    task = asyncio.ensure_future(training)
+async def run_with_background(main: Coroutine[Any, Any, None], *background: BackgroundTask) -> None:
+    """Run `main`; a failing background task aborts it immediately with that task's error."""
+    task = asyncio.ensure_future(main)
     try:
         while not task.done():
-            living = {piece for work in works for piece in work.living}
+            running = {each for slot in background for each in slot.running}
             await asyncio.wait(
-                {task, *living}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                {task, *running}, timeout=_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
-            for work in works:
-                work.raise_if_failed()
+            for slot in background:
+                slot.raise_if_failed()
         await task
     finally:
-        await _given_up({task, *(piece for work in works for piece in work.pieces)})
+        await _cancel({task, *(each for slot in background for each in slot.tasks)})
 
 
-async def _given_up(tasks: set[asyncio.Future[None]]) -> None:
-    """Cancel what is not done, and wait for it. What came of it is asked at the next start."""
+async def _cancel(tasks: set[asyncio.Future[None]]) -> None:
+    """Cancel the tasks that are not done and wait for them, ignoring their results."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

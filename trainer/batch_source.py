@@ -1,6 +1,6 @@
-"""The wait for each step's batch, in which the nodes are given back, and the end of the wait.
+"""The source of each step's batch: wait for its groups, lend and recall the nodes, lease it.
 
-WAITING -> (batch full, or begun, or its timeout over) -> nodes asked for -> LEASED, part by part
+WAITING -> (batch full, step started, or timeout over) -> nodes acquired -> LEASED, chunk by chunk
 """
 
 from __future__ import annotations
@@ -15,97 +15,103 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis import metrics
 from services.chassis.log import get_logger
-from trainer.batch_forecast import BatchTimeout, Forecast, Readiness
-from trainer.clients import Nodes, Samples
+from trainer.batch_progress import BatchProgress, BatchTimeout
+from trainer.clients import NodeClient, SampleClient
 from trainer.config import TrainerConfig
-from trainer.data.gradient_chunks import Part, Rounds
+from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import TokenSequence, sequence
+from trainer.node_recall import NodeRecall
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["Batches"]
+__all__ = ["BatchSource"]
 
 
-class Batches:
-    """Gives the trainer what each step is trained on."""
+class BatchSource:
+    """Yields the gradient chunks of each step; while a batch fills, the nodes are lent."""
 
     def __init__(
-        self, config: TrainerConfig, samples: Samples, nodes: Nodes, num_ranks: int = 1
+        self, config: TrainerConfig, samples: SampleClient, nodes: NodeClient, num_ranks: int = 1
     ) -> None:
         self._samples, self._nodes = samples, nodes
         self._stream_groups = config.stream_groups
-        self._begin_groups = 0  # of the step that is waited for; 0: all
+        self._start_groups = 0  # of the current step; 0: a full batch
         self._reference_column = config.reference_column
-        self._round_tokens = num_ranks * config.micro_batch_tokens
+        self._chunk_tokens = num_ranks * config.micro_batch_tokens
         self._timeout_seconds = config.batch_timeout_seconds or math.inf
         self._min_groups = config.batch_min_groups
         self._request_ahead_seconds = config.request_ahead_seconds
         self._timeouts = metrics.counter(
-            "trainer", "batch_timeouts_total", "Waits that ended without a whole batch"
+            "trainer", "batch_timeouts_total", "Waits that ended with a partial batch"
         )
-        self._group_rollouts = 0.0
-        self._done_rollouts: int | None = None  # since the outlook before; None: none told yet
-        self._lent = False  # the nodes were given back, and are not asked for again yet
+        self._rollouts_per_group = 0.0
+        self._done_rollouts: int | None = None  # since the last release; None: before the first one
+        self._lent = False  # released, and not requested again yet
 
-    async def parts(self, record: StepRecord) -> AsyncIterator[Part]:
-        """Wait for a step's batch, then for the nodes; lease it. Seconds go into `record`.
+    async def chunks(self, record: StepRecord) -> AsyncIterator[GradientChunk]:
+        """Wait for a step's batch and the nodes, and lease the batch. `record` gets the seconds.
 
-        The batch is one part, or with `stream_groups` there is one whenever enough groups came.
+        One chunk is the whole batch; with `stream_groups`, chunks follow as groups complete.
         """
         timeout = BatchTimeout(
             time=time.time() + self._timeout_seconds, min_groups=self._min_groups
         )
-        # What only the gang's own nodes could generate would never come while it has them.
+        # Groups that only the gang's own nodes could generate do not complete while it trains.
         streams = self._stream_groups > 0 and await self._nodes.others_generate()
-        self._begin_groups = self._stream_groups if streams else 0
-        found = list[TokenSequence]()
-        async for part in (self._streamed if streams else self._whole)(record, timeout):
-            found += part.sequences
-            if part.last:
-                self._count(found)
-            yield part
+        self._start_groups = self._stream_groups if streams else 0
+        leased = list[TokenSequence]()
+        async for chunk in (self._streamed if streams else self._whole)(record, timeout):
+            leased += chunk.sequences
+            if chunk.last:
+                self._count(leased)
+            yield chunk
 
-    async def _whole(self, record: StepRecord, timeout: BatchTimeout) -> AsyncIterator[Part]:
+    async def _whole(
+        self, record: StepRecord, timeout: BatchTimeout
+    ) -> AsyncIterator[GradientChunk]:
         leased = None
         while leased is None:
-            ready = await self._begin(record, timeout)
+            progress = await self._wait_for_batch_and_nodes(record, timeout)
             with record.phase("lease"):
-                min_groups = 0 if ready.full else self._min_groups
+                min_groups = 0 if progress.full else self._min_groups
                 leased = await self._samples.lease(
                     record.step, record.base_weight_version, min_groups
                 )
-        if not ready.full:
-            self._tell_timeout(ready)
+        if not progress.full:
+            self._log_timeout(progress)
         record.leased(leased.max_staleness)
-        yield Part(sequences=self._sequences(leased), last=True)
+        yield GradientChunk(sequences=self._sequences(leased), last=True)
 
-    async def _streamed(self, record: StepRecord, timeout: BatchTimeout) -> AsyncIterator[Part]:
-        ready = await self._begin(record, timeout)
-        rounds, last = Rounds(self._round_tokens), False
+    async def _streamed(
+        self, record: StepRecord, timeout: BatchTimeout
+    ) -> AsyncIterator[GradientChunk]:
+        progress = await self._wait_for_batch_and_nodes(record, timeout)
+        chunker, last = GroupChunker(self._chunk_tokens), False
         while not last:
             with record.phase("wait"):
-                page = await self._page(record, timeout, rounds)
+                page = await self._next_page(record, timeout, chunker)
                 if page is None and not await self._nodes.others_generate():
                     await self._nodes.release(record.step)
             last = page is not None and page.next_sample == 0
             fresh = [] if page is None else self._sequences(page)
-            for part in rounds.cut(fresh, settled=page is None, last=last):
-                yield part
-        if rounds.num_groups < ready.needed and timeout.time <= time.time():
-            self._tell_timeout(Readiness(rounds.num_groups, ready.needed))
+            for chunk in chunker.push(fresh, group_complete=page is None, last=last):
+                yield chunk
+        if chunker.num_groups < progress.needed and timeout.time <= time.time():
+            self._log_timeout(BatchProgress(chunker.num_groups, progress.needed))
 
-    async def _page(
-        self, record: StepRecord, timeout: BatchTimeout, rounds: Rounds
+    async def _next_page(
+        self, record: StepRecord, timeout: BatchTimeout, chunker: GroupChunker
     ) -> sample_pb2.LeaseSamplesResponse | None:
-        """What follows on what arrived; None if nothing does yet, at once if a group waits for it.
+        """The next samples of the step; None: there are none yet.
 
-        Once it is time the step takes no more than it can have now.
+        Does not block while the chunker holds a group that may be complete. After the timeout the
+        step ends with the groups that are complete now.
         """
-        page = await self._samples.stream(
+        page = await self._samples.lease_page(
             record.step,
             record.base_weight_version,
-            rounds.num_arrived,
+            chunker.num_sequences,
             min_groups=self._min_groups if timeout.time <= time.time() else 0,
-            wait=not rounds.unsettled,
+            wait=not chunker.has_open_group,
         )
         if page is not None:
             record.leased(page.max_staleness)
@@ -114,78 +120,78 @@ class Batches:
     def _sequences(self, page: sample_pb2.LeaseSamplesResponse) -> list[TokenSequence]:
         return [sequence(sample, self._reference_column) for sample in page.samples]
 
-    async def _begin(self, record: StepRecord, timeout: BatchTimeout) -> Readiness:
-        """Wait until training can begin and the nodes are there."""
+    async def _wait_for_batch_and_nodes(
+        self, record: StepRecord, timeout: BatchTimeout
+    ) -> BatchProgress:
         with record.phase("wait"):
-            ready = await self._wait(record, timeout)
+            progress = await self._wait_for_batch(record, timeout)
             await self._nodes.acquire(record.step)
-        return ready
+        return progress
 
-    async def _ready(
+    async def _progress(
         self, record: StepRecord, *, more_than: int = 0, wait_seconds: float = 0.0
-    ) -> Readiness:
-        ready = await self._samples.ready(
+    ) -> BatchProgress:
+        progress = await self._samples.progress(
             record.step,
             record.base_weight_version,
             more_than=more_than,
             wait_seconds=wait_seconds,
         )
-        return replace(ready, stream=self._begin_groups)
+        return replace(progress, stream=self._start_groups)
 
-    async def give_back(self) -> None:
-        """Give nodes back that were taken for something else than the batch while they are lent."""
+    async def release_if_lent(self) -> None:
+        """Release nodes that were acquired for something other than the batch during its wait."""
         if self._lent:
-            await self._nodes.give_back()
+            await self._nodes.release_again()
 
-    async def _wait(self, record: StepRecord, timeout: BatchTimeout) -> Readiness:
-        """Give the nodes back until there is enough; ask for them so that they are back by then."""
-        ready = await self._ready(record)
-        if timeout.enough(time.time(), ready):
-            return ready
-        await self._nodes.release(record.step, self._outlook(ready))
+    async def _wait_for_batch(self, record: StepRecord, timeout: BatchTimeout) -> BatchProgress:
+        """Release the nodes until enough groups are ready; request them to be back by then."""
+        progress = await self._progress(record)
+        if timeout.allows_start(time.time(), progress):
+            return progress
+        await self._nodes.release(record.step, self._outlook(progress))
         self._lent = True
-        forecast = Forecast(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
-        while not timeout.enough(time.time(), ready):
-            forecast.saw(time.time(), ready)
-            needed_time = forecast.ask_for(time.time())
+        recall = NodeRecall(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
+        while not timeout.allows_start(time.time(), progress):
+            recall.observe(time.time(), progress)
+            needed_time = recall.take_request(time.time())
             if needed_time is not None:
                 self._lent = False
-                await self._nodes.ask_ahead(needed_time)
-            elif forecast.came_too_early(time.time()):
+                await self._nodes.request_ahead(needed_time)
+            elif recall.take_release(time.time()):
                 self._lent = True
-                await self._nodes.give_back()
-            wait_seconds = forecast.look_seconds(time.time())
-            more_than = ready.num_ready
-            ready = await self._ready(record, more_than=more_than, wait_seconds=wait_seconds)
+                await self._nodes.release_again()
+            wait_seconds = recall.poll_seconds(time.time())
+            more_than = progress.num_ready
+            progress = await self._progress(record, more_than=more_than, wait_seconds=wait_seconds)
         self._lent = False
-        return ready
+        return progress
 
-    def _outlook(self, ready: Readiness) -> Outlook | None:
-        """What is left of the batch, and what was done before it.
+    def _outlook(self, progress: BatchProgress) -> Outlook | None:
+        """Rollouts missing from the batch and done since the last release; None: not known yet.
 
-        A group that is not complete counts as a whole.
+        A group that is not complete counts as missing entirely.
         """
-        # What an earlier life of the trainer did is not known: the first outlook does not tell.
+        # Rollouts leased before a restart are not known, so the first release reports 0.
         done, self._done_rollouts = self._done_rollouts or 0, 0
-        if self._group_rollouts == 0:
+        if self._rollouts_per_group == 0:
             return None
-        # The gang is away until so many are there.
-        missing = ready.begin - ready.num_ready
+        missing = progress.start - progress.num_ready
         return Outlook(
-            remaining_rollouts=math.ceil(missing * self._group_rollouts),
-            batch_rollouts=math.ceil(ready.needed * self._group_rollouts),
+            remaining_rollouts=math.ceil(missing * self._rollouts_per_group),
+            batch_rollouts=math.ceil(progress.needed * self._rollouts_per_group),
             done_rollouts=done,
         )
 
     def _count(self, sequences: Sequence[TokenSequence]) -> None:
-        """Learn how many rollouts a group has."""
+        """Count the rollouts of a step, without replayed ones."""
         fresh = [item for item in sequences if not item.replayed]
         group_ids = {item.group_id for item in fresh}
         rollout_ids = {item.rollout_id for item in fresh}
-        self._group_rollouts = len(rollout_ids) / max(len(group_ids), 1)
+        self._rollouts_per_group = len(rollout_ids) / max(len(group_ids), 1)
         if self._done_rollouts is not None:
             self._done_rollouts += len(rollout_ids)
 
-    def _tell_timeout(self, ready: Readiness) -> None:
+    def _log_timeout(self, progress: BatchProgress) -> None:
         self._timeouts.inc()
-        get_logger().info("batch_timed_out", num_ready=ready.num_ready, needed=ready.needed)
+        get_logger().info("batch_timed_out", num_ready=progress.num_ready, needed=progress.needed)

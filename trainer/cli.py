@@ -17,54 +17,59 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
-from trainer.clients import Nodes, Samples
+from trainer.checkpoint.resume import find_checkpoint
+from trainer.clients import NodeClient, SampleClient
 from trainer.config import TrainerConfig
-from trainer.device_lease import Device, GangThread
-from trainer.loop import Trainer, find_checkpoint
+from trainer.device_lease import DeviceLease
+from trainer.loop import Trainer
 from trainer.model.lora import adapter_settings
 from trainer.publish.publisher import Publisher
+from trainer.rank_group import RankGroup
 from trainer.servicer import TrainerServicer
 from trainer.tracking.tracker import Trackers
 
-__all__ = ["build", "main", "peers"]
+__all__ = ["build", "connect_services", "main"]
 
 _TABLE = "trainer"
-_FOLLOW_SECONDS = 15.0
+_EXIT_SECONDS = 15.0
+"""Grace period of the other ranks after a signal, in addition to rank 0's drain_seconds."""
 
 
 def main() -> None:
-    """Lead the gang as rank 0, or follow."""
+    """Run rank 0 with its service, or the worker loop of another rank."""
     if os.environ.get("RANK", "0") == "0":
         run(_TABLE, TrainerConfig, build)
-    _follow()
+    _run_worker()
 
 
 @asynccontextmanager
 async def build(config: TrainerConfig) -> AsyncIterator[Service]:
-    """Rank 0: the gang, the loop, and the service that speaks for them."""
-    gang = GangThread()
+    """Rank 0: the ranks, the training loop and the TrainerService."""
+    ranks = RankGroup()
     async with AsyncExitStack() as stack:
         trackers = Trackers(config)
         stack.push_async_callback(asyncio.to_thread, trackers.close)
-        stack.push_async_callback(gang.stop)
+        stack.push_async_callback(ranks.stop)
         try:
             find_checkpoint(config)
-            await gang.start(config)
+            await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        device = Device(gang, config.gang_nodes)
-        samples, nodes, publisher = await peers(config, stack)
-        trainer = Trainer(config, gang, device, samples, nodes, publisher, trackers)
-        servicer = TrainerServicer(config, trainer, device, gang)
+        device = DeviceLease(ranks, config.gang_nodes)
+        samples, nodes, publisher = await connect_services(config, stack)
+        trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers)
+        servicer = TrainerServicer(config, trainer, device, ranks)
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
             background=[lambda: _train(trainer, config), samples.keep_leases],
-            drain=trainer.settle,
+            drain=trainer.drain,
         )
 
 
-async def peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, Nodes, Publisher]:
-    """The services that the loop calls; `stack` closes their channels."""
+async def connect_services(
+    config: TrainerConfig, stack: AsyncExitStack
+) -> tuple[SampleClient, NodeClient, Publisher]:
+    """Clients of the services that the loop calls; `stack` closes their channels."""
     samples = await stack.enter_async_context(channel(config, config.trajectory_manager))
     weights = await stack.enter_async_context(channel(config, config.weights))
     nodes = (
@@ -80,28 +85,28 @@ async def peers(config: TrainerConfig, stack: AsyncExitStack) -> tuple[Samples, 
         adapter=adapter_settings(config) if config.publish == "adapter" else None,
     )
     return (
-        Samples(samples, config.run_id),
-        Nodes(nodes, config.run_id, config.gang_id, config.gang_nodes),
+        SampleClient(samples, config.run_id),
+        NodeClient(nodes, config.run_id, config.gang_id, config.gang_nodes),
         publisher,
     )
 
 
 async def _train(trainer: Trainer, config: TrainerConfig) -> None:
     try:
-        await trainer.train()
+        await trainer.run()
     except StaleEpochError as error:
         log.get_logger().error("replaced_by_newer_trainer", error=str(error))
         raise
     except OSError as error:
-        # A full disk, a folder that is not ours: nothing a traceback explains.
+        # A full disk, or missing permissions: a traceback does not help.
         raise DependencyUnavailable("storage", str(error)) from error
     log.get_logger().info("finished", step=trainer.progress.step)
     if config.exit_when_finished:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _follow() -> None:
-    from trainer.ranks.command_channel import follow, join
+def _run_worker() -> None:
+    from trainer.ranks.command_channel import join, worker_loop
     from trainer.ranks.worker import Worker
 
     config = load_or_exit(TrainerConfig, _TABLE)
@@ -112,4 +117,4 @@ def _follow() -> None:
     except (ValueError, ConfigError) as error:
         print(f"{_TABLE}: {error}", file=sys.stderr)
         raise SystemExit(ConfigError.exit_code) from error
-    follow(ranks, worker, config.drain_seconds + _FOLLOW_SECONDS)
+    worker_loop(ranks, worker, config.drain_seconds + _EXIT_SECONDS)

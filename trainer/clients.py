@@ -1,6 +1,6 @@
-"""The services a trainer calls, each call repeated until it gets through: all are idempotent.
+"""Clients of the services a trainer calls. All calls are idempotent and retried until they succeed.
 
-A trainer outlives restarts of the services around it; it ends when a newer trainer has taken over
+A trainer survives restarts of these services; it ends when a newer trainer has taken over
 (`seamflow.errors.StaleEpochError`).
 """
 
@@ -23,27 +23,27 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 
 from services.chassis.log import get_logger
-from trainer.batch_forecast import Readiness
+from trainer.batch_progress import BatchProgress
 
-__all__ = ["Nodes", "Samples", "persistently"]
+__all__ = ["NodeClient", "SampleClient", "retry_forever"]
 
 _TAG = "train"
 _POLL_SECONDS = 20.0
-"""How long one long-poll may last."""
+"""Longest duration of one long poll."""
 _PAGE_BYTES = 1 << 20
 _LEASE_POLL_SECONDS = 5.0
-"""Shorter: meanwhile the gang holds nodes that could be lent."""
+"""Shorter: during a lease poll the gang holds nodes that could be lent."""
 _MARGIN_SECONDS = 15.0
-"""Time beyond a long-poll's own after which the peer counts as frozen."""
+"""Time after the end of a long poll at which an unanswered call is retried."""
 
 T = TypeVar("T")
 
 
-async def persistently(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Repeat an idempotent call while its service is away, frozen or busy, saying so in the log."""
+async def retry_forever(name: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Retry an idempotent call while its service is unavailable, frozen or busy; log each retry."""
 
     def report(error: SeamflowError) -> None:
-        get_logger().warning("call_repeated", call=what, error=str(error))
+        get_logger().warning("call_retried", call=name, error=str(error))
 
     while True:
         try:
@@ -52,8 +52,8 @@ async def persistently(what: str, call: Callable[[], Awaitable[T]]) -> T:
             report(error)
 
 
-class Samples:
-    """The trajectory manager's SampleService for one start of one trainer."""
+class SampleClient:
+    """Client of the trajectory manager's SampleService, under one trainer epoch."""
 
     def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
         # The generated constructor is typed for blocking channels.
@@ -67,28 +67,29 @@ class Samples:
         """Fencing number; 0 until `reconcile`."""
 
     async def reconcile(self, step: int) -> None:
-        """Take over from any older trainer; the newest durable checkpoint covers `step`."""
+        """Fence older trainers and commit all steps up to `step`, that of the newest checkpoint."""
         request = sample_pb2.ReconcileRequest(
             run_id=self._run_id, step=step, trainer_id=self._trainer_id
         )
-        response = await persistently("Reconcile", lambda: self._stub.Reconcile(request))
+        response = await retry_forever("Reconcile", lambda: self._stub.Reconcile(request))
         self.epoch = response.epoch
         self._pending = frozenset(response.pending_steps) - {response.open_step}
 
-    async def ready(
+    async def progress(
         self,
         step: int,
         base_weight_version: int,
         *,
         more_than: int = 0,
         wait_seconds: float = 0.0,
-    ) -> Readiness:
-        """How far the batch of `step` is; waits a while until it is further than `more_than`.
+    ) -> BatchProgress:
+        """The progress of the batch of `step`; blocks until more than `more_than` groups are ready.
 
-        Admission goes by the weights that the step starts from: rollouts begin for the steps after.
+        Blocks for at most `wait_seconds`. The base version also lets the manager admit rollouts
+        of the following steps.
         """
         if step in self._pending:
-            return Readiness(0, 0)
+            return BatchProgress(0, 0)
         request = sample_pb2.GetReadinessRequest(
             run_id=self._run_id,
             min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
@@ -98,36 +99,36 @@ class Samples:
             base_weight_version=base_weight_version,
         )
         timeout = wait_seconds + _MARGIN_SECONDS
-        response = await persistently(
+        response = await retry_forever(
             "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=timeout)
         )
         self._num_open_groups = response.num_open_groups
         num_leasable = response.num_ready_groups - response.num_kept_back_groups
-        return Readiness(num_leasable + response.num_open_groups, response.groups_per_step)
+        return BatchProgress(num_leasable + response.num_open_groups, response.groups_per_step)
 
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_pb2.LeaseSamplesResponse | None:
-        """The samples of `step`, kept until `commit`; None if too few were fit to be leased.
+        """Lease the samples of `step` until `commit`; None if too few groups could be leased.
 
-        Too few for a whole batch; or, if that is not 0, for `min_groups` of its groups.
-        They come page by page: a step may be larger than a message.
+        A batch has all its groups or, if `min_groups` is not 0, at least that many. Samples are
+        read page by page: a step may exceed the size of a message.
         """
         request = self._request(step, base_weight_version, _LEASE_POLL_SECONDS)
         request.min_groups = min_groups
-        whole = await self._page(request)
-        if not whole.lease_token:
+        batch = await self._call_lease(request)
+        if not batch.lease_token:
             return None
-        self._leases[step] = whole.lease_token
-        request.first_sample = whole.next_sample
+        self._leases[step] = batch.lease_token
+        request.first_sample = batch.next_sample
         while request.first_sample:
-            page = await self._page(request)
-            whole.samples.extend(page.samples)
-            whole.max_staleness = max(whole.max_staleness, page.max_staleness)
+            page = await self._call_lease(request)
+            batch.samples.extend(page.samples)
+            batch.max_staleness = max(batch.max_staleness, page.max_staleness)
             request.first_sample = page.next_sample
-        return whole
+        return batch
 
-    async def stream(
+    async def lease_page(
         self,
         step: int,
         base_weight_version: int,
@@ -136,15 +137,15 @@ class Samples:
         min_groups: int = 0,
         wait: bool = True,
     ) -> sample_pb2.LeaseSamplesResponse | None:
-        """A page of what `step` has from `first_sample` on; None if there is nothing yet.
+        """Lease samples of a streamed `step` from `first_sample` on; None if there are none yet.
 
-        More follows, or may, unless its `next_sample` is 0. The step takes groups until it has a
-        batch, or once it has `min_groups` if that is not 0.
+        More may follow unless `next_sample` of the page is 0. The step ends with a full batch or,
+        if `min_groups` is not 0, with at least that many groups.
         """
         request = self._request(step, base_weight_version, _LEASE_POLL_SECONDS * wait)
         request.first_sample, request.min_groups = first_sample, min_groups
         request.streaming = True
-        page = await self._page(request)
+        page = await self._call_lease(request)
         if not page.lease_token:
             return None
         self._leases[step] = page.lease_token
@@ -163,30 +164,30 @@ class Samples:
             max_bytes=_PAGE_BYTES,
         )
 
-    async def _page(
+    async def _call_lease(
         self, request: sample_pb2.LeaseSamplesRequest
     ) -> sample_pb2.LeaseSamplesResponse:
         timeout = _LEASE_POLL_SECONDS + _MARGIN_SECONDS
-        return await persistently(
+        return await retry_forever(
             "LeaseSamples", lambda: self._stub.LeaseSamples(request, timeout=timeout)
         )
 
     async def commit(self, step: int) -> None:
-        """Tell that a durable checkpoint covers `step` and all before it."""
+        """Commit `step` and all before it: a durable checkpoint covers them."""
         request = sample_pb2.CommitStepRequest(run_id=self._run_id, epoch=self.epoch, step=step)
-        await persistently("CommitStep", lambda: self._stub.CommitStep(request))
+        await retry_forever("CommitStep", lambda: self._stub.CommitStep(request))
         self._leases = {leased: token for leased, token in self._leases.items() if leased > step}
 
     async def may_publish(self, weight_version: int) -> bool:
-        """Whether publishing now makes no work in flight too old, or has waited long enough."""
+        """Whether publishing now makes no rollout in flight too old, or was postponed for long."""
         request = sample_pb2.AwaitPublishRequest(
             run_id=self._run_id, epoch=self.epoch, weight_version=weight_version
         )
-        response = await persistently("AwaitPublish", lambda: self._stub.AwaitPublish(request))
+        response = await retry_forever("AwaitPublish", lambda: self._stub.AwaitPublish(request))
         return bool(response.publish)
 
     async def keep_leases(self) -> None:
-        """Extend every uncommitted lease for as long as the trainer lives."""
+        """Extend the lease of every uncommitted step until cancelled."""
         while True:
             remaining = [await self._extend(step) for step in tuple(self._leases)]
             await asyncio.sleep(min([1.0, *(seconds / 3 for seconds in remaining)]))
@@ -194,20 +195,23 @@ class Samples:
     async def _extend(self, step: int) -> float:
         token = self._leases.get(step)
         if token is None:
-            return float("inf")  # committed while another one was extended
+            return float("inf")  # committed while another lease was extended
         request = sample_pb2.ExtendLeaseRequest(run_id=self._run_id, lease_token=token)
         try:
-            response = await persistently("ExtendLease", lambda: self._stub.ExtendLease(request))
+            response = await retry_forever("ExtendLease", lambda: self._stub.ExtendLease(request))
         except (PreconditionError, NotFoundError) as error:
-            # Committed meanwhile, or expired. The ledger gives a repeated step the same samples.
+            # Committed in the meantime, or expired; a repeated step leases the same samples.
             if self._leases.pop(step, None) is not None:
                 get_logger().warning("lease_lost", step=step, error=str(error))
             return float("inf")
         return float(response.remaining.ToTimedelta().total_seconds())
 
 
-class Nodes:
-    """The gang's nodes, asked for and given back; without a scheduler they are always ours."""
+class NodeClient:
+    """Client of the scheduler: requests and releases the gang's nodes.
+
+    Without a scheduler the trainer always holds them.
+    """
 
     def __init__(
         self, channel: grpc.aio.Channel | None, run_id: str, gang_id: str, num_nodes: int
@@ -216,56 +220,56 @@ class Nodes:
             None if channel is None else scheduler_grpc.SchedulerServiceStub(channel)  # type: ignore[assignment]
         )
         self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
-        self._asked = True
+        self._requested = True
         self._batch = 0
-        self._released = scheduler_pb2.ReleaseNodesRequest()
+        self._last_release = scheduler_pb2.ReleaseNodesRequest()
         self.return_seconds = 0.0
-        """What the slowest node needs to come back, as the scheduler knows it; 0: not measured."""
+        """Time the slowest node needs to switch back to training; 0: not measured yet."""
 
     async def acquire(self, batch: int = 0) -> None:
-        """Wait until the scheduler has granted all nodes for `batch`; 0: for the same as before."""
+        """Wait until the scheduler has granted all nodes for `batch`; 0: for the previous batch."""
         self._batch = batch or self._batch
         if self._stub is None:
             return
         while not await self._request(wait_seconds=_POLL_SECONDS):
             pass
 
-    async def ask_ahead(self, needed_time: float) -> None:
-        """Let the nodes come back from `needed_time` on, seconds since 1970; `acquire` follows.
+    async def request_ahead(self, needed_time: float) -> None:
+        """Request the nodes from `needed_time` (seconds since 1970) on; `acquire` follows.
 
-        Nothing is asked while no other node would go on generating: what the gang waits for would
-        never come.
+        Does nothing unless other nodes generate: without them the batch would never become full.
         """
         if self._stub is not None and await self.others_generate():
-            get_logger().info("nodes_asked_ahead", return_seconds=self.return_seconds)
+            get_logger().info("nodes_requested_ahead", return_seconds=self.return_seconds)
             await self._request(needed_time=needed_time)
 
     async def release(self, batch: int = 0, outlook: scheduler_pb2.Outlook | None = None) -> None:
-        """Give the nodes back until they are wanted for `batch`; 0: for good.
+        """Release the nodes until they are requested for `batch`; 0: permanently.
 
-        By `outlook` it is judged who uses them.
+        From `outlook` the scheduler decides whether to lend them.
         """
         self._batch = batch
-        self._released = scheduler_pb2.ReleaseNodesRequest(
+        self._last_release = scheduler_pb2.ReleaseNodesRequest(
             run_id=self._run_id, gang_id=self._gang_id, outlook=outlook, batch=batch
         )
-        await self.give_back()
+        await self.release_again()
 
-    async def give_back(self) -> None:
-        """Once more, as by the last `release`, though they were asked for since."""
-        if self._stub is None or not self._asked:
+    async def release_again(self) -> None:
+        """Repeat the last `release` if the nodes were requested since."""
+        if self._stub is None or not self._requested:
             return
-        stub, request = self._stub, self._released
-        self._asked = False  # before the call: whoever asks meanwhile has them to give back again
-        await persistently("ReleaseNodes", lambda: stub.ReleaseNodes(request))
+        stub, request = self._stub, self._last_release
+        # Before the call: nodes requested during it have to be released again.
+        self._requested = False
+        await retry_forever("ReleaseNodes", lambda: stub.ReleaseNodes(request))
 
     async def _request(
         self, *, wait_seconds: float = 0.0, needed_time: float | None = None
     ) -> bool:
-        """Ask once; whether all nodes are granted."""
+        """Request the nodes once; whether all are granted."""
         stub = self._stub
         assert stub is not None
-        self._asked = True
+        self._requested = True
         request = scheduler_pb2.RequestNodesRequest(
             run_id=self._run_id,
             gang_id=self._gang_id,
@@ -276,7 +280,7 @@ class Nodes:
             needed_time=None if needed_time is None else _timestamp(needed_time),
         )
         timeout = wait_seconds + _MARGIN_SECONDS
-        response = await persistently(
+        response = await retry_forever(
             "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
         )
         if response.nodes:
@@ -284,15 +288,15 @@ class Nodes:
         return response.granted
 
     async def others_generate(self) -> bool:
-        """Whether groups go on coming while the gang has its nodes."""
+        """Whether rollout continues for this run while the gang holds its nodes."""
         if self._stub is None:
-            return True  # the gang has devices of its own
+            return True  # the trainer shares no devices with rollout
         stub = self._stub
         request = scheduler_pb2.ListNodesRequest(run_id=self._run_id)
-        response = await persistently(
+        response = await retry_forever(
             "ListNodes", lambda: stub.ListNodes(request, timeout=_MARGIN_SECONDS)
         )
-        # Of the nodes that this run shares with others, some generate for those.
+        # Nodes shared between runs may generate for another run.
         rolling_out = [
             node
             for node in response.nodes

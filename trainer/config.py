@@ -260,7 +260,7 @@ class TrainerConfig(ServerConfig):
         """Names the frozen weights that an adapter is added to; empty without one."""
         return fingerprint(self.model) if self.lora_rank else ""
 
-    def mathematics(self) -> dict[str, Setting]:
+    def reproducibility_settings(self) -> dict[str, Setting]:
         """The settings that decide what a step computes: two runs that differ here may differ."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         # As JSON gives it back.

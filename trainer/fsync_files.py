@@ -1,4 +1,4 @@
-"""Files that survive a crash of the machine once these functions return."""
+"""Write files that are durable (survive a crash of the machine) when these functions return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 __all__ = ["COMPLETE", "copy_file", "sync", "write_json", "write_marker", "write_tensors"]
 
 COMPLETE = ".complete"
-"""Name of the file that says a folder holds all it should."""
+"""Name of the marker file of a complete folder."""
 
 
 def sync(path: Path) -> None:
@@ -38,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors as safetensors.
 
     Raises:
-        OSError: the disk is full, or the like.
+        OSError: the file cannot be written, for example on a full disk.
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -54,7 +54,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def write_marker(folder: Path) -> None:
-    """Declare `folder` complete; everything in it is durable before the marker is."""
+    """Mark `folder` complete; its content is durable before the marker is."""
     sync(folder)
     (folder / COMPLETE).touch()
     sync(folder / COMPLETE)

@@ -1,4 +1,4 @@
-"""TrainerService: protobuf to the loop and the device, no logic."""
+"""TrainerService: translates rpcs into calls of the training loop and the device lease."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis.errors import Reason, failed_precondition, invalid_argument
 from trainer.config import TrainerConfig
-from trainer.device_lease import Device, GangThread
+from trainer.device_lease import DeviceLease
 from trainer.loop import Trainer
+from trainer.rank_group import RankGroup
 
 __all__ = ["TrainerServicer"]
 
@@ -20,20 +21,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TrainerServicer(trainer_grpc.TrainerServiceServicer):
-    """Rank 0 to the outside."""
+    """The gRPC service of rank 0."""
 
     def __init__(
-        self, config: TrainerConfig, trainer: Trainer, device: Device, gang: GangThread
+        self, config: TrainerConfig, trainer: Trainer, device: DeviceLease, ranks: RankGroup
     ) -> None:
         self._config = config
         self._trainer = trainer
         self._device = device
-        self._gang = gang
+        self._ranks = ranks
 
     async def GetStatus(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.GetStatusRequest, context: Context
     ) -> trainer_pb2.GetStatusResponse:
-        """Where training stands."""
+        """State, step, weight version and metrics of the trainer."""
         progress = self._trainer.progress
         return trainer_pb2.GetStatusResponse(
             run_id=self._config.run_id,
@@ -41,7 +42,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             step=progress.step,
             num_steps=self._config.num_steps,
             weight_version=self._trainer.weight_version,
-            world_size=self._gang.world_size,
+            world_size=self._ranks.world_size,
             checkpoint_step=self._trainer.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},
             suspended=self._device.is_suspended(request.node_id),
@@ -50,8 +51,8 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def Suspend(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.SuspendRequest, context: Context
     ) -> trainer_pb2.SuspendResponse:
-        """Move device state out; answers when it is."""
-        # To the end even if the caller goes away: state half moved would be in no known place.
+        """Move the device state out; answers when it is done."""
+        # Shielded from a caller that disconnects: a move must not stop halfway.
         suspended = self._device.suspend(_epoch(request.epoch), request.node_id)
         num_bytes = await asyncio.shield(suspended)
         return trainer_pb2.SuspendResponse(num_bytes=num_bytes)
@@ -59,7 +60,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def Resume(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.ResumeRequest, context: Context
     ) -> trainer_pb2.ResumeResponse:
-        """Move device state back; answers when it is."""
+        """Move the device state back; answers when it is done."""
         await asyncio.shield(self._device.resume(_epoch(request.epoch), request.node_id))
         return trainer_pb2.ResumeResponse()
 
@@ -69,7 +70,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         """Checkpoint the newest finished step."""
         if self._trainer.progress.step == 0:
             raise failed_precondition(Reason.WRONG_STATE, "no optimizer step is finished yet")
-        # To the end even if the caller goes away: ranks write it, and the nodes are given back.
+        # Shielded from a caller that disconnects: the nodes must be released afterwards.
         step = await asyncio.shield(self._trainer.save_checkpoint())
         return trainer_pb2.SaveCheckpointResponse(step=step)
 

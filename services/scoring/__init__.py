@@ -1,1 +1,1 @@
-"""Computes columns of samples while others still generate: reference log-probs, rewards."""
+"""The scoring service: computes columns of samples (reference log-probs, rewards)."""

@@ -1,4 +1,4 @@
-"""Wires a scoring service together: `python -m services.scoring`."""
+"""`python -m services.scoring`: the scoring service."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["build", "main"]
 
 
 def main() -> None:
-    """Score until a signal."""
+    """Run the scoring service until a signal."""
     run("scoring", ScoringConfig, build)
 
 
 @asynccontextmanager
 async def build(config: ScoringConfig) -> AsyncIterator[Service]:
-    """Load the model, and connect to the trajectory manager."""
+    """Load the model and connect to the trajectory manager."""
     if config.scorer in SCORERS and find_spec("transformers") is None:
         raise ConfigError("the built-in scorers need transformers: pip install 'seamflow[scoring]'")
     scorer = await asyncio.to_thread(make_scorer, config)

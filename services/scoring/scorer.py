@@ -1,4 +1,4 @@
-"""What a scorer is: from samples to one column of them.
+"""The interface of a scorer: computes one column of samples.
 
 Shape suffix: T tokens of a sample.
 """
@@ -21,26 +21,26 @@ __all__ = ["SCORERS", "Row", "Scorer", "make_scorer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A sample."""
+    """A sample to score."""
 
     sample_id: str
-    """Names it in errors."""
+    """Id, for errors."""
     token_ids_T: NDArray[np.int32]
-    """The whole sequence, what the environment said included."""
+    """The whole sequence, environment tokens included."""
     temperature: float
-    """That it was sampled with."""
+    """Sampling temperature."""
     columns: Mapping[str, NDArray[np.float32]]
-    """Those that `needs` names: one value, or one for each token."""
+    """The columns of `needs`: one value, or one for each token."""
 
 
 class Scorer(Protocol):
-    """A plug-in. Its constructor takes the `ScoringConfig`, and loads its model.
+    """A plug-in. Its constructor takes the `ScoringConfig` and loads the model.
 
-    Calls come one after the other, from one thread.
+    Called from one thread.
     """
 
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
-        """Of each row: one value, or one for each token."""
+        """The column of each row: one value, or one for each token."""
         ...
 
 
@@ -55,7 +55,7 @@ def make_scorer(config: ScoringConfig) -> Scorer:
     """The scorer that `config.scorer` names: a built-in, or "package.module:Name".
 
     Raises:
-        ConfigError: neither of the two, or its model cannot be loaded.
+        ConfigError: it does not exist, or its model cannot be loaded.
     """
     scorer: Scorer = plugins.make("scorer", config.scorer, SCORERS, config)
     return scorer

@@ -1,8 +1,8 @@
-"""Leases samples that lack the column, scores them, writes the column; again and again.
+"""The loop of the scoring service: lease samples without the column, score them, write the column.
 
-Nothing is kept here: what a service had leased when it died is leased to another one. That is
-RLHFuse's fusion at the level of samples (arXiv 2409.13221, section 4): a sample is scored as soon
-as its group is complete, while other groups are still generated.
+Stateless: after a crash, leases expire and other scoring services get the samples. This is
+RLHFuse's inter-stage fusion per sample (arXiv 2409.13221, section 4): a sample is scored as soon as
+its group is complete, while other groups are still generated.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ T = TypeVar("T")
 _POLL_SECONDS = 20.0
 _ABSENT_SECONDS = 1.0
 _log = get_logger()
-_SAMPLES = metrics.counter("scoring", "samples_total", "Samples that were scored.")
-_TOKENS = metrics.counter("scoring", "tokens_total", "Tokens of these.")
-_SECONDS = metrics.histogram("scoring", "batch_seconds", "Time to score what was leased at once.")
-_LOST = metrics.counter("scoring", "leases_lost_total", "Batches that were scored too late.")
-_FAILED = metrics.counter("scoring", "failures_total", "Samples that could not be scored.")
+_SAMPLES = metrics.counter("scoring", "samples_total", "Scored samples.")
+_TOKENS = metrics.counter("scoring", "tokens_total", "Tokens of scored samples.")
+_SECONDS = metrics.histogram("scoring", "batch_seconds", "Time to score the samples of a lease.")
+_LOST = metrics.counter("scoring", "leases_lost_total", "Leases that expired before the write.")
+_FAILED = metrics.counter("scoring", "failures_total", "Samples that the scorer failed on.")
 
 
 class Scoring:
-    """One column of one run."""
+    """Scores the samples of one run for one column."""
 
     def __init__(self, config: ScoringConfig, channel: grpc.aio.Channel, scorer: Scorer) -> None:
         # The generated constructor is typed for blocking channels.
@@ -61,18 +61,18 @@ class Scoring:
         self._num_samples = config.max_samples
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Lease, score and write until cancelled."""
         while True:
             leased = await self._lease()
-            values = await self._scored(leased.samples)
+            values = await self._score(leased.samples)
             if values:
                 self._adjust(in_time=await self._write(leased, values))
 
     async def _lease(self) -> pb.LeaseColumnResponse:
         try:
-            return await self._persistently(lambda: self._stub.LeaseColumn(self._request()))
+            return await self._retry_forever(lambda: self._stub.LeaseColumn(self._request()))
         except NotFoundError:
-            _log.warning("run_does_not_exist_yet", run_id=self._config.run_id)
+            _log.warning("run_not_found", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
             return pb.LeaseColumnResponse()
 
@@ -85,17 +85,17 @@ class Scoring:
             wait=_duration(_POLL_SECONDS),
         )
 
-    async def _scored(
+    async def _score(
         self, samples: Sequence[trajectory_pb2.Sample]
     ) -> dict[str, NDArray[np.float32]]:
-        """The values of each sample that could be scored."""
+        """Values by sample id, without samples that the scorer failed on."""
         if not samples:
             return {}
         rows = [_row(sample) for sample in samples]
         began = time.monotonic()
         try:
-            values = await self._thread_scores(rows)
-        except Exception:  # a plug-in's, perhaps of one sample: the others are scored
+            values = await self._score_rows(rows)
+        except Exception:  # possibly caused by one sample: score the others
             values = await self._one_by_one(rows)
         _SECONDS.observe(time.monotonic() - began)
         _SAMPLES.inc(len(values))
@@ -106,14 +106,14 @@ class Scoring:
         found: dict[str, NDArray[np.float32]] = {}
         for row in rows:
             try:
-                found |= await self._thread_scores([row])
+                found |= await self._score_rows([row])
             except Exception as error:
-                # Its lease runs out, and it is tried again: the group waits until that helps.
+                # Retried when its lease expires; the group waits until it is scored.
                 _FAILED.inc()
-                _log.error("not_scored", sample_id=row.sample_id, error=str(error))
+                _log.error("scoring_failed", sample_id=row.sample_id, error=str(error))
         return found
 
-    async def _thread_scores(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
+    async def _score_rows(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
         loop = asyncio.get_running_loop()
         values = await loop.run_in_executor(self._thread, self._scorer.score, rows)
         _check(rows, values)
@@ -122,7 +122,7 @@ class Scoring:
     async def _write(
         self, leased: pb.LeaseColumnResponse, values: Mapping[str, NDArray[np.float32]]
     ) -> bool:
-        """Whether it was in time."""
+        """Write the column; whether the lease was still valid."""
         request = pb.WriteColumnRequest(
             run_id=self._config.run_id,
             column=self._config.column,
@@ -133,23 +133,23 @@ class Scoring:
             ],
         )
         try:
-            await self._persistently(lambda: self._stub.WriteColumn(request))
+            await self._retry_forever(lambda: self._stub.WriteColumn(request))
         except (PreconditionError, NotFoundError, ConflictError) as error:
-            # Its lease ran out, or the rollout was deleted, or another one wrote it.
+            # The lease expired, the rollout was deleted, or another service wrote the column.
             _LOST.inc()
-            _log.warning("scored_too_late", num_samples=len(values), error=str(error))
+            _log.warning("lease_lost", num_samples=len(values), error=str(error))
             return False
         return True
 
     def _adjust(self, in_time: bool) -> None:
-        """Lease fewer at once until they are scored before their lease runs out."""
+        """Halve the samples per lease after a lost lease, else raise them by one."""
         fewer, more = max(self._num_samples // 2, 1), self._num_samples + 1
         self._num_samples = min(more, self._config.max_samples) if in_time else fewer
 
-    async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_forever(self, call: Callable[[], Awaitable[T]]) -> T:
         def report(error: SeamflowError) -> None:
-            _log.warning("call_repeated", error=str(error))
-            if isinstance(error, ExhaustedError):  # or more than a message holds
+            _log.warning("call_retried", error=str(error))
+            if isinstance(error, ExhaustedError):  # also: the message is too large
                 self._adjust(in_time=False)
 
         while True:
@@ -169,21 +169,23 @@ def _row(sample: trajectory_pb2.Sample) -> Row:
 
 
 def _check(rows: Sequence[Row], values: Sequence[NDArray[np.float32]]) -> None:
-    """A plug-in's mistake is told here, by name, and not by whoever reads the column.
+    """Check the scorer's values before they are written.
 
     Raises:
-        ValueError: a value is missing or no number.
+        ValueError: values are missing, not finite, or of the wrong shape.
     """
     if len(values) != len(rows):
         raise ValueError(f"the scorer gave {len(values)} values for {len(rows)} samples")
     for row, found in zip(rows, values, strict=True):
         if found.shape not in ((1,), (len(row.token_ids_T),)):
             raise ValueError(
-                f"sample {row.sample_id!r}: the scorer gave values of shape {found.shape}; one is "
-                f"wanted, or one for each of {len(row.token_ids_T)} tokens"
+                f"sample {row.sample_id!r}: the scorer gave values of shape {found.shape}; return "
+                f"one value, or one for each of {len(row.token_ids_T)} tokens"
             )
         if not np.isfinite(found).all():
-            raise ValueError(f"sample {row.sample_id!r}: the scorer gave values that are no number")
+            raise ValueError(
+                f"sample {row.sample_id!r}: the scorer gave values that are not finite"
+            )
 
 
 def _duration(seconds: float) -> Duration:

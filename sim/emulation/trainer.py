@@ -22,9 +22,9 @@ from services.chassis.rpc.server import Service, run
 from sim.costs import Costs, load_costs
 from sim.emulation.prompts import Emulation
 from trainer.checkpoint.checkpoint_files import shard_name
-from trainer.cli import peers
+from trainer.cli import connect_services
 from trainer.config import TrainerConfig
-from trainer.device_lease import Device
+from trainer.device_lease import DeviceLease
 from trainer.loop import Trainer
 from trainer.policy.commands import Accumulate, Command, Gather, Optimize, Release, Restore
 from trainer.servicer import TrainerServicer
@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.05
 
 
 class EmulatedGang:
-    """Looks like a `trainer.device_lease.GangThread` and computes nothing.
+    """Has the interface of `trainer.rank_group.RankGroup` and computes nothing.
 
     Writes what it did into a file of JSON lines: {"doing": ..., "begin": ..., "end": ...}, in
     seconds since 1970.
@@ -90,10 +90,10 @@ class EmulatedGang:
         """An empty shard."""
         (folder / shard_name(0, 1)).touch()
 
-    async def written(self, folder: Path) -> None:
-        """It is, at once."""
+    async def wait_written(self, folder: Path) -> None:
+        """The shard is written already."""
 
-    def gathered(self) -> dict[str, torch.Tensor]:
+    def take_gathered(self) -> dict[str, torch.Tensor]:
         """Weights of one number."""
         return {"weight": torch.zeros(1)}
 
@@ -121,13 +121,13 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     file = config.checkpoint_folder.parent / "gang.jsonl"
     gang = EmulatedGang(load_costs(), emulation, config.gang_nodes, config.publish_every, file)
     async with AsyncExitStack() as stack:
-        device = Device(gang, config.gang_nodes)  # type: ignore[arg-type]
-        samples, nodes, publisher = await peers(config, stack)
+        device = DeviceLease(gang, config.gang_nodes)  # type: ignore[arg-type]
+        samples, nodes, publisher = await connect_services(config, stack)
         trainer = Trainer(config, gang, device, samples, nodes, publisher, Trackers(config))  # type: ignore[arg-type]
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
-            background=[trainer.train, samples.keep_leases],
+            background=[trainer.run, samples.keep_leases],
         )
 
 

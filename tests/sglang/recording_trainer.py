@@ -14,16 +14,16 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 import trainer.cli
 from tests.sglang.quickstart import LEASED
-from trainer.clients import Samples
+from trainer.clients import SampleClient
 
 
-class RecordingSamples(Samples):
+class RecordingSampleClient(SampleClient):
     """Appends to the file before the trainer sees the samples."""
 
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_pb.LeaseSamplesResponse | None:
-        """See `Samples.lease`."""
+        """See `SampleClient.lease`."""
         leased = await super().lease(step, base_weight_version, min_groups)
         checkpoints = Path(os.environ["SEAMFLOW_TRAINER_CHECKPOINT_FOLDER"])
         with (checkpoints.parent / LEASED).open("a") as file:
@@ -39,5 +39,5 @@ class RecordingSamples(Samples):
 
 
 if __name__ == "__main__":
-    trainer.cli.Samples = RecordingSamples  # type: ignore[misc]
+    trainer.cli.SampleClient = RecordingSampleClient  # type: ignore[misc]
     trainer.cli.main()

@@ -17,9 +17,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.metrics import counter
 from tests.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
 from trainer import batch_source
-from trainer.batch_forecast import Readiness
-from trainer.batch_source import Batches
-from trainer.clients import Nodes
+from trainer.batch_progress import BatchProgress
+from trainer.batch_source import BatchSource
+from trainer.clients import NodeClient
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepRecord
@@ -28,7 +28,7 @@ OVER = {"batch_timeout_seconds": 1e-9}
 """By the first look."""
 
 
-class Samples:
+class FakeSampleClient:
     """Becomes ready group by group, each time somebody looks; a group has four rollouts."""
 
     def __init__(self, *num_ready: int) -> None:
@@ -37,20 +37,20 @@ class Samples:
         self.asked: list[int] = []
         self.leased: list[tuple[int, int]] = []
 
-    async def ready(
+    async def progress(
         self,
         step: int,
         base_weight_version: int,
         *,
         more_than: int = 0,
         wait_seconds: float = 0.0,
-    ) -> Readiness:
+    ) -> BatchProgress:
         """Of batches of eight groups."""
         self.asked.append(more_than)
         self._last = next(self._num_ready)
-        return Readiness(self._last, 8)
+        return BatchProgress(self._last, 8)
 
-    async def stream(
+    async def lease_page(
         self,
         step: int,
         base_weight_version: int,
@@ -84,7 +84,7 @@ class Samples:
         )
 
 
-class WrittenNodes:
+class FakeNodeClient:
     """Writes down what it is asked."""
 
     def __init__(self, return_seconds: float, shared: bool = True) -> None:
@@ -102,11 +102,11 @@ class WrittenNodes:
         """As it was made."""
         return self.shared
 
-    async def give_back(self) -> None:
+    async def release_again(self) -> None:
         """Once more."""
         self.calls.append("give back")
 
-    async def ask_ahead(self, needed_time: float) -> None:
+    async def request_ahead(self, needed_time: float) -> None:
         """At any time."""
         self.calls.append("ask ahead")
 
@@ -115,19 +115,19 @@ class WrittenNodes:
         self.calls.append(f"acquire for {batch}")
 
 
-async def leased(batches: Batches, step: int) -> list[TokenSequence]:
+async def leased(batches: BatchSource, step: int) -> list[TokenSequence]:
     """All that a step is trained on."""
-    parts = [part async for part in batches.parts(StepRecord(step, 0))]
+    parts = [part async for part in batches.chunks(StepRecord(step, 0))]
     return [item for part in parts for item in part.sequences]
 
 
 async def waited(
     tmp_path: Path, first: list[int], second: list[int], return_seconds: float, **fields: Any
-) -> tuple[list[str], Samples]:
+) -> tuple[list[str], FakeSampleClient]:
     """The calls for the second of two batches, and what there was of it."""
     config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **fields)
-    samples, nodes = Samples(*first, *second), WrittenNodes(return_seconds)
-    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    samples, nodes = FakeSampleClient(*first, *second), FakeNodeClient(return_seconds)
+    batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
     for step in (1, 2):
         nodes.calls.clear()
         await leased(batches, step)
@@ -170,7 +170,7 @@ async def test_a_full_batch_keeps_the_nodes(tmp_path: Path) -> None:
 
 async def test_a_timeout_asks_for_the_nodes_once_anything_is_complete(tmp_path: Path) -> None:
     """Rollout is interrupted for part of a batch; for nothing it is not."""
-    timeouts = counter("trainer", "batch_timeouts_total", "Waits that ended without a whole batch")
+    timeouts = counter("trainer", "batch_timeouts_total", "Waits that ended with a partial batch")
     before = timeouts._value.get()
     calls, samples = await waited(tmp_path, [8], [0, 0, 2], 60.0, **OVER)
     assert calls == ["release for 2: 32/32", "acquire for 2"]
@@ -199,8 +199,8 @@ async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
     life tells nothing: what the one before it leased since its last release is not known.
     """
     config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **OVER)
-    samples, nodes = Samples(8, 0, 8, 9, 0, 3, 0, 8), WrittenNodes(60.0)
-    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    samples, nodes = FakeSampleClient(8, 0, 8, 9, 0, 3, 0, 8), FakeNodeClient(60.0)
+    batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
     for step in (1, 2, 3, 4, 5):
         await leased(batches, step)
     assert nodes.done == [0, 32 + 32, 12]
@@ -214,8 +214,8 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
     config = TrainerConfig(
         run_id="run", model=tmp_path, checkpoint_folder=tmp_path, stream_groups=3
     )
-    samples, nodes = Samples(8, 1, 3, 8), WrittenNodes(0.0, shared)
-    batches = Batches(config, samples, nodes)  # type: ignore[arg-type]
+    samples, nodes = FakeSampleClient(8, 1, 3, 8), FakeNodeClient(0.0, shared)
+    batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
     await leased(batches, 1)
     nodes.calls.clear()
     await leased(batches, 2)
@@ -230,7 +230,9 @@ async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -
         rollout = await register(stub, "both", *BOTH)
         await heartbeat(stub, "both", rollout.epoch)
         assert rollout.tag == "rollout"
-        batches = Batches(config, Samples(0, 2), Nodes(channel, RUN, "trainer", 1))  # type: ignore[arg-type]
+        batches = BatchSource(
+            config, FakeSampleClient(0, 2), NodeClient(channel, RUN, "trainer", 1)
+        )  # type: ignore[arg-type]
         waiting = asyncio.create_task(leased(batches, 1))
         train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
         assert train.tag == "train"

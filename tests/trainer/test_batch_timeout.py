@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from tests.trainer.training import Training, groups, other_run
-from trainer.batch_forecast import Readiness
+from trainer.batch_progress import BatchProgress
 
 OVER = {"batch_timeout_seconds": 1e-9}
 """The wait is too long from its beginning on."""
@@ -101,7 +101,7 @@ async def test_groups_that_may_not_go_yet_hold_no_nodes(training: Training) -> N
     await training.play(4)
     counts = await training.readiness()
     assert (counts.num_ready_groups, counts.num_kept_back_groups) == (2, 2)
-    assert await training.samples().ready(1, 0) == Readiness(0, 2)
+    assert await training.samples().progress(1, 0) == BatchProgress(0, 2)
 
 
 async def test_what_begins_while_it_waits_is_sampled_with_its_weights(training: Training) -> None:
@@ -109,11 +109,11 @@ async def test_what_begins_while_it_waits_is_sampled_with_its_weights(training: 
     await training.begin("a", "b", "c", groups_per_step=1, max_staleness=1)
     samples, client = training.samples(), training.client
     await samples.reconcile(0)
-    await samples.ready(1, 0)
+    await samples.progress(1, 0)
     await training.play(2)
     assert await samples.lease(1, 0) is not None
     assert [(await client.lease()).task.task_id for _ in range(3)] == ["b", "b", ""]
-    await samples.ready(2, 5)
+    await samples.progress(2, 5)
     lease = await client.lease()
     await client.start(lease.rollout_id, lease.lease_token)
     assert (await client.begin(lease.rollout_id, "t", [1])).required_weight_version == 5

@@ -30,7 +30,12 @@ async def test_an_existing_checkpoint_is_never_resumed_by_accident(config: Train
     """Without `resume` it is an error that names the folder, the step and the setting."""
     folder = checkpoint_files.begin(config.checkpoint_folder, 7)
     state = checkpoint_files.Checkpoint(
-        run_id="other", step=7, weight_version=7, world_size=1, mathematics={}, record={}
+        run_id="other",
+        step=7,
+        weight_version=7,
+        world_size=1,
+        settings={},
+        record={},
     )
     (folder / checkpoint_files.shard_name(0, 1)).touch()
     checkpoint_files.complete(folder, state, keep=1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.chassis.errors import Reason, ServiceError
-from trainer.device_lease import Device
+from trainer.device_lease import DeviceLease
 from trainer.policy.commands import Command, Release, Restore
 from trainer.ranks.offload import DeviceState
 
@@ -30,20 +30,22 @@ class Gang:
 
 
 @pytest.fixture
-def device() -> Device:
+def device() -> DeviceLease:
     """Of a gang of two."""
-    return Device(Gang())
+    return DeviceLease(Gang())
 
 
 async def nothing() -> None:
     """Nodes that are always ours."""
 
 
-async def test_an_older_epoch_is_refused_and_the_same_one_is_idempotent(device: Device) -> None:
+async def test_an_older_epoch_is_refused_and_the_same_one_is_idempotent(
+    device: DeviceLease,
+) -> None:
     """ABORTED / STALE_EPOCH; a repeated Suspend answers the same bytes and does nothing."""
     assert await device.suspend(3) == 16
     assert await device.suspend(3) == 16
-    assert len(device._gang.commands) == 1
+    assert len(device._ranks.commands) == 1
     with pytest.raises(ServiceError) as caught:
         await device.resume(2)
     assert caught.value.reason == Reason.STALE_EPOCH
@@ -52,7 +54,7 @@ async def test_an_older_epoch_is_refused_and_the_same_one_is_idempotent(device: 
     assert not device.suspended
 
 
-async def test_suspend_waits_for_the_step_and_the_next_step_for_resume(device: Device) -> None:
+async def test_suspend_waits_for_the_step_and_the_next_step_for_resume(device: DeviceLease) -> None:
     """Within `use` nothing is moved; while suspended `use` does not begin, and asks for nodes."""
     asked = 0
 
@@ -72,7 +74,7 @@ async def test_suspend_waits_for_the_step_and_the_next_step_for_resume(device: D
         assert not device.suspended
 
 
-async def test_a_suspend_that_was_overtaken_is_refused(device: Device) -> None:
+async def test_a_suspend_that_was_overtaken_is_refused(device: DeviceLease) -> None:
     """A newer Resume arrives while the older Suspend waits for the step: it has no effect."""
     async with device.use(nothing):
         older = asyncio.create_task(device.suspend(1))
@@ -87,8 +89,8 @@ async def test_a_suspend_that_was_overtaken_is_refused(device: Device) -> None:
 
 async def test_a_gang_moves_once_all_its_nodes_have_given_their_devices() -> None:
     """Each node is fenced by epochs of its own; one that is taken away takes all ranks along."""
-    device = Device(Gang(), num_nodes=2)
-    await device.begin_suspended()
+    device = DeviceLease(Gang(), num_nodes=2)
+    await device.start_suspended()
     first = asyncio.create_task(device.resume(8, "a"))
     await asyncio.sleep(0)
     assert device.suspended
@@ -97,17 +99,17 @@ async def test_a_gang_moves_once_all_its_nodes_have_given_their_devices() -> Non
     assert not device.suspended
     assert await device.suspend(9, "b") == 8, "of 16 bytes in all"
     assert await device.suspend(10, "a") == 8
-    assert [type(command) for command in device._gang.commands] == [Release, Restore, Release]
+    assert [type(command) for command in device._ranks.commands] == [Release, Restore, Release]
 
 
 async def test_a_node_that_went_without_goodbye_stands_in_for_no_other() -> None:
     """Its agent died and another node took its place: the first one that suspends suspends all."""
-    one = Device(Gang())
+    one = DeviceLease(Gang())
     await one.resume(1, "dead")
     await one.resume(2, "b")
     assert await one.suspend(3, "b") == 16
     assert one.suspended
-    two = Device(Gang(), num_nodes=2)
+    two = DeviceLease(Gang(), num_nodes=2)
     await asyncio.gather(two.resume(1, "dead"), two.resume(1, "b"))
     await two.resume(2, "c")
     await two.suspend(3, "b")
@@ -122,7 +124,7 @@ async def test_a_node_that_went_without_goodbye_stands_in_for_no_other() -> None
 
 @pytest.mark.parametrize(("old", "new"), [("", "a"), ("a", "")])
 async def test_a_node_that_got_or_lost_its_name_is_the_same_one(
-    device: Device, old: str, new: str
+    device: DeviceLease, old: str, new: str
 ) -> None:
     """An agent of another release came up on the node: what it takes is what the old one gave."""
     await device.resume(1, old)
@@ -131,9 +133,11 @@ async def test_a_node_that_got_or_lost_its_name_is_the_same_one(
     assert device.suspended
 
 
-async def test_a_release_that_failed_is_no_success_when_it_is_asked_again(device: Device) -> None:
+async def test_a_release_that_failed_is_no_success_when_it_is_asked_again(
+    device: DeviceLease,
+) -> None:
     """Until it succeeded the device counts as taken, and half moved state is not trained with."""
-    device._gang.num_failing = 2
+    device._ranks.num_failing = 2
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
             await device.suspend(1, "a")
@@ -144,11 +148,11 @@ async def test_a_release_that_failed_is_no_success_when_it_is_asked_again(device
 
 
 async def test_a_restore_that_failed_is_undone_before_the_device_goes_to_others(
-    device: Device,
+    device: DeviceLease,
 ) -> None:
     """Some ranks may have their memory: it is neither trained with nor taken for free."""
     await device.suspend(1, "a")
-    device._gang.num_failing = 1
+    device._ranks.num_failing = 1
     with pytest.raises(RuntimeError, match="out of memory"):
         await device.resume(2, "a")
     assert not device.suspended
@@ -159,7 +163,7 @@ async def test_a_restore_that_failed_is_undone_before_the_device_goes_to_others(
     assert device.suspended
     await device.resume(4, "a")
     assert not device.suspended
-    commands = [type(command) for command in device._gang.commands]
+    commands = [type(command) for command in device._ranks.commands]
     assert commands == [Release, Restore, Release, Restore]
 
 
@@ -168,20 +172,20 @@ async def test_a_node_that_its_gang_does_not_follow_may_ask_again(
 ) -> None:
     """UNAVAILABLE names who is there; nothing has moved, and a newer order of the node counts."""
     monkeypatch.setattr("trainer.device_lease._GANG_SECONDS", 0.0)
-    device = Device(Gang(), num_nodes=2)
-    await device.begin_suspended()
-    with pytest.raises(ServiceError, match="needs 2 nodes and was given: a") as caught:
+    device = DeviceLease(Gang(), num_nodes=2)
+    await device.start_suspended()
+    with pytest.raises(ServiceError, match="needs 2 nodes and was granted: a") as caught:
         await device.resume(3, "a")
     assert caught.value.reason == Reason.PEER_UNAVAILABLE
     await device.suspend(4, "a")
-    with pytest.raises(ServiceError, match="was given: b"):
+    with pytest.raises(ServiceError, match="was granted: b"):
         await device.resume(5, "b")
     assert device.suspended
     await device.resume(6, "a")
     assert not device.suspended
 
 
-async def test_a_node_outside_the_gang_takes_nothing_from_it(device: Device) -> None:
+async def test_a_node_outside_the_gang_takes_nothing_from_it(device: DeviceLease) -> None:
     """A spare node begins to roll out while the gang trains: there, nothing is held."""
     await device.resume(1, "a")
     assert device.is_suspended("spare")
@@ -192,7 +196,7 @@ async def test_a_node_outside_the_gang_takes_nothing_from_it(device: Device) -> 
 
 
 async def test_a_suspend_moves_state_out_though_the_node_is_replaced_meanwhile(
-    device: Device,
+    device: DeviceLease,
 ) -> None:
     """Another node gives its device while the first one waits for the step: out, and in again."""
     await device.resume(1, "a")
@@ -202,7 +206,7 @@ async def test_a_suspend_moves_state_out_though_the_node_is_replaced_meanwhile(
         following = asyncio.create_task(device.resume(1, "b"))
         await asyncio.sleep(0)
     await asyncio.gather(leaving, following)
-    assert [type(command) for command in device._gang.commands] == [Release, Restore]
+    assert [type(command) for command in device._ranks.commands] == [Release, Restore]
     assert not device.is_suspended("b")
     assert device.is_suspended("a")
 

@@ -16,7 +16,7 @@ from tests.scheduler.support import (
     register,
     running_scheduler,
 )
-from trainer.clients import Nodes
+from trainer.clients import NodeClient
 
 GANG = "trainer"
 HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
@@ -25,21 +25,21 @@ HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
 async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
     """Alone, the node would leave its batch unfinished; beside a rollout node it comes early."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
-        nodes = Nodes(channel, RUN, GANG, 1)
+        nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "both", *BOTH)
-        await nodes.ask_ahead(time.time())
+        await nodes.request_ahead(time.time())
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
         await register(stub, "other", "rollout")
-        await nodes.ask_ahead(time.time() + 3600)
+        await nodes.request_ahead(time.time() + 3600)
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout", "not yet"
-        await nodes.ask_ahead(time.time())
+        await nodes.request_ahead(time.time())
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
 async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
     """A shared node fills no batch of this run until it works for it."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
-        nodes = Nodes(channel, RUN, GANG, 1)
+        nodes = NodeClient(channel, RUN, GANG, 1)
         workers = [
             pb.Worker(tag="rollout", address="host:1", run_id=run_id) for run_id in (RUN, "other")
         ]
@@ -49,24 +49,24 @@ async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
             )
         )
         await register(stub, "both", *BOTH)
-        await nodes.ask_ahead(time.time())
+        await nodes.request_ahead(time.time())
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
         await register(stub, "own", "rollout")
-        await nodes.ask_ahead(time.time())
+        await nodes.request_ahead(time.time())
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
 async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
     """They came too early for the batch. After the last step they are anybody's."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
-        nodes = Nodes(channel, RUN, GANG, 1)
+        nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
         await register(stub, "both", *BOTH)
         await _placed(stub)
         await nodes.release(2, HALF)
         for _ in range(2):
-            await nodes.ask_ahead(time.time())
-            await nodes.give_back()
+            await nodes.request_ahead(time.time())
+            await nodes.release_again()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
         again = "gang trainer: kept: judged for batch 2 already"
         assert (await _causes(stub))[1:] == [again, again]
@@ -78,7 +78,7 @@ async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
 async def test_batches_that_were_full_at_once_are_told_apart() -> None:
     """The nodes are never given back: each acquire with another number is a batch, no other."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
-        nodes = Nodes(channel, RUN, GANG, 1)
+        nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
         await register(stub, "both", *BOTH)
         await _placed(stub)
@@ -99,10 +99,10 @@ async def test_batches_that_were_full_at_once_are_told_apart() -> None:
 async def test_way_back_is_what_the_nodes_measured() -> None:
     """The trainer knows how early to ask from its nodes' own switches."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
-        nodes = Nodes(channel, RUN, GANG, 1)
+        nodes = NodeClient(channel, RUN, GANG, 1)
         lent = await register(stub, "both", *BOTH)
         await heartbeat(stub, "both", lent.epoch)
-        await nodes.ask_ahead(0.0)
+        await nodes.request_ahead(0.0)
         assert nodes.return_seconds == 0.0
         placed = await stub.RequestNodes(
             pb.RequestNodesRequest(run_id=RUN, gang_id=GANG, tag="train", num_nodes=1)
@@ -124,7 +124,7 @@ async def test_way_back_is_what_the_nodes_measured() -> None:
 async def test_release_tells_what_is_left_of_the_batch() -> None:
     """The audit log says why the nodes are kept; a second release says nothing."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
-        nodes = Nodes(channel, RUN, GANG, 1)
+        nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
         await register(stub, "both", *BOTH)
         await _placed(stub)

@@ -17,12 +17,12 @@ from tests.trainer.support import ROUNDING, make_samples
 from tests.trainer.training import Training, groups, other_run
 from trainer import batch_source, clients
 from trainer.algorithms.base import make_algorithm
-from trainer.batch_forecast import Readiness
+from trainer.batch_progress import BatchProgress
 from trainer.config import TrainerConfig
-from trainer.data.gradient_chunks import Part, Rounds
+from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import sequence
-from trainer.device_lease import GangThread
 from trainer.policy.commands import Accumulate
+from trainer.rank_group import RankGroup
 
 STREAMED: dict[str, Any] = {"stream_groups": 1, "micro_batch_tokens": 8}
 """A group of two rollouts has 12 tokens to compute: each is a part."""
@@ -32,15 +32,15 @@ STREAMED: dict[str, Any] = {"stream_groups": 1, "micro_batch_tokens": 8}
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Trainable tokens of each part that is computed."""
     computed: list[int] = []
-    real = GangThread.do_each
+    real = RankGroup.do_each
 
-    async def written(self: GangThread, commands: Any) -> Any:
+    async def written(self: RankGroup, commands: Any) -> Any:
         answers = await real(self, commands)
         if isinstance(commands[0], Accumulate):
             computed.append(commands[0].num_tokens)
         return answers
 
-    monkeypatch.setattr(GangThread, "do_each", written)
+    monkeypatch.setattr(RankGroup, "do_each", written)
     return computed
 
 
@@ -116,7 +116,7 @@ async def test_a_step_that_a_crash_cut_goes_on_with_the_same_parts(
     await training.play(4)
     crashed = training.samples()
     await crashed.reconcile(0)
-    page = await crashed.stream(1, 0, 0)
+    page = await crashed.lease_page(1, 0, 0)
     assert page is not None
     assert len(page.samples) == page.next_sample == 4
     await training.play(2)
@@ -171,10 +171,10 @@ async def test_an_open_step_is_no_batch_for_a_trainer_that_waits_for_all(
     await training.play(2)
     crashed = training.samples()
     await crashed.reconcile(0)
-    assert await crashed.stream(1, 0, 0) is not None
+    assert await crashed.lease_page(1, 0, 0) is not None
     again = training.samples()
     await again.reconcile(0)
-    assert await again.ready(1, 0) == Readiness(1, 3)
+    assert await again.progress(1, 0) == BatchProgress(1, 3)
     (first,) = await training.train(1, batch_timeout_seconds=1e-9)
     assert groups(first) == ["a/0", "a/1"]
 
@@ -189,13 +189,13 @@ def pages(seed: int, num_sequences: int) -> list[int]:
 def test_parts_depend_on_the_order_of_groups_alone(seed: int) -> None:
     """However pages cut them, and wherever a page ended with nothing behind it."""
     sequences = [sequence(sample) for sample in make_samples(seed, groups=6, group_size=3)]
-    whole = list(Rounds(80).cut(sequences, settled=True, last=True))
-    rounds, found, begin = Rounds(80), list[Part](), 0
+    whole = list(GroupChunker(80).push(sequences, group_complete=True, last=True))
+    rounds, found, begin = GroupChunker(80), list[GradientChunk](), 0
     for end in pages(seed, len(sequences)):
         last = end == len(sequences)
-        found += rounds.cut(sequences[begin:end], settled=False, last=last)
+        found += rounds.push(sequences[begin:end], group_complete=False, last=last)
         if end % 3 == 0 and not last:
-            found += rounds.cut([], settled=True, last=False)
+            found += rounds.push([], group_complete=True, last=False)
         begin = end
     assert [[item.sample_id for item in part.sequences] for part in found] == [
         [item.sample_id for item in part.sequences] for part in whole

@@ -19,7 +19,7 @@ from tests.trainer.services import Neighbours
 from tests.trainer.support import read_lines
 from tests.trajectory_manager.client import RULES, Client
 from trainer.cli import build
-from trainer.clients import Samples
+from trainer.clients import SampleClient
 from trainer.config import TrainerConfig
 
 
@@ -86,9 +86,9 @@ class Training:
         request = sample_pb2.GetReadinessRequest(run_id=self.client.run_id)
         return await self.client.samples.GetReadiness(request)
 
-    def samples(self) -> Samples:
+    def samples(self) -> SampleClient:
         """What a trainer calls."""
-        return Samples(self.client.channel, self.client.run_id)
+        return SampleClient(self.client.channel, self.client.run_id)
 
     async def committed_steps(self) -> dict[str, int]:
         """The step that committed each sample."""

@@ -1,5 +1,5 @@
-"""The built-in algorithms, one small file each, and the pieces they are put together from.
+"""The built-in algorithms, one small file each, and the terms they are composed of.
 
-`baselines.py` gives advantages, `importance.py` the weight of a token that other weights sampled,
-`weights.py` what a token counts; `policy_gradient.py` is the loss they all share.
+In `terms/`: `baselines.py` computes advantages, `importance.py` importance weights,
+`loss_aggregation.py` token weights; `policy_gradient.py` is the loss that most of them share.
 """

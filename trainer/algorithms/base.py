@@ -1,4 +1,4 @@
-"""What a reinforcement-learning algorithm is to the trainer: advantages, weights and a loss.
+"""The interface of an algorithm: advantages, token weights and a loss.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the step.
 """
@@ -24,7 +24,7 @@ __all__ = [
     "LossTerms",
     "PolicyTokens",
     "Rollouts",
-    "Weights",
+    "TokenWeights",
     "make_algorithm",
 ]
 
@@ -34,57 +34,57 @@ class Rollouts:
     """All rollouts of a step."""
 
     rewards_R: NDArray[np.float64]
-    """What is to be made more."""
+    """The rewards to maximise."""
     group_ids: Sequence[str]
-    """Rollouts of one group did the same task."""
+    """Rollouts of one group belong to the same task."""
     num_tokens_R: NDArray[np.int64]
-    """Trainable tokens, of all sequences that the rollout gave."""
+    """Trainable tokens, over all sequences of a rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """How token losses become the loss of a step: sum(weight * loss) / sum(count).
+class TokenWeights:
+    """How token losses become the loss of a step: sum(weight * loss) / sum(denominator).
 
-    Sums over tokens and over rollouts; neither needs the other rollouts, so a step can be computed
-    piece by piece, in any order.
+    The sums are over tokens and over rollouts. No term depends on other rollouts, so a step can be
+    computed chunk by chunk, in any order.
     """
 
-    tokens_R: NDArray[np.float64]
+    weights_R: NDArray[np.float64]
     """Weight of each trainable token of a rollout."""
-    counts_R: NDArray[np.float64]
-    """What a rollout adds to the denominator."""
+    denominators_R: NDArray[np.float64]
+    """The term of a rollout in the denominator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTokens:
-    """What a loss is computed from, shaped [B, T] unless said."""
+    """The inputs of a loss, shaped [B, T] unless stated otherwise."""
 
     logprobs_BT: torch.Tensor
     """Log-prob under the weights in training, after temperature; carries the gradient."""
     values_BT: torch.Tensor | None = None
-    """What the critic expects before the token is chosen; carries the gradient."""
+    """The critic's value before the token is sampled; carries the gradient."""
     behaviour_logprobs_BT: torch.Tensor
-    """Log-prob recorded when it was sampled."""
+    """Log-prob recorded at sampling."""
     advantages_BT: torch.Tensor
     """Advantage of its rollout."""
     weights_BT: torch.Tensor
-    """Weight of its loss; see `Weights`."""
+    """Weight of its loss; see `TokenWeights`."""
     reference_logprobs_BT: torch.Tensor
-    """Log-prob under a frozen model, from the column `reference_column`; without one it is 0."""
+    """Log-prob under a frozen model, from the column `reference_column`; 0 without one."""
     staleness_BT: torch.Tensor
-    """Versions published since the weights it was sampled under."""
+    """Versions published since the weights it was sampled with."""
     loss_mask_BT: torch.Tensor
-    """True where the loss counts; what else a tensor holds elsewhere means nothing."""
+    """True for trainable tokens; values of other tokens are undefined."""
     rollouts_B: torch.Tensor
-    """Number of each row's rollout, [B]; only equality means something."""
+    """Number of each row's rollout, [B]; for comparison only."""
     groups_B: torch.Tensor
     """Number of each row's group, [B]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """Sums over the trainable tokens of a micro-batch: they depend neither on how the step was cut
-    into micro-batches nor on the ranks.
+    """Sums over the trainable tokens of a micro-batch, so that the results of a step do not depend
+    on its micro-batches or ranks.
     """
 
     loss: torch.Tensor
@@ -100,30 +100,30 @@ class Algorithm(Protocol):
     def whole_step(self) -> bool:
         """True if advantages compare rollouts of different groups.
 
-        Then none can be given before all groups of a step are there.
+        They can only be computed when all groups of a step are complete.
         """
         ...
 
     @property
     def whole_groups(self) -> bool:
-        """True if the loss compares rollouts of a group: it sees all of them at once."""
+        """True if the loss compares rollouts of a group, and needs all of them in a micro-batch."""
         ...
 
     @property
     def critic(self) -> bool:
-        """True if the loss is given `values_BT`."""
+        """True if the loss needs `values_BT`."""
         ...
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         """Advantage of each rollout, [R]."""
         ...
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
-        """Weights of the rollouts with so many trainable tokens, each at least 1."""
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
+        """Weights for rollouts of these lengths in trainable tokens, each at least 1."""
         ...
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
-        """Token losses of a micro-batch, summed. Uses no state: micro-batches come in any order."""
+        """The summed token losses of a micro-batch. Stateless: micro-batches come in any order."""
         ...
 
 
@@ -151,18 +151,18 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
     """The algorithm that `config.algorithm` names: a built-in, or "package.module:Name".
 
     Raises:
-        ConfigError: neither of the two, or a setting it refuses, or cannot be streamed to.
+        ConfigError: it does not exist, rejects a setting, or cannot be streamed.
     """
     algorithm: Algorithm = plugins.make("algorithm", config.algorithm, ALGORITHMS, config)
     for name in ("whole_step", "whole_groups", "critic"):
         if not hasattr(algorithm, name):
             raise ConfigError(
-                f"algorithm {config.algorithm} has no {name}: say True or False, see "
-                "trainer.algorithms.base.Algorithm"
+                f"algorithm {config.algorithm} has no attribute {name}: set it to True or False, "
+                "see trainer.algorithms.base.Algorithm"
             )
     if config.stream_groups and algorithm.whole_step:
         raise ConfigError(
             f"stream_groups is {config.stream_groups}: {config.algorithm} compares the rewards of "
-            "a whole step, set it to 0 or take an algorithm that compares within groups"
+            "a whole step, set it to 0 or use an algorithm that compares within groups"
         )
     return algorithm

@@ -1,9 +1,9 @@
-"""CISPO (MiniMax-M1, arXiv 2506.13585): the weight is clipped, no token is left out.
+"""CISPO (MiniMax-M1, arXiv 2506.13585): the importance weight is clipped, no token is dropped.
 
     J = 1/N sum_t sg[min(rho_t, 1 + high)] * A * log pi_theta(t)
 
 There is no lower limit, as in the paper's experiments, so `clip_low` has no effect; the clip is the
-bound on importance, so no other one is taken.
+bound on importance, so `importance` must keep its default.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured.
+    """Build the algorithm from `config`.
 
     Raises:
-        ValueError: another bound on importance is set.
+        ValueError: `importance` is not "truncate".
     """
     if config.importance != "truncate":
         raise ValueError(
@@ -34,6 +34,6 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=Correction(way="truncate", floor=0.0, cap=1 + high),
-        weights="token_mean",
+        aggregation="token_mean",
         of_logprobs=True,
     )

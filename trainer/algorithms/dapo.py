@@ -1,13 +1,9 @@
-"""DAPO (arXiv 2503.14476): GRPO's advantages, clip-higher, and a loss in which tokens count alike.
+"""DAPO (arXiv 2503.14476): GRPO's advantages, clip-higher, and a token-mean loss.
 
     J = 1/N sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)         N tokens of the step
 
-Its two other parts belong to any algorithm here: groups without variance are dropped and replaced
-where the run says so (`zero_variance_reward`), and `overlong_tokens` shapes the reward of rollouts
-that are nearly too long.
-
-As a step takes one gradient per batch, the proximal policy of decoupled PPO is the weights at its
-beginning: see `decoupled_ppo.py`.
+Its two other parts are settings for any algorithm: `zero_variance_reward` of the run drops and
+replaces groups without variance, and `overlong_tokens` shapes the reward of long rollouts.
 """
 
 from __future__ import annotations
@@ -23,10 +19,10 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.28),
-        weights="token_mean",
+        aggregation="token_mean",
     )

@@ -1,11 +1,11 @@
-"""Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): trust region and importance apart.
+"""Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): separate trust region and importance.
 
     J = 1/N sum_t pi_prox / pi_behaviour * min(r_t * A, clip(r_t, 1 - low, 1 + high) * A)
     r_t = pi_theta / pi_prox
 
 pi_prox is the policy before the step. A step takes one gradient per batch, at pi_theta = pi_prox,
-where r_t = 1 and nothing is clipped: what is left is the corrected policy gradient, and the clip
-range has no effect.
+where r_t = 1 and nothing is clipped: the corrected policy gradient remains, and the clip range has
+no effect.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=Correction.of(config),
-        weights="token_mean",
+        aggregation="token_mean",
     )

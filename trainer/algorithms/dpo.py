@@ -3,9 +3,8 @@
     L = -mean over groups of log sigmoid(beta * (l_best - l_worst))
     l = log pi(y) - log pi_ref(y)
 
-The best and the worst rollout of each group are the pair that is preferred one over the other, by
-the reward that is trained on: a preference model's column makes it preference learning. A group in
-which all are alike has none and counts as a loss of 0.
+The preference pair of a group is its best and its worst rollout by reward; the reward may be the
+column of a preference model. A group of equal rewards has no pair and a loss of 0.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ from functools import partial
 import torch
 from torch.nn.functional import logsigmoid
 
-from trainer.algorithms.terms.groupwise import Compared, WholeRollouts
+from trainer.algorithms.terms.groupwise import GroupwiseObjective, WholeRollouts
 from trainer.config import TrainerConfig
 
 __all__ = ["build"]
 
 
-def build(config: TrainerConfig) -> Compared:
-    """As configured."""
-    return Compared(config, partial(_regret, beta=config.kl_beta))
+def build(config: TrainerConfig) -> GroupwiseObjective:
+    """Build the algorithm from `config`."""
+    return GroupwiseObjective(config, partial(_group_losses, beta=config.kl_beta))
 
 
-def _regret(rollouts: WholeRollouts, beta: float) -> torch.Tensor:
-    losses = [_of_pair(rollouts, group, beta) for group in range(rollouts.num_groups)]
+def _group_losses(rollouts: WholeRollouts, beta: float) -> torch.Tensor:
+    losses = [_pair_loss(rollouts, group, beta) for group in range(rollouts.num_groups)]
     return torch.stack(losses)
 
 
-def _of_pair(rollouts: WholeRollouts, group: int, beta: float) -> torch.Tensor:
-    """Of a group, as often as it has rollouts: the mean is over these."""
+def _pair_loss(rollouts: WholeRollouts, group: int, beta: float) -> torch.Tensor:
+    """The loss of a group times its number of rollouts, as the step takes the mean over these."""
     members = (rollouts.groups_R == group).nonzero()[:, 0]
     rewards = rollouts.rewards_R[members]
     best, worst = members[rewards.argmax()], members[rewards.argmin()]

@@ -3,8 +3,8 @@
     A = r - mean(r)                                                          of the group
     J = 1/R sum_r 1/L sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
 
-No standard deviation, which favours tasks that are nearly solved or hopeless, and a constant L
-(`loss_length`) in place of each rollout's length, which favours long failures.
+Without the standard deviation, which favours tasks that are nearly solved or nearly unsolved, and
+with a constant L (`loss_length`) instead of each rollout's length, which favours long failures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured.
+    """Build the algorithm from `config`.
 
     Raises:
         ValueError: `loss_length` is not set.
@@ -27,5 +27,5 @@ def build(config: TrainerConfig) -> PolicyGradient:
         config,
         baseline=centred,
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        weights="constant",
+        aggregation="constant",
     )

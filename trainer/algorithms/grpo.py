@@ -3,8 +3,8 @@
     A = (r - mean(r)) / (std(r) + eps)                                       of the group
     J = 1/R sum_r 1/|r| sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A) - beta * k3_t
 
-rho is relative to the recorded behaviour. Here as in all its relatives its weight is bounded by
-`importance`, which PPO leaves open for A < 0; beta is `kl_loss`, 0 unless set.
+rho is relative to the recorded behaviour policy. As in all related algorithms here, `importance`
+bounds its weight, which PPO leaves unbounded for A < 0; beta is `kl_loss`, 0 unless set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        weights="sequence_mean",
+        aggregation="sequence_mean",
     )

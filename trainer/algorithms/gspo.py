@@ -1,11 +1,11 @@
-"""GSPO (arXiv 2507.18071): the importance of a sequence, not of its tokens.
+"""GSPO (arXiv 2507.18071): importance ratios of sequences, not of tokens.
 
     s = exp(1/|y| sum_t log rho_t)
     J = 1/R sum_r min(s * A, clip(s, 1 - low, 1 + high) * A)
 
-s moves far less than rho, and so its clip range is far smaller. Its gradient is s / |y| times the
-score of each token, so tokens weigh as in `sequence_mean`. A rollout with a rewritten history gives
-several sequences, each with its own s.
+s varies far less than rho, so its clip range is far smaller. Its gradient is s / |y| times the
+score of each token, so tokens are weighted as in `sequence_mean`. A rollout with a rewritten
+history has several sequences, each with a separate s.
 """
 # ruff: noqa: N806 -- tensors carry shape suffixes
 
@@ -35,10 +35,10 @@ class _SequenceImportance:
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
         baseline=partial(standardised, epsilon=config.advantage_epsilon),
         importance=_SequenceImportance(region=TrustRegion.of(config, low=3e-4, high=4e-4)),
-        weights="sequence_mean",
+        aggregation="sequence_mean",
     )

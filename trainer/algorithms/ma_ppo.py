@@ -1,7 +1,7 @@
-"""MA-PPO of MA-RLHF (arXiv 2410.02743): a few tokens in a row are one action.
+"""MA-PPO of MA-RLHF (arXiv 2410.02743): n consecutive tokens are one action.
 
-Its fixed n-grams, which never cross the end of a turn: values are learnt and advantages estimated
-over n times fewer steps. See `actor_critic.py`.
+These are the paper's fixed n-grams, which never cross the end of a turn: values are learned and
+advantages estimated over n times fewer actions. See `actor_critic.py`.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> ActorCritic:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return ActorCritic(config, action_tokens=config.macro_action_tokens)

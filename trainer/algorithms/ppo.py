@@ -9,5 +9,5 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> ActorCritic:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return ActorCritic(config, action_tokens=1)

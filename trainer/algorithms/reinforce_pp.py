@@ -3,9 +3,9 @@
     A = (r - mean(r)) / (std(r) + eps)                                       of all N tokens
     J = 1/N sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
 
-With a baseline, for several rollouts of a task, the mean of the group is taken off first. The paper
-has a KL term in the reward of each token, of which all before it feel; `kl_reward` is for the
-rollout as a whole.
+The variant with a baseline, for several rollouts of a task, subtracts the mean of the group first.
+The paper has a KL term in the reward of each token, which affects all tokens before it;
+`kl_reward` is a term of the whole rollout.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["build", "build_with_baseline"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return _built(config, partial(whitened, epsilon=config.advantage_epsilon))
 
 
 def build_with_baseline(config: TrainerConfig) -> PolicyGradient:
-    """The same with the mean of the group as a baseline."""
+    """Build the variant with the mean of the group as a baseline."""
     return _built(config, partial(whitened_centred, epsilon=config.advantage_epsilon))
 
 
@@ -42,6 +42,6 @@ def _built(
         config,
         baseline=baseline,
         importance=TrustRegion.of(config, low=0.2, high=0.2),
-        weights="token_mean",
+        aggregation="token_mean",
         whole_step=True,
     )

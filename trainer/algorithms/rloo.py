@@ -3,8 +3,8 @@
     A = r - mean of the group's other rewards
     J = 1/R sum_r A * log pi_theta(r)
 
-The paper is on-policy: tokens that other weights sampled are corrected here, one by one. The KL
-term that it has in the reward is `kl_reward`, 0 unless set.
+The paper is on-policy; here tokens sampled by older weights get importance weights. The KL term of
+the paper's reward is `kl_reward`, 0 unless set.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> PolicyGradient:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
         baseline=leave_one_out,
         importance=Correction.of(config),
-        weights="sequence_sum",
+        aggregation="sequence_sum",
         of_logprobs=True,
     )

@@ -1,9 +1,9 @@
 """PPO with a critic of turns, after ArCHer (arXiv 2402.19446): a whole turn is one action.
 
-The critic says what to expect before each turn, and all tokens of the turn share its advantage, as
-in ArCHer's hierarchy of an utterance's critic over a token's policy. Unlike there the critic is
-learnt on the policy's own rollouts, by TD(lambda): no replay buffer, no target network, no second
-critic. See `actor_critic.py`.
+The critic estimates the value before each turn, and all tokens of the turn share its advantage, as
+in ArCHer's hierarchy of an utterance-level critic over a token-level policy. Unlike ArCHer's, the
+critic is trained on-policy by TD(lambda): no replay buffer, no target network, no second critic.
+See `actor_critic.py`.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ __all__ = ["build"]
 
 
 def build(config: TrainerConfig) -> ActorCritic:
-    """As configured."""
+    """Build the algorithm from `config`."""
     return ActorCritic(config, action_tokens=None)

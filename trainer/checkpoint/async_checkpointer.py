@@ -1,6 +1,6 @@
-"""Checkpoints while training goes on.
+"""Write checkpoints in the background of training, then commit the samples they cover.
 
-COPIED (to the host; training waits for no more) -> DURABLE -> COMMITTED (its samples are)
+COPIED (to the host; training continues) -> DURABLE -> COMMITTED (samples)
 """
 
 from __future__ import annotations
@@ -8,86 +8,93 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from trainer.background import Beside
+from trainer.background import BackgroundTask
 from trainer.checkpoint import checkpoint_files
-from trainer.clients import Samples
+from trainer.clients import SampleClient
 from trainer.config import TrainerConfig
-from trainer.device_lease import GangThread
+from trainer.rank_group import RankGroup
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["Checkpointing"]
+__all__ = ["AsyncCheckpointer"]
 
 
-class Checkpointing:
-    """Writes one checkpoint after the other, and commits the samples that each covers."""
+class AsyncCheckpointer:
+    """Writes one checkpoint after another, and commits the samples that each covers."""
 
-    def __init__(self, config: TrainerConfig, gang: GangThread, samples: Samples) -> None:
-        """Nothing is under way."""
+    def __init__(self, config: TrainerConfig, ranks: RankGroup, samples: SampleClient) -> None:
         self._config = config
-        self._gang, self._samples = gang, samples
+        self._ranks, self._samples = ranks, samples
         self._base = config.base()
-        self.writing, self.committing = Beside(), Beside()
+        self._writing, self._committing = BackgroundTask(), BackgroundTask()
+        self.tasks = (self._writing, self._committing)
+        """Run in the background."""
         self.step = 0
         """Newest step with a durable checkpoint; 0: none."""
-        self.begun_step = 0
-        """That, or the one under way."""
+        self.started_step = 0
+        """The step whose checkpoint is in flight, or else `step`."""
         self._committed_step = 0
 
-    def resumed(self, step: int) -> None:
-        """A checkpoint of `step` was there at the start."""
-        self.step = self.begun_step = self._committed_step = step
+    def resume(self, step: int) -> None:
+        """Continue after a durable checkpoint of `step`."""
+        self.step = self.started_step = self._committed_step = step
 
-    async def begin(self, record: StepRecord, weight_version: int) -> None:
-        """Copy what the finished step of `record` left, once the one before is durable.
+    async def save_if_due(self, record: StepRecord, weight_version: int) -> None:
+        """Start a checkpoint of the finished step of `record`, if its step is to have one."""
+        last = record.step == self._config.num_steps
+        if last or record.step % self._config.checkpoint_every == 0:
+            await self.start(record, weight_version)
 
-        Raises what that one failed with.
+    async def start(self, record: StepRecord, weight_version: int) -> None:
+        """Copy the state after the finished step of `record` once the last checkpoint is durable.
+
+        Raises the error of the last checkpoint.
         """
         with record.phase("checkpoint"):
-            await self.writing.end()
+            await self._writing.wait()
             partial = checkpoint_files.begin(self._config.checkpoint_folder, record.step)
-            await self._gang.save(partial)
-        state = checkpoint_files.Checkpoint(
+            await self._ranks.save(partial)
+        checkpoint = checkpoint_files.Checkpoint(
             run_id=self._config.run_id,
             step=record.step,
             weight_version=weight_version,
-            world_size=self._gang.world_size,
-            mathematics=self._config.mathematics(),
+            world_size=self._ranks.world_size,
+            settings=self._config.reproducibility_settings(),
             base=self._base,
             record=record.line(),
         )
-        self.begun_step = record.step
-        self.writing.begin(self._write(partial, state))
+        self.started_step = record.step
+        self._writing.start(self._write(partial, checkpoint))
 
-    async def end(self) -> None:
-        """Wait until nothing is under way. Raises what it failed with."""
-        await self.writing.end()
-        await self.committing.end()
+    async def wait(self) -> None:
+        """Wait until no checkpoint is in flight and all samples are committed. Raises errors."""
+        await self._writing.wait()
+        await self._committing.wait()
 
-    async def committed(self, step: int) -> None:
+    async def wait_committed(self, step: int) -> None:
         """Wait until a durable checkpoint covers `step` and its samples are committed.
 
-        Not for checkpoints of later steps. Raises what failed.
+        Does not wait for checkpoints of later steps. Raises errors.
         """
         while self._committed_step < step:
-            for work in (self.writing, self.committing):
-                work.raise_if_failed()
-            living = self.writing.living | self.committing.living
-            if not living:
+            for task in self.tasks:
+                task.raise_if_failed()
+            running = self._writing.running | self._committing.running
+            if not running:
                 return
-            await asyncio.wait(living, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _write(self, partial: Path, state: checkpoint_files.Checkpoint) -> None:
-        await self._gang.written(partial)
+    async def _write(self, partial: Path, checkpoint: checkpoint_files.Checkpoint) -> None:
+        await self._ranks.wait_written(partial)
         keep = self._config.keep_checkpoints
-        await asyncio.to_thread(checkpoint_files.complete, partial, state, keep)
-        self.step = state.step
-        # Apart, or an outage of the manager would hold up the next checkpoint.
-        if not self.committing.living:
-            await self.committing.end()
-            self.committing.begin(self._commit())
+        await asyncio.to_thread(checkpoint_files.complete, partial, checkpoint, keep)
+        self.step = checkpoint.step
+        # A separate task: an outage of the manager must not delay the next checkpoint.
+        if not self._committing.running:
+            await self._committing.wait()
+            self._committing.start(self._commit())
 
     async def _commit(self) -> None:
-        """Never before it is durable: what is committed is never leased again."""
+        """Commit after the checkpoint is durable: committed samples are never leased again."""
         while self._committed_step < self.step:
             step = self.step
             await self._samples.commit(step)

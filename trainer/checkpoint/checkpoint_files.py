@@ -1,10 +1,10 @@
-"""Checkpoints that a run resumes from: one safetensors file for each rank, and JSON.
+"""The files of a checkpoint: one safetensors file for each rank, and JSON.
 
     checkpoint_folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
                                   state.json                        `Checkpoint`
                                   .complete                         written last
 
-A folder is filled under a temporary name and renamed when complete: one called step_* is whole.
+A folder is filled under a temporary name and renamed when complete: one named step_* is complete.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ __all__ = [
 
 _STATE = "state.json"
 _RNG = "rng"
-_REMEMBERED = 8
-"""Saves that may still be asked for."""
+_MAX_RESULTS = 8
+"""Finished writes whose result is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint says besides its tensors."""
+    """The state of a checkpoint apart from its tensors."""
 
     run_id: str
     """Training job."""
     step: int
     """Newest optimizer step it covers."""
     weight_version: int
-    """Newest version that was published when it was written."""
+    """Newest published version when it was written."""
     world_size: int
     """Ranks that wrote it."""
-    mathematics: Mapping[str, Setting]
-    """`TrainerConfig.mathematics` of the run."""
+    settings: Mapping[str, Setting]
+    """`TrainerConfig.reproducibility_settings` of the run."""
     base: str = ""
     """`TrainerConfig.base` of the run: the weights that an adapter is added to."""
     record: Mapping[str, Any]
-    """Step record as far as it went: the metrics file may lack its line after a crash."""
+    """Record of the step; after a crash its line may be missing in the metrics file."""
 
 
 def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
@@ -73,59 +73,58 @@ def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty temporary folder for the checkpoint of `step`."""
-    for left in folder.glob(".partial_*"):  # by a crash
-        shutil.rmtree(left)
+    """Create an empty temporary folder for the checkpoint of `step`."""
+    for leftover in folder.glob(".partial_*"):  # of a crash
+        shutil.rmtree(leftover)
     partial = folder / f".partial_{step:09d}"
     partial.mkdir(parents=True)
     return partial
 
 
 class ShardWriter:
-    """Writes this rank's state in a thread of its own, from a copy on the host."""
+    """Writes this rank's state in a separate thread, from a copy on the host."""
 
     def __init__(self, rank: int, world_size: int) -> None:
-        """Nothing is under way."""
         self._name = shard_name(rank, world_size)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._begun: dict[Path, Future[None]] = {}
+        self._writes: dict[Path, Future[None]] = {}
 
-    def begin(self, policy: Policy, folder: Path) -> None:
-        """Copy the state, once no other copy is left: the host has room for one."""
-        wait(self._begun.values())
-        for done in list(self._begun)[:-_REMEMBERED]:
-            del self._begun[done]
+    def start(self, policy: Policy, folder: Path) -> None:
+        """Copy the state after earlier copies are written: the host has room for one copy."""
+        wait(self._writes.values())
+        for done in list(self._writes)[:-_MAX_RESULTS]:
+            del self._writes[done]
         tensors = {
             name: tensor.to("cpu", copy=True).contiguous()
             for name, tensor in policy.state().items()
         }
         tensors[_RNG] = torch.get_rng_state()
-        self._begun[folder] = self._executor.submit(_write_shard, folder / self._name, tensors)
+        self._writes[folder] = self._executor.submit(_write_shard, folder / self._name, tensors)
 
     def written(self, folder: Path) -> bool:
-        """Whether what was begun in `folder` is durable. Raises `OSError` if it cannot be."""
-        done = self._begun[folder].done()
+        """Whether the shard in `folder` is durable. Raises `OSError` if writing it failed."""
+        done = self._writes[folder].done()
         if done:
-            self._begun[folder].result()
+            self._writes[folder].result()
         return done
 
 
 def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A shard that has its name is durable."""
+    """Write a shard; once it has its final name it is durable."""
     partial = path.with_suffix(".partial")
     fsync_files.write_tensors(partial, tensors)
     partial.rename(path)
 
 
 def is_written(folder: Path, world_size: int) -> bool:
-    """Whether the shards of all ranks are there."""
-    # Listed: what was asked for by name and was not there is not there for long, on NFS.
+    """Whether `folder` has the shards of all ranks."""
+    # Listed, as NFS clients cache that a name does not exist.
     names = {path.name for path in folder.iterdir()}
     return all(shard_name(rank, world_size) in names for rank in range(world_size))
 
 
 def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write what the ranks did not, rename the folder, delete all but the `keep` newest.
+    """Write state.json, rename the folder, and delete all but the `keep` newest checkpoints.
 
     Raises:
         OSError: a shard is missing.
@@ -144,7 +143,7 @@ def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> None:
-    """Take over the state in `folder`, whatever the number of ranks that wrote it.
+    """Load this rank's state from `folder`, written by any number of ranks.
 
     Raises:
         ValueError: the checkpoint is of another model.
@@ -152,7 +151,7 @@ def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> Non
     paths = sorted(folder.glob("rank_*.safetensors"))
     with ExitStack() as stack:
         files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        # A rank whose shard is empty has no optimizer state for it; rank 0 always has.
+        # A rank with an empty shard of a tensor has no optimizer state for it; rank 0 always has.
         names = files[rank if len(files) == world_size else 0].keys()
         tensors = {name: _resharded(files, name, rank, world_size) for name in names}
     rng = tensors.pop(_RNG)
@@ -162,6 +161,7 @@ def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> Non
 
 
 def shard_name(rank: int, world_size: int) -> str:
+    """The file name of a rank's shard."""
     return f"rank_{rank:05d}_of_{world_size:05d}.safetensors"
 
 
@@ -187,19 +187,19 @@ def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) ->
         if stored is None and name.startswith(VALUE_HEAD):
             raise ValueError(
                 f"checkpoint {folder} has no critic: it was written by another algorithm; set "
-                "algorithm back, or begin a new run from the weights it published"
+                "algorithm back, or start a new run from its published weights"
             )
         if stored is None or stored.shape != shard.shape or stored.dtype != shard.dtype:
             found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
             raise ValueError(
                 f"checkpoint {folder} holds {found} for parameter {name}, the model has "
-                f"{shard.dtype} {tuple(shard.shape)}: it is of another model, another dtype, or "
-                "another lora_rank or lora_targets: set them back"
+                f"{shard.dtype} {tuple(shard.shape)}: its model, dtype, lora_rank or lora_targets "
+                "is different; set it back"
             )
     stored_names = {name.partition(".")[2] for name in tensors if name.startswith("parameter.")}
     unused = sorted(filter(is_adapter, stored_names - policy.shards.keys()))
     if unused:
         raise ValueError(
-            f"checkpoint {folder} holds {unused[0]}, which is not trained now: set lora_rank and "
-            "lora_targets back"
+            f"checkpoint {folder} holds {unused[0]}, which the current settings do not train: set "
+            "lora_rank and lora_targets back"
         )

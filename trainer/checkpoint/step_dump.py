@@ -1,10 +1,10 @@
-"""A step written down whole: what it began with, what it was told, what came of it.
+"""The dump of a step: its initial state, its commands and its results.
 
     dumps/step_000012/rank_00000_of_00002.safetensors    state before the step, as in a checkpoint
-                      part_0000_rank_00000.npz           `Accumulate` of a part to a rank
-                      step.json                          settings, and the numbers that came of it
+                      chunk_0000_rank_00000.npz          `Accumulate` of a chunk for a rank
+                      step.json                          settings and resulting metrics
 
-`python -m trainer.replay_step FOLDER` computes it again, alone.
+`python -m trainer.replay_step FOLDER` computes the step again, without services.
 """
 
 from __future__ import annotations
@@ -20,73 +20,72 @@ from typing import Any
 from trainer.config import TrainerConfig
 from trainer.policy.commands import Accumulate, decode, encode
 
-__all__ = ["Dump", "DumpWriter", "read_dump"]
+__all__ = ["StepDump", "StepDumpWriter", "read_dump"]
 
 _STEP = "step.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dump:
+class StepDump:
     """A step that can be replayed."""
 
     folder: Path
-    """Where it is; the state before it, too."""
+    """The folder of the dump."""
     step: int
-    """Its number."""
+    """Number of the step."""
     world_size: int
-    """Ranks that computed it."""
+    """Number of ranks that computed it."""
     config: TrainerConfig
-    """All that decides what it computes."""
-    numbers: Mapping[str, float]
-    """What it gave."""
+    """The settings that determine its results."""
+    metrics: Mapping[str, float]
+    """Its results."""
 
-    def parts(self) -> Iterator[list[Accumulate]]:
-        """What each rank was told, part by part."""
+    def chunks(self) -> Iterator[list[Accumulate]]:
+        """The commands of each gradient chunk, in rank order."""
         for number in count():
-            paths = [_part(self.folder, number, rank) for rank in range(self.world_size)]
+            paths = [_chunk_file(self.folder, number, rank) for rank in range(self.world_size)]
             if not paths[0].exists():
                 return
             commands = [decode(path.read_bytes()) for path in paths]
             yield [command for command in commands if isinstance(command, Accumulate)]
 
 
-class DumpWriter:
-    """Writes every so manieth step of a run."""
+class StepDumpWriter:
+    """Dumps every `dump_every`-th step of a run; 0: none."""
 
     def __init__(self, config: TrainerConfig) -> None:
-        """As configured; with `dump_every` 0 nothing is written."""
         self._config = config
         self._step: int | None = None
-        self._num_parts = 0
+        self._num_chunks = 0
 
-    def begin(self, step: int) -> Path | None:
-        """A new folder for the state before the step, if that is to be written."""
+    def start(self, step: int) -> Path | None:
+        """Create the folder of a step's dump; None: the step is not dumped."""
         if self._config.dump_every == 0 or step % self._config.dump_every:
             return None
-        self._step, self._num_parts = step, 0
+        self._step, self._num_chunks = step, 0
         folder = self._folder(step)
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that a crash undid
         folder.mkdir(parents=True)
         return folder
 
-    def part(self, step: int, commands: Sequence[Accumulate]) -> None:
-        """What the ranks are told of a part."""
+    def add_chunk(self, step: int, commands: Sequence[Accumulate]) -> None:
+        """Write the commands of a gradient chunk, if the step is dumped."""
         if step != self._step:
             return
         for rank, command in enumerate(commands):
-            _part(self._folder(step), self._num_parts, rank).write_bytes(encode(command))
-        self._num_parts += 1
+            _chunk_file(self._folder(step), self._num_chunks, rank).write_bytes(encode(command))
+        self._num_chunks += 1
 
-    def end(self, step: int, world_size: int, numbers: Mapping[str, float]) -> None:
-        """What came of it."""
+    def finish(self, step: int, world_size: int, metrics: Mapping[str, float]) -> None:
+        """Write settings and metrics, if the step is dumped."""
         if step != self._step:
             return
-        settings = {**self._config.mathematics(), **_besides(self._config)}
+        settings = {**self._config.reproducibility_settings(), **_other_settings(self._config)}
         content = {
             "step": step,
             "world_size": world_size,
             "settings": settings,
-            "numbers": dict(numbers),
+            "metrics": dict(metrics),
         }
         (self._folder(step) / _STEP).write_text(json.dumps(content, indent=1))
 
@@ -94,16 +93,16 @@ class DumpWriter:
         return self._config.checkpoint_folder / "dumps" / f"step_{step:09d}"
 
 
-def read_dump(folder: Path) -> Dump:
-    """The step that was written into `folder`.
+def read_dump(folder: Path) -> StepDump:
+    """Read the dump in `folder`.
 
     Raises:
-        ValueError: there is none, or it was never finished.
+        ValueError: there is none, or its step was not finished.
     """
     file = folder / _STEP
     if not file.exists():
         raise ValueError(
-            f"{folder} has no {_STEP}: give a folder that dump_every wrote, of a step that ended"
+            f"{folder} has no {_STEP}: give a folder that dump_every wrote for a finished step"
         )
     content: dict[str, Any] = json.loads(file.read_text())
     settings = content["settings"]
@@ -113,17 +112,17 @@ def read_dump(folder: Path) -> Dump:
         checkpoint_folder=folder,
         **settings,
     )
-    return Dump(
+    return StepDump(
         folder=folder,
         step=content["step"],
         world_size=content["world_size"],
         config=config,
-        numbers=content["numbers"],
+        metrics=content["metrics"],
     )
 
 
-def _besides(config: TrainerConfig) -> dict[str, str | int | bool]:
-    """What a process needs that is no mathematics, or is the same in every step of a run."""
+def _other_settings(config: TrainerConfig) -> dict[str, str | int | bool]:
+    """Settings a replay needs in addition to `reproducibility_settings`."""
     return {
         "model": str(config.model.resolve()),
         "num_steps": config.num_steps,
@@ -134,5 +133,5 @@ def _besides(config: TrainerConfig) -> dict[str, str | int | bool]:
     }
 
 
-def _part(folder: Path, number: int, rank: int) -> Path:
-    return folder / f"part_{number:04d}_rank_{rank:05d}.npz"
+def _chunk_file(folder: Path, number: int, rank: int) -> Path:
+    return folder / f"chunk_{number:04d}_rank_{rank:05d}.npz"

@@ -1,4 +1,4 @@
-"""From rewards of rollouts to what each sequence is credited with: an advantage, and a weight.
+"""From the rewards of rollouts to the advantage and the token weight of each sequence.
 
 Shape suffixes: R rollouts, N sequences.
 """
@@ -14,36 +14,39 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import Algorithm, Rollouts, Weights
+from trainer.algorithms.base import Algorithm, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import estimated
 from trainer.config import KLEstimator, TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["Credits", "assign_credit", "overlong_penalty"]
+__all__ = ["SequenceAdvantages", "compute_advantages", "overlong_penalty"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credits:
-    """Of the sequences of a step."""
+class SequenceAdvantages:
+    """Advantages and token weights of the sequences of a gradient chunk."""
 
     advantages_N: NDArray[np.float64]
-    """Of each sequence's rollout."""
+    """Advantage of each sequence's rollout."""
     weights_N: NDArray[np.float64]
     """Weight of each of its trainable tokens."""
     denominator: float
-    """What the sum of weighted token losses is divided by; 0: nothing is trained."""
+    """The chunk's term in the denominator of the step's loss; 0: it has no trainable token."""
 
 
-def assign_credit(
+def compute_advantages(
     sequences: Sequence[TokenSequence],
     algorithm: Algorithm,
     config: TrainerConfig,
     shuffle: np.random.Generator | None = None,
-) -> Credits:
-    """A rollout counts once in its group, however many sequences it gave.
+) -> SequenceAdvantages:
+    """Compute advantages; a rollout of several sequences counts once in its group.
 
     Args:
-        shuffle: permutes the rewards over the rollouts first: a control, nothing can be learnt.
+        sequences: of whole groups.
+        algorithm: defines advantages and token weights.
+        config: of the trainer.
+        shuffle: permutes the rewards over the rollouts: a control experiment without learning.
 
     Raises:
         ValueError: a rollout has no reward of the configured name.
@@ -55,21 +58,21 @@ def assign_credit(
     advantages_R = algorithm.advantages(rollouts)
     places = {name: place for place, name in enumerate(_members(sequences))}
     rows = [places[item.rollout_id] for item in sequences]
-    return Credits(
+    return SequenceAdvantages(
         advantages_N=advantages_R[rows],
-        weights_N=weights.tokens_R[rows],
-        denominator=float(weights.counts_R.sum()),
+        weights_N=weights.weights_R[rows],
+        denominator=float(weights.denominators_R.sum()),
     )
 
 
 def overlong_penalty(
-    num_tokens_R: NDArray[np.int64], most: int, buffer: int
+    num_tokens_R: NDArray[np.int64], limit: int, buffer: int
 ) -> NDArray[np.float64]:
     """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), from 0 down to -1.
 
-    0 up to `most - buffer` tokens, then falling linearly, -1 beyond `most`.
+    0 up to `limit - buffer` tokens, then falling linearly, -1 above `limit`.
     """
-    over_R = num_tokens_R - (most - buffer)
+    over_R = num_tokens_R - (limit - buffer)
     if buffer == 0:
         return -(over_R > 0).astype(np.float64)
     penalty: NDArray[np.float64] = -np.clip(over_R / buffer, 0.0, 1.0)
@@ -77,7 +80,7 @@ def overlong_penalty(
 
 
 def _members(sequences: Sequence[TokenSequence]) -> dict[str, TokenSequence]:
-    """A sequence of each rollout."""
+    """One sequence of each rollout."""
     return {item.rollout_id: item for item in sequences}
 
 
@@ -104,7 +107,7 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
 def _divergences(
     sequences: Sequence[TokenSequence], members: Mapping[str, TokenSequence], estimator: KLEstimator
 ) -> NDArray[np.float64]:
-    """How far each rollout is from the reference, as it was sampled: a sum over its tokens."""
+    """The KL estimate of each rollout from the reference at sampling, summed over its tokens."""
     sums = dict.fromkeys(members, 0.0)
     for item in sequences:
         difference_T = item.behaviour_logprobs_T.astype(np.float64) - item.reference_logprobs_T
@@ -113,19 +116,19 @@ def _divergences(
     return np.array(list(sums.values()), np.float64)
 
 
-def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> Weights:
-    """Those of the rollouts that have anything to train; the others weigh and count nothing."""
+def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> TokenWeights:
+    """Token weights; 0 for rollouts without a trainable token."""
     found_R = num_tokens_R > 0
-    weights = algorithm.weights(num_tokens_R[found_R])
-    tokens_R, counts_R = np.zeros(len(num_tokens_R)), np.zeros(len(num_tokens_R))
-    tokens_R[found_R], counts_R[found_R] = weights.tokens_R, weights.counts_R
-    return Weights(tokens_R=tokens_R, counts_R=counts_R)
+    weights = algorithm.token_weights(num_tokens_R[found_R])
+    weights_R, denominators_R = np.zeros(len(num_tokens_R)), np.zeros(len(num_tokens_R))
+    weights_R[found_R], denominators_R[found_R] = weights.weights_R, weights.denominators_R
+    return TokenWeights(weights_R=weights_R, denominators_R=denominators_R)
 
 
 def _reward(item: TokenSequence, name: str) -> float:
     if name not in item.rewards:
         raise ValueError(
             f"rollout {item.rollout_id!r} has no reward {name!r} but {sorted(item.rewards)}: "
-            "set `reward` to one of them, or let the agent finish with it"
+            "set `reward` to one of them, or finish rollouts with it"
         )
     return item.rewards[name]

@@ -1,7 +1,7 @@
-"""The parts of a step that are computed one after the other: rounds of whole groups.
+"""Gradient chunks: consecutive whole groups of a step, each accumulated in one go.
 
-StreamRL (arXiv 2504.15930): training starts on samples as they stream in; the gradient of the step
-is the sum of what its parts give.
+StreamRL (arXiv 2504.15930): training starts on samples as they stream in; the gradient of a step
+is the sum of the gradients of its chunks.
 """
 
 from __future__ import annotations
@@ -12,64 +12,66 @@ from itertools import groupby
 
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["Part", "Rounds"]
+__all__ = ["GradientChunk", "GroupChunker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What is computed at once."""
+class GradientChunk:
+    """Groups whose gradient is accumulated together."""
 
     sequences: Sequence[TokenSequence]
     """Of whole groups, members adjacent."""
     last: bool
-    """Nothing of the step follows."""
+    """True for the last chunk of the step."""
 
 
-class Rounds:
-    """Cuts a step into parts by the order of its groups alone.
+class GroupChunker:
+    """Splits a step into chunks that depend only on the order of its groups.
 
-    So the parts of a step that is repeated after a crash are what they were, whenever groups
-    arrive, and their sums are added in the same order: the weights are equal bit for bit.
+    So a step repeated after a crash gets the same chunks whenever its groups arrive; gradients are
+    summed in the same order, and the weights are equal bit for bit.
     """
 
     def __init__(self, num_tokens: int) -> None:
-        """A part ends with the group that brings it to `num_tokens` or more."""
-        self.num_arrived = 0
-        """Sequences of the step that are here."""
+        """A chunk ends with the group that brings it to `num_tokens` tokens or more."""
+        self.num_sequences = 0
+        """Sequences of the step that have arrived."""
         self.num_groups = 0
-        """Of these, groups that have all their members."""
+        """Complete groups of the step that have arrived."""
         self._num_tokens = num_tokens
-        self._arrived: list[TokenSequence] = []
-        self._open: list[TokenSequence] = []
+        self._incomplete: list[TokenSequence] = []
+        self._chunk: list[TokenSequence] = []
 
     @property
-    def unsettled(self) -> bool:
-        """Whether a group is here that may lack members."""
-        return bool(self._arrived)
+    def has_open_group(self) -> bool:
+        """Whether a group has arrived that may lack members."""
+        return bool(self._incomplete)
 
-    def cut(self, fresh: Sequence[TokenSequence], *, settled: bool, last: bool) -> Iterator[Part]:
-        """The parts that are whole with what is `fresh`.
+    def push(
+        self, fresh: Sequence[TokenSequence], *, group_complete: bool, last: bool
+    ) -> Iterator[GradientChunk]:
+        """Add sequences; yield the chunks they complete.
 
         Args:
-            fresh: sequences that follow on those before, members of a group adjacent.
-            settled: the newest group has all its members.
-            last: so has the step; the last part may be empty.
+            fresh: the next sequences of the step, members of a group adjacent.
+            group_complete: the newest group has all its members.
+            last: the step has all its groups; its last chunk may be empty.
         """
-        self.num_arrived += len(fresh)
-        self._arrived += fresh
-        groups = [list(members) for _, members in groupby(self._arrived, _group)]
-        self._arrived = [] if settled or last or not groups else groups.pop()
+        self.num_sequences += len(fresh)
+        self._incomplete += fresh
+        groups = [list(members) for _, members in groupby(self._incomplete, _group)]
+        self._incomplete = [] if group_complete or last or not groups else groups.pop()
         for group in groups:
             self.num_groups += 1
-            self._open += group
-            if sum(len(item.token_ids_T) for item in self._open) >= self._num_tokens:
-                yield self._closed(last=False)
+            self._chunk += group
+            if sum(len(item.token_ids_T) for item in self._chunk) >= self._num_tokens:
+                yield self._take_chunk(last=False)
         if last:
-            yield self._closed(last=True)
+            yield self._take_chunk(last=True)
 
-    def _closed(self, *, last: bool) -> Part:
-        sequences, self._open = self._open, []
-        return Part(sequences=sequences, last=last)
+    def _take_chunk(self, *, last: bool) -> GradientChunk:
+        sequences, self._chunk = self._chunk, []
+        return GradientChunk(sequences=sequences, last=last)
 
 
 def _group(item: TokenSequence) -> str:

@@ -1,7 +1,7 @@
-"""How the sequences of a step are cut into micro-batches for the ranks.
+"""Split the sequences of a step into micro-batches for the ranks.
 
-Packed, a micro-batch is a budget of tokens, and sequences of a group stay neighbours so that what
-they share is computed once (`packing.py`). Padded, rows of similar length go together.
+Packed, a micro-batch is a budget of tokens, and sequences of a group stay adjacent so that a shared
+prefix is computed once (`packing.py`). Padded, a micro-batch has rows of similar length.
 
 Shape suffixes: N sequences of the step, B rows of a micro-batch, T tokens (padded on the right).
 """
@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.advantages import Credits
+from trainer.data.advantages import SequenceAdvantages
 from trainer.data.token_sequence import TokenSequence
 from trainer.model.packing import shared_tokens
 
-__all__ = ["MicroBatch", "plan"]
+__all__ = ["MicroBatch", "plan_micro_batches"]
 
 _PAD = 0
 _PASS_TOKENS = 128
-"""What a forward and backward pass costs whatever its size, counted in tokens."""
+"""Fixed cost of a forward and backward pass, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Rows that one rank computes in one forward pass."""
+    """The rows of one forward and backward pass on one rank."""
 
     token_ids_BT: NDArray[np.int32]
     """Vocabulary ids, padded on the right."""
@@ -45,7 +45,7 @@ class MicroBatch:
     lengths_B: NDArray[np.int64]
     """Tokens of each row without padding."""
     rollouts_B: NDArray[np.int64]
-    """Number of each row's rollout; only equality means something."""
+    """Number of each row's rollout; for comparison only."""
     groups_B: NDArray[np.int64]
     """Number of each row's group."""
     advantages_B: NDArray[np.float64]
@@ -56,35 +56,38 @@ class MicroBatch:
     """Temperature of each row."""
 
 
-def plan(
+def plan_micro_batches(
     sequences: Sequence[TokenSequence],
-    given: Credits,
+    advantages: SequenceAdvantages,
     *,
     num_ranks: int,
     micro_batch_tokens: int,
     packed: bool = True,
     whole_groups: bool = False,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Cut a step into micro-batches, the same number for every rank.
+    """Split a step into micro-batches, the same number for every rank.
 
-    Ranks get about as many tokens each. Sequences without a trainable token cost nothing; a rank
-    with fewer micro-batches gets ones without weight. What cannot be cut, a sequence or a group,
-    has a micro-batch of its own where it is longer than the budget.
+    Ranks get about the same number of tokens. Sequences without a trainable token are dropped; a
+    rank with fewer micro-batches gets some of zero weight. A sequence (or group) that exceeds the
+    budget has a separate micro-batch.
 
     Args:
-        sequences: of the step, or a part of it.
-        given: of the same sequences.
-        num_ranks: that share the step.
+        sequences: of the step, or of a gradient chunk.
+        advantages: of the same sequences.
+        num_ranks: number of ranks.
         micro_batch_tokens: budget of a micro-batch, padding included.
-        packed: nothing is padded.
-        whole_groups: a group is never cut.
+        packed: compute without padding.
+        whole_groups: never split a group.
+
+    Returns:
+        The micro-batches of each rank.
     """
     lengths = [len(item.token_ids_T) for item in sequences]
-    numbers = _Numbers(sequences)
-    rows = [row for row in np.argsort(numbers.groups_N, kind="stable").tolist() if lengths[row]]
+    numbering = _Numbering(sequences)
+    rows = [row for row in np.argsort(numbering.groups_N, kind="stable").tolist() if lengths[row]]
     if packed or whole_groups:
-        rows.sort(key=lambda row: (numbers.groups_N[row], sequences[row].token_ids_T.tolist()))
-        groups = [list(members) for _, members in groupby(rows, numbers.groups_N.__getitem__)]
+        rows.sort(key=lambda row: (numbering.groups_N[row], sequences[row].token_ids_T.tolist()))
+        groups = [list(members) for _, members in groupby(rows, numbering.groups_N.__getitem__)]
         units = groups if whole_groups else [[row] for row in rows]
         sizes = _Sizes(sequences, rows, packed)
         shares = _line(units, sizes, num_ranks, micro_batch_tokens)
@@ -92,14 +95,14 @@ def plan(
         shares = _by_length(rows, lengths, num_ranks, micro_batch_tokens)
     most = max(map(len, shares))
     return tuple(
-        tuple(_stack(sequences, given, numbers, rows) for rows in share)
+        tuple(_stack(sequences, advantages, numbering, rows) for rows in share)
         + (_weightless(),) * (most - len(share))
         for share in shares
     )
 
 
-class _Numbers:
-    """Names as numbers."""
+class _Numbering:
+    """Numbers of rollouts and groups, in order of first occurrence."""
 
     def __init__(self, sequences: Sequence[TokenSequence]) -> None:
         self.rollouts_N = _numbered([item.rollout_id for item in sequences])
@@ -112,14 +115,14 @@ def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
 
 
 class _Sizes:
-    """What rows in a line cost to compute, in tokens."""
+    """The cost of consecutive rows, in tokens."""
 
     def __init__(
         self, sequences: Sequence[TokenSequence], rows: Sequence[int], packed: bool
     ) -> None:
         self._packed = packed
         self._lengths = {row: len(sequences[row].token_ids_T) for row in rows}
-        # In lexicographic order a row shares most with the one before it.
+        # In lexicographic order, a row has the longest common prefix with its predecessor.
         pairs = pairwise(rows)
         self._shared = {
             after: shared_tokens(sequences[row].token_ids_T, sequences[after].token_ids_T)
@@ -127,27 +130,27 @@ class _Sizes:
         }
 
     def fits(self, piece: Sequence[Sequence[int]], budget: int) -> bool:
-        """Whether a micro-batch is within its budget, or as large as one of its units is anyhow."""
+        """Whether a micro-batch is within budget, or no larger than one of its units."""
         return self.alone(piece) <= max([budget, *(self.alone([unit]) for unit in piece)])
 
-    def beside(self, unit: Sequence[int]) -> int:
-        """Of a unit after the one before it."""
+    def added_after(self, unit: Sequence[int]) -> int:
+        """Cost of a unit that follows its predecessor in the same micro-batch."""
         return sum(self._lengths[row] - self._shared.get(row, 0) for row in unit)
 
     def alone(self, piece: Sequence[Sequence[int]]) -> int:
-        """Of units in a micro-batch of their own."""
+        """Cost of units as a separate micro-batch."""
         rows = [row for unit in piece for row in unit]
         if not rows:
             return 0
         if not self._packed:
             return max(self._lengths[row] for row in rows) * len(rows)
-        return self.beside(rows) + self._shared.get(rows[0], 0)
+        return self.added_after(rows) + self._shared.get(rows[0], 0)
 
 
 def _line(
     units: Sequence[list[int]], sizes: _Sizes, num_ranks: int, budget: int
 ) -> list[list[list[int]]]:
-    """Units in a line, cut into equal parts for the ranks, and these into as few as fit."""
+    """Split consecutive units evenly over ranks, then into the fewest micro-batches that fit."""
     shares = _evenly(units, sizes, num_ranks)
     for parts in count(1):
         cuts = [_evenly(share, sizes, parts) for share in shares]
@@ -158,8 +161,8 @@ def _line(
 
 
 def _evenly(units: Sequence[list[int]], sizes: _Sizes, parts: int) -> list[list[list[int]]]:
-    """Neighbours stay together; a unit goes where its middle lies."""
-    tokens = np.array([sizes.beside(unit) for unit in units], np.float64)
+    """Split consecutive units into parts of equal cost, by the middle of each unit."""
+    tokens = np.array([sizes.added_after(unit) for unit in units], np.float64)
     middles = np.cumsum(tokens) - tokens / 2
     places = np.minimum(middles / max(tokens.sum(), 1.0) * parts, parts - 1).astype(int)
     found: list[list[list[int]]] = [[] for _ in range(parts)]
@@ -171,7 +174,7 @@ def _evenly(units: Sequence[list[int]], sizes: _Sizes, parts: int) -> list[list[
 def _by_length(
     rows: Sequence[int], lengths: Sequence[int], num_ranks: int, budget: int
 ) -> list[list[list[int]]]:
-    """Rows of similar length together; lengths are dealt to the ranks back and forth."""
+    """Group rows of similar length; rows are dealt to the ranks in serpentine order."""
     order = sorted(rows, key=lambda row: (-lengths[row], row))
     return [
         _cut(list(_dealt(order, rank, num_ranks)), lengths, budget) for rank in range(num_ranks)
@@ -179,16 +182,16 @@ def _by_length(
 
 
 def _dealt(order: Sequence[int], rank: int, num_ranks: int) -> Iterator[int]:
-    """The rank's share when cards go round the table forth and back."""
+    """A rank's rows in serpentine order: 0, 1, ..., n, n, ..., 1, 0, 0, 1, ..."""
     for number, start in enumerate(range(0, len(order), num_ranks)):
         seat = rank if number % 2 == 0 else num_ranks - 1 - rank
         yield from order[start : start + num_ranks][seat : seat + 1]
 
 
 def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """The cheapest cut of `rows` (longest first) into runs of at most `budget` padded tokens.
+    """The cheapest split of `rows` (longest first) into runs of at most `budget` padded tokens.
 
-    Dynamic programming over the end of the last run; a run costs its padded tokens and a constant.
+    Dynamic programming over the end of the last run; a run costs its padded tokens plus a constant.
     """
     cheapest, begins = [0], [0]
     for end in range(1, len(rows) + 1):
@@ -210,7 +213,10 @@ def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[
 
 
 def _stack(
-    sequences: Sequence[TokenSequence], given: Credits, numbers: _Numbers, rows: Sequence[int]
+    sequences: Sequence[TokenSequence],
+    advantages: SequenceAdvantages,
+    numbering: _Numbering,
+    rows: Sequence[int],
 ) -> MicroBatch:
     members = [sequences[row] for row in rows]
     kept = list(rows)
@@ -221,10 +227,10 @@ def _stack(
         loss_mask_BT=_padded([member.loss_mask_T for member in members]),
         weight_versions_BT=_padded([member.weight_versions_T for member in members]),
         lengths_B=np.array([len(member.token_ids_T) for member in members], np.int64),
-        rollouts_B=numbers.rollouts_N[kept],
-        groups_B=numbers.groups_N[kept],
-        advantages_B=given.advantages_N[kept],
-        weights_B=given.weights_N[kept],
+        rollouts_B=numbering.rollouts_N[kept],
+        groups_B=numbering.groups_N[kept],
+        advantages_B=advantages.advantages_N[kept],
+        weights_B=advantages.weights_N[kept],
         temperatures_B=np.array([member.temperature for member in members], np.float32),
     )
 
@@ -237,7 +243,7 @@ def _padded(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _weightless() -> MicroBatch:
-    """Two tokens without loss: keeps a rank in step with the collectives of the others."""
+    """Two tokens without loss, so that a rank takes part in the collectives of the other ranks."""
     nothing_BT = np.zeros((1, 2), np.float32)
     return MicroBatch(
         token_ids_BT=np.full((1, 2), _PAD, np.int32),

@@ -1,4 +1,4 @@
-"""Samples as arrays.
+"""Leased samples as numpy arrays.
 
 Shape suffix: T tokens.
 """
@@ -25,9 +25,9 @@ class TokenSequence:
     """One sample as arrays of equal length, cut after its last trainable token."""
 
     sample_id: str
-    """Name in the manager's ledger."""
+    """Id in the step ledger."""
     rollout_id: str
-    """Rollout it is part of; a rollout with a rewritten history gives several sequences."""
+    """Its rollout; a rollout with a rewritten history has several sequences."""
     group_id: str
     """Group whose rewards are compared."""
     token_ids_T: NDArray[np.int32]
@@ -35,29 +35,29 @@ class TokenSequence:
     behaviour_logprobs_T: NDArray[np.float32]
     """Log-probs recorded at sampling, after temperature; 0 for environment tokens."""
     reference_logprobs_T: NDArray[np.float32]
-    """Log-probs under a frozen model; 0 if none is asked for."""
+    """Log-probs under a frozen model; 0 without `reference_column`."""
     loss_mask_T: NDArray[np.bool_]
-    """True where the loss counts."""
+    """True for trainable tokens."""
     weight_versions_T: NDArray[np.int64]
-    """Weights each token was sampled under; 0 for environment tokens."""
+    """Weight version each token was sampled with; 0 for environment tokens."""
     temperature: float
-    """Temperature it was sampled with."""
+    """Sampling temperature."""
     rewards: Mapping[str, float]
     """Sum of the rollout's rewards by name, and the sample's columns of one value."""
     replayed: bool = False
-    """True when it was trained before."""
+    """True if an earlier step trained on it (replay)."""
 
 
 def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> TokenSequence:
-    """Turn a leased sample into arrays; tokens of unknown weight version are never trained.
+    """Convert a leased sample into arrays; tokens of unknown weight version are not trainable.
 
     Args:
-        sample: as it was leased.
-        reference_column: its log-probs under a frozen model; empty: none are wanted.
+        sample: as leased.
+        reference_column: column with log-probs under a frozen model; empty: none.
 
     Raises:
         ValueError: parallel fields differ in length, the temperature is not positive, or the
-            column is not there.
+            column is missing.
     """
     arrays = _arrays(sample)
     _check(sample, arrays)
@@ -80,13 +80,13 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
 
 
 def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
-    """Tokens whose loss counts: what the step's loss is divided by."""
+    """Number of trainable tokens."""
     return sum(int(item.loss_mask_T.sum()) for item in sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrays:
-    """The parallel fields of a sample, packed or not; nothing is checked yet."""
+    """The parallel fields of a sample, packed or not, unchecked."""
 
     token_ids_T: NDArray[np.int32]
     logprobs_T: NDArray[np.float32]
@@ -115,7 +115,7 @@ def _unpacked(sample: trajectory_pb2.Sample, name: str, data: bytes, dtype: str)
     if len(data) % np.dtype(dtype).itemsize:
         raise ValueError(
             f"sample {sample.sample_id!r}: {name} has {len(data)} bytes, "
-            "which is no whole number of values of 4 bytes"
+            "which is not a multiple of 4"
         )
     return np.frombuffer(data, dtype)
 
@@ -126,14 +126,14 @@ def _reference(sample: trajectory_pb2.Sample, column: str, length: int) -> NDArr
     found = {entry.name: entry.values for entry in sample.columns}
     if column not in found:
         raise ValueError(
-            f"sample {sample.sample_id!r} has no column {column!r} but {sorted(found)}: put it "
-            "into the run's required_columns, and start a scoring service that writes it"
+            f"sample {sample.sample_id!r} has no column {column!r} but {sorted(found)}: add it to "
+            "the run's required_columns, and start a scoring service that writes it"
         )
     values = _unpacked(sample, f"column {column!r}", found[column], "<f4")
     if len(values) != length:
         raise ValueError(
             f"sample {sample.sample_id!r}: column {column!r} has {len(values)} values for {length} "
-            "tokens: log-probs are one for each token"
+            "tokens: it must have a log-prob for each token"
         )
     return values
 
@@ -172,7 +172,7 @@ def _versions(spans: Sequence[tokens_pb2.Span]) -> NDArray[np.int64]:
 
 
 def _rewards(sample: trajectory_pb2.Sample) -> dict[str, float]:
-    """What agents gave, added up by name, and columns of one value: what a service found."""
+    """Rewards of agents, summed by name, plus the columns of one value."""
     rewards: dict[str, float] = {}
     for column in sample.columns:
         if len(column.values) == _VALUE_BYTES:

@@ -1,1 +1,1 @@
-"""The policy model: loading, forward pass, packing, LoRA."""
+"""Changes to a Hugging Face model: packed rows, LoRA adapters, oneDNN layers."""

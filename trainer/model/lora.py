@@ -1,9 +1,9 @@
-"""LoRA: frozen weights, and beside each linear layer two thin ones that are trained.
+"""LoRA: frozen weights, and two trained low-rank matrices for each linear layer.
 
     y = W x + (alpha / rank) B A x        A [rank, in] random, B [out, rank] zeros at first
 
-Low-Rank Adaptation (arXiv 2106.09685), as peft makes it. What is published is W + (alpha / rank)
-B A as one matrix, or A and B alone, as a PEFT folder.
+Low-Rank Adaptation (arXiv 2106.09685), as implemented by peft. Published are the merged weights
+W + (alpha / rank) B A, or A and B alone, as a PEFT folder.
 
 Shape suffixes: I inputs and O outputs of a layer, R rank.
 """
@@ -34,9 +34,9 @@ _PARTS = ("lora_A", "lora_B")
 
 
 def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
-    """Freeze the model and give its linear layers adapters, those of `lora_targets` or all.
+    """Freeze the model and add adapters to its linear layers: those of `lora_targets`, or all.
 
-    Stacked experts, which are no layers of their own, stay as they are.
+    Experts stacked into one tensor are not separate layers and get no adapter.
 
     Raises:
         ValueError: peft is not installed, or the model has no such layers.
@@ -52,15 +52,15 @@ def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
     transposed = any(not isinstance(layer, nn.Linear) for layer in layers.values())
     if transposed and config.publish == "adapter":
         raise ValueError(
-            f"publish is 'adapter' but {type(model).__name__} keeps its matrices the other way "
-            "round: publish weights"
+            f"publish is 'adapter' but {type(model).__name__} stores its matrices transposed: "
+            "publish weights"
         )
     settings: Any = {**adapter_settings(config), "target_modules": list(layers)}
     inject_adapter_in_model(LoraConfig(**settings, fan_in_fan_out=transposed), model, _ADAPTER)
 
 
 def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
-    """Layers by their whole names."""
+    """The layers that get an adapter, by full name."""
     from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
     kinds = nn.Linear | Conv1D
@@ -70,7 +70,7 @@ def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
     for target in targets:
         if target not in names:
             raise ValueError(
-                f"lora_targets has {target!r}, and the model no linear layer of that name: take of "
+                f"lora_targets has {target!r}, but the model has no linear layer of that name: use "
                 f"{', '.join(sorted(names))}"
             )
     chosen: dict[str, nn.Module] = {
@@ -82,13 +82,13 @@ def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
     if output in chosen.values() and output.weight is inputs.weight:
         raise ValueError(
             "lora_targets has the output layer, which shares its weights with the input "
-            "embeddings: leave it out"
+            "embeddings: remove it"
         )
     return chosen
 
 
 def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
-    """What a PEFT folder says of the adapter."""
+    """The settings of the adapter in a PEFT folder."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -101,7 +101,7 @@ def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of that name is trained in place of the model's own."""
+    """Whether a parameter belongs to an adapter."""
     return any(f".{part}." in name for part in _PARTS)
 
 
@@ -116,12 +116,12 @@ def published_name(name: str) -> str:
 
 
 def merged(model: nn.Module, name: str, whole: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The parameter `name` with what its layer's adapter adds.
+    """The parameter `name` merged with its layer's adapter.
 
     Args:
-        model: with adapters, or without.
-        name: of a parameter that is no adapter's.
-        whole: gives a parameter, gathered over the ranks.
+        model: with or without adapters.
+        name: of a parameter of the model itself.
+        whole: gathers a parameter over the ranks.
     """
     path, base, parameter = name.rpartition(_BASE)
     if not base or parameter != "weight":

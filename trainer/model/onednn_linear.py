@@ -1,9 +1,8 @@
-"""Linear layers whose products are oneDNN's: on the CPU, in float32.
+"""Linear layers that multiply with oneDNN, on the CPU in float32.
 
-torch multiplies float32 matrices by MKL there, which leaves AVX-512 unused on processors that are
-not Intel's: oneDNN takes what the processor has. Measured on such a one, at 1,870 tokens and 256 by
-768 weights: 230 GFLOP/s instead of 100 for outputs and gradients of inputs, 165 for gradients of
-weights.
+torch multiplies float32 matrices with MKL, which does not use AVX-512 on processors of other makers
+than Intel; oneDNN does. Measured on such a processor, with 1,870 tokens and 256 by 768 weights: 230
+GFLOP/s instead of 100 for outputs and gradients of inputs, 165 for gradients of weights.
 
 Shapes: N tokens, I inputs, O outputs.
 """
@@ -21,19 +20,19 @@ from torch.nn import functional
 
 __all__ = ["use_onednn"]
 
-# Multiplications; below it, calling oneDNN from Python costs more than it saves.
+# Multiplications; for smaller products, calling oneDNN from Python costs more than it saves.
 _SMALLEST = 1 << 21
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let the model's linear layers multiply so where they gain by it, if torch can.
+    """Let the model's linear layers use oneDNN where that is faster, if torch supports it.
 
-    In place, and nothing but `forward` changes: parameters, names and hooks stay.
+    In place; only `forward` changes, parameters, names and hooks stay.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     for module in model.modules():
-        # No subclass: what it does besides is its own.
+        # No subclasses: they may override `forward`.
         if type(module) is nn.Linear:
             module.__class__ = _Linear
 
@@ -49,7 +48,7 @@ class _Linear(nn.Linear):
         return result
 
     def _gains(self, input: Tensor) -> bool:  # noqa: A002
-        # Asked in each call: a sharded weight is there, and of its type, only now.
+        # Checked in each call: a sharded weight is gathered and cast only during it.
         return (
             input.dim() > 1
             and input.device.type == "cpu"
@@ -61,7 +60,7 @@ class _Linear(nn.Linear):
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        # What a frozen weight, or an input without a gradient, does not need is not kept.
+        # Save only what the required gradients need.
         for_x, for_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if for_weight else None, weight_OI if for_x else None)
         return _product(x, weight_OI, bias_O)
@@ -80,6 +79,6 @@ class _Products(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    # Not public in torch, whose release is pinned.
+    # A private operator of torch, whose release is pinned.
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
     return result

@@ -1,14 +1,14 @@
-"""Sequences without padding, each prefix that they share computed once.
+"""Packed rows: sequences without padding, with each shared prefix computed once.
 
     rows      A B C        tokens U   A B C D E        what is computed
               A B D E      positions  0 1 2 2 3
     places    0 1 2
               0 1 3 4
 
-All of a transformer but its attention works on one token at a time and sees the tokens alone.
-Attention puts the rows together again, those of similar length at once. The gradient of a shared
-token is the sum over the rows it stands in, as it would be if each had its own: Tree Training
-(arXiv 2511.00413) restores it by scaling, here autograd finds it.
+All layers of a transformer except attention work on single tokens, and compute each distinct token
+once. Attention gathers the rows again, rows of similar length together. The gradient of a shared
+token is the sum over its rows, as without sharing: Tree Training (arXiv 2511.00413) restores it by
+scaling, here autograd computes it.
 
 Shape suffixes: B rows of a micro-batch, T tokens of a row (padded on the right), U distinct tokens,
 H heads, D values of a head.
@@ -39,22 +39,22 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Where the tokens of rows are computed; tensors are on the rows' device."""
+    """The mapping from the tokens of rows to distinct tokens; tensors are on the device."""
 
     token_ids_U: torch.Tensor
     """Vocabulary ids, int64."""
     positions_U: torch.Tensor
-    """Place of each in its rows, int64."""
+    """Position of each distinct token in its rows, int64."""
     places_BT: torch.Tensor
-    """Which of U a token of a row is; 0 on padding."""
+    """Index in U of each token of a row; 0 on padding."""
     buckets: tuple[torch.Tensor, ...]
     """`places` of rows of similar length, longest rows first, each cut to its longest row."""
     found_U: torch.Tensor
-    """Where each of U stands when the buckets' tokens are laid end to end."""
+    """Index of each distinct token in the concatenated buckets."""
 
     @classmethod
     def of(cls, token_ids_BT: NDArray[np.int32], lengths_B: NDArray[np.int64], device: str) -> Self:
-        """Pack rows of so many tokens."""
+        """Pack rows with these lengths."""
         places_BT, num_tokens = _places(token_ids_BT, lengths_B)
         buckets = [places_BT[rows, : lengths_B[rows[0]]] for rows in _similar(lengths_B)]
         ends_BT = np.arange(token_ids_BT.shape[1]) < lengths_B[:, None]
@@ -71,23 +71,23 @@ class Packing:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether packed rows give what padded ones do; from then on the model takes `rows`.
+    """Whether the model gives the same results packed as padded; if so, it accepts `rows`.
 
-    Models whose layers carry a state along the sequence do not, nor those with an attention of
-    their own. What a model says of itself is tried out on two short rows.
+    Models with recurrent layers or custom attention do not. What a model declares is verified on
+    two short rows.
     """
     if not _claims_to(model):
         return False
-    wanted, before = _try_padded(model), model.config._attn_implementation  # type: ignore[union-attr]
+    expected, before = _try_padded(model), model.config._attn_implementation  # type: ignore[union-attr]
     try:
         _use_rows(model)
-        error = (_try_packed(model) - wanted).abs().max().item()
-    except Exception as problem:  # whatever it is: padded rows are the answer
-        get_logger().warning("packing_refused", reason=f"{type(problem).__name__}: {problem}")
+        error = (_try_packed(model) - expected).abs().max().item()
+    except Exception as problem:  # any error: fall back to padded rows
+        get_logger().warning("packing_failed", reason=f"{type(problem).__name__}: {problem}")
         error = float("nan")
     packs: bool = error <= _TOLERANCE
     if not packs:
-        get_logger().warning("rows_are_padded", model=type(model).__name__, difference=error)
+        get_logger().warning("packing_disabled", model=type(model).__name__, difference=error)
         model.set_attn_implementation(before)  # type: ignore[operator]
     return packs
 
@@ -170,7 +170,7 @@ def _rows(states: torch.Tensor, places_BT: torch.Tensor) -> torch.Tensor:
 
 
 def _window(places_BT: torch.Tensor, width: int | None) -> torch.Tensor | None:
-    """True where a token sees another; none if it sees all before it, as padding is behind."""
+    """Attention mask of a sliding window; None if a token attends to all tokens before it."""
     length = places_BT.shape[1]
     if width is None or width <= 0 or length <= width:
         return None
@@ -181,10 +181,10 @@ def _window(places_BT: torch.Tensor, width: int | None) -> torch.Tensor | None:
 def _places(
     token_ids_BT: NDArray[np.int32], lengths_B: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], int]:
-    """Which of U each token of a row is, and how many there are.
+    """The index in U of each token of a row, and the size of U.
 
-    In lexicographic order a row shares most with its neighbour: where the two part, new tokens
-    begin.
+    In lexicographic order, a row has the longest common prefix with its predecessor; the tokens
+    after it are new.
     """
     places_BT = np.zeros(token_ids_BT.shape, np.int64)
     num_tokens, before = 0, (np.zeros(0, np.int32), np.zeros(0, np.int64))
@@ -202,14 +202,14 @@ def _places(
 
 
 def shared_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """Length of the common prefix of two sequences."""
     length = min(len(one), len(other))
     differ = np.nonzero(one[:length] != other[:length])[0]
     return int(differ[0]) if len(differ) else length
 
 
 def _similar(lengths_B: NDArray[np.int64]) -> Iterator[list[int]]:
-    """Rows of which none is less than half as long as another, longest first."""
+    """Buckets of rows, longest first, none less than half as long as the longest of its bucket."""
     order = np.argsort(-lengths_B, kind="stable").tolist()
     rows: list[int] = []
     for row in order:
@@ -221,7 +221,7 @@ def _similar(lengths_B: NDArray[np.int64]) -> Iterator[list[int]]:
 
 
 def _found(buckets: list[NDArray[np.int64]], positions_U: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A place of each of U among the buckets' tokens that is not padding."""
+    """For each distinct token, one index in the concatenated buckets that is not padding."""
     places = np.concatenate([bucket.ravel() for bucket in buckets])
     columns = np.concatenate([np.tile(np.arange(b.shape[1]), len(b)) for b in buckets])
     # Padding is place 0, which stands in column 0 of its rows.

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks to do, as bytes: JSON for words, .npy arrays for numbers."""
+"""Commands of rank 0 to all ranks, and their encoding: JSON, and .npy for arrays."""
 
 from __future__ import annotations
 
@@ -29,63 +29,63 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulate:
-    """Add the gradient of a part of a step to that of the parts before it."""
+    """Add the gradient of a chunk to the gradient of the step."""
 
     weight_version: int
-    """Newest version published: what staleness is counted from."""
+    """Base version of the step: staleness is relative to it."""
     num_tokens: int
-    """Trainable tokens of the part, over all ranks."""
+    """Trainable tokens of the chunk, over all ranks."""
     denominator: float
-    """What the part adds to that by which the step's weighted token losses are divided."""
+    """The chunk's term in the denominator of the step's loss."""
     micro_batches: tuple[MicroBatch, ...]
-    """This rank's; every rank has the same number."""
+    """The rank's micro-batches; every rank has the same number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimize:
-    """Take an optimizer step with the gradient of all its parts."""
+    """Update the weights with the accumulated gradient."""
 
     step: int
-    """1 is the first."""
+    """Number of the step, from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Copy this rank's shard of the training state, and begin to write it into `folder`."""
+    """Copy this rank's shard of the training state, and start writing it into `folder`."""
 
     folder: str
-    """Exists already."""
+    """An existing folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Say whether what was begun in `folder` is durable: "written" is 1 or 0."""
+    """Ask whether this rank's shard in `folder` is durable: "written" is 1 or 0."""
 
     folder: str
-    """Of an earlier `Save`."""
+    """The folder of an earlier `Save`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Take over the training state in `folder`, whatever the number of ranks that wrote it."""
+    """Load the training state in `folder`, written by any number of ranks."""
 
     folder: str
-    """A complete checkpoint."""
+    """The folder of a complete checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
-    """Put the parameters together on rank 0."""
+    """Gather the whole parameters on rank 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Move device state to the host."""
+    """Move the device state to the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Move device state back."""
+    """Move the device state back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ _KINDS: dict[str, type[Command]] = {
 
 
 def encode(command: Command) -> bytes:
-    """The command as bytes that hold no code."""
+    """The command as bytes, without pickle."""
     batches = command.micro_batches if isinstance(command, Accumulate) else ()
     words = {
         "kind": type(command).__name__,

@@ -1,7 +1,6 @@
-"""From the tokens of a micro-batch to what the model says of them.
+"""The forward pass over a micro-batch: log-probs and values of its tokens.
 
-Shape suffixes: B rows of a micro-batch, T tokens of a row, N tokens that are predicted and whose
-loss counts, V vocabulary.
+Shape suffixes: B rows of a micro-batch, T tokens of a row, N trainable tokens, V vocabulary.
 """
 # ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
 
@@ -23,18 +22,18 @@ VALUE_HEAD = "value_head"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Of the tokens 1..T-1 of each row."""
+    """The model's output for the tokens 1..T-1 of each row."""
 
     logprobs_BT: torch.Tensor
-    """Log-prob of each, after temperature; packed, it is 0 where the loss does not count."""
+    """Log-prob of each token, after temperature; if packed, 0 for tokens not trainable."""
     values_BT: torch.Tensor | None
-    """What the critic expects before each is chosen; None without a critic."""
+    """The critic's value before each token; None without a critic."""
     num_tokens: int
-    """That went through the layers, padding included."""
+    """Tokens computed, padding included."""
 
 
 def forward(model: nn.Module, batch: MicroBatch, device: str, *, packed: bool) -> Predicted:
-    """One pass over a micro-batch. Collective where the model is sharded."""
+    """Run a forward pass over a micro-batch. Collective if the model is sharded."""
     return _packed(model, batch, device) if packed else _padded(model, batch, device)
 
 
@@ -46,7 +45,7 @@ def token_logprobs(
     Args:
         logits: [..., V].
         token_ids: [...].
-        temperatures: [...], or what broadcasts to it.
+        temperatures: [...], or a shape that broadcasts to it.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     scaled = logits.to(wide) / temperatures.to(wide)[..., None]
@@ -54,19 +53,19 @@ def token_logprobs(
 
 
 def add_value_head(model: nn.Module) -> None:
-    """Give the model a critic: a linear layer that sees what the output embeddings see.
+    """Add a critic to the model: a linear layer on the input of the output embeddings.
 
-    It begins at 0, so the first values say nothing.
+    Initialised to 0, so the first values are 0.
 
     Raises:
-        ValueError: the model has no output embeddings of the usual kind.
+        ValueError: the output embeddings are not a linear layer.
     """
     output = model.get_output_embeddings()  # type: ignore[operator]
     output = getattr(output, "base_layer", output)  # of one with an adapter
     if not isinstance(output, nn.Linear):
-        raise ValueError(  # noqa: TRY004 -- what is wrong is the setting
-            f"{type(model).__name__} takes no critic, its output embeddings are a "
-            f"{type(output).__name__}: take an algorithm without one"
+        raise ValueError(  # noqa: TRY004 -- a setting is wrong
+            f"{type(model).__name__} cannot have a critic, its output embeddings are a "
+            f"{type(output).__name__}: use an algorithm without a critic"
         )
     like = next(model.parameters())
     head = nn.Linear(output.in_features, 1, device=like.device, dtype=like.dtype)
@@ -77,7 +76,7 @@ def add_value_head(model: nn.Module) -> None:
 
 
 def _keep_values(model: nn.Module, hidden: torch.Tensor) -> None:
-    # Within the model's own forward pass, the only time at which all of a shard's layer is here.
+    # Within the model's forward pass, when FSDP has gathered the layer.
     model.values = model.get_submodule(VALUE_HEAD)(hidden)[..., 0]
 
 
@@ -86,13 +85,13 @@ def _values(model: nn.Module) -> torch.Tensor | None:
         return None
     values = model.values
     assert isinstance(values, torch.Tensor)
-    del model.values  # it holds the graph
+    del model.values  # releases the autograd graph
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _padded(model: nn.Module, batch: MicroBatch, device: str) -> Predicted:
     token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
-    # Padding is on the right and attention is causal: no token ever sees it, no mask is needed.
+    # Padding is on the right and attention is causal, so no mask is needed.
     logits_BTV = model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
     temperatures_B = torch.from_numpy(batch.temperatures_B).to(device)
     values_BT = _values(model)
@@ -112,7 +111,7 @@ def _packed(model: nn.Module, batch: MicroBatch, device: str) -> Predicted:
         input_ids=packing.token_ids_U[None],
         position_ids=packing.positions_U[None],
         rows=packing,
-        # The vocabulary is large: only for what counts.
+        # The vocabulary is large: logits of trainable tokens only.
         logits_to_keep=packing.places_BT[:, :-1][mask_BT],
         use_cache=False,
     ).logits[0]
@@ -127,6 +126,6 @@ def _packed(model: nn.Module, batch: MicroBatch, device: str) -> Predicted:
 
 
 def _spread(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Back to rows; 0 elsewhere."""
+    """Scatter values back to rows; 0 elsewhere."""
     zeros_BT = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
     return zeros_BT.masked_scatter(mask_BT, values_N)

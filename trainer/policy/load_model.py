@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a model sharded over the ranks."""
+"""Load a Hugging Face model and shard it over the ranks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from services.lib.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.lora import add_adapter
 from trainer.model.onednn_linear import use_onednn
@@ -29,21 +30,21 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be trained and published.
+    """Check that a folder has everything needed to train and publish its model.
 
     Raises:
-        ValueError: names all that is missing.
+        ValueError: names everything that is missing.
     """
     if not folder.is_dir():
         raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
-    wanted = {
+    required = {
         "config.json": (folder / "config.json").is_file(),
         "weights (*.safetensors)": any(folder.glob("*.safetensors")),
         f"tokenizer ({', '.join(_TOKENIZER_FILES)})": any(
             (folder / name).is_file() for name in _TOKENIZER_FILES
         ),
     }
-    missing = [name for name, present in wanted.items() if not present]
+    missing = [name for name, present in required.items() if not present]
     if missing:
         raise ValueError(f"model {folder}: has no {' and no '.join(missing)}")
 
@@ -56,17 +57,17 @@ def load_sharded(
     Args:
         config: of the trainer.
         mesh: of the ranks.
-        critic: give it a value head.
+        critic: add a value head.
 
     Returns:
-        The model, and whether it takes packed rows.
+        The model, and whether it supports packed rows.
 
     Raises:
         ValueError: the folder is incomplete, or holds another kind of model.
     """
     check_model_folder(config.model)
     model = _load(config)
-    # Dropout would make log-probs differ from the engine's; gradients flow all the same.
+    # Dropout would make log-probs differ from the engine's. Gradients are not affected.
     model.eval()
     use_onednn(model)
     if config.lora_rank:
@@ -77,7 +78,7 @@ def load_sharded(
     shard = partial(
         fully_shard, mesh=mesh, mp_policy=_precision(config.dtype), offload_policy=_place(config)
     )
-    for block in _blocks(model):
+    for block in transformer_blocks(model):
         if config.activation_checkpointing:
             _checkpoint_activations(block)
         shard(block)
@@ -86,7 +87,7 @@ def load_sharded(
 
 
 def _checkpoint_activations(block: nn.Module) -> None:
-    """In place: parameters keep their names."""
+    """Checkpoint the activations of a block in place, so that parameters keep their names."""
     block.forward = partial(
         checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
     )
@@ -122,9 +123,3 @@ def _place(config: TrainerConfig) -> OffloadPolicy:
     if not config.cpu_offload:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=config.device == "cuda")
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks: what Hugging Face says must not be split over devices."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]

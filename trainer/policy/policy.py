@@ -1,4 +1,4 @@
-"""The policy in training on one rank: its shard of the model, its optimizer, one step.
+"""The policy on one rank: its shard of the model, its optimizer, and the steps of both.
 
 Shape suffixes: B rows of a micro-batch, T tokens.
 """
@@ -26,14 +26,14 @@ __all__ = ["NonFiniteError", "Policy", "learning_rate"]
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or the gradient is not a number; no step was taken."""
+    """The loss or the gradient is not finite; the weights were not updated."""
 
 
 class Policy:
     """A sharded model and the AdamW state of its local shards.
 
-    The optimizer sees plain local tensors that share storage with the model's DTensors: AdamW is
-    elementwise, so the result is the same, without a dispatch per operation and parameter.
+    The optimizer has plain local tensors that share storage with the model's DTensors: AdamW is
+    elementwise, so the result is the same, without DTensor dispatch per operation and parameter.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Policy:
             for name, parameter in self._parameters.items()
             if parameter.requires_grad
         }
-        """What is trained, and what a checkpoint holds: not what an adapter leaves frozen."""
+        """The trained parameters, which a checkpoint holds; with an adapter, its parameters."""
         self._algorithm = algorithm
         self._config = config
         self._totals = _Totals()
@@ -60,19 +60,19 @@ class Policy:
         )
 
     def accumulate(self, command: Accumulate) -> None:
-        """Add the gradient of the loss of a part of the step, not yet divided. Collective."""
+        """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
         for batch in command.micro_batches:
             self._totals.add(self._backward(batch, command.weight_version))
         self._totals.num_tokens += command.num_tokens
         self._totals.denominator += command.denominator
 
     def optimize(self, step: int) -> dict[str, float]:
-        """Take an optimizer step with what was accumulated; its metrics, the same on every rank.
+        """Update the weights with the accumulated gradient; metrics, the same on every rank.
 
-        Collective. A step without a trainable token changes nothing.
+        Collective. A step without a trainable token does not change the weights.
 
         Raises:
-            NonFiniteError: the loss or the gradient's norm is not finite.
+            NonFiniteError: the loss or the gradient norm is not finite.
         """
         totals, self._totals = self._totals, _Totals()
         if totals.num_tokens == 0:
@@ -83,16 +83,16 @@ class Policy:
             if not math.isfinite(metrics[name]):
                 self.model.zero_grad(set_to_none=True)
                 raise NonFiniteError(
-                    f"{name} of step {step} is {metrics[name]}: no step was taken; "
-                    "lower learning_rate or max_grad_norm, or look at the step's rewards"
+                    f"{name} of step {step} is {metrics[name]}: the weights were not updated; "
+                    "lower learning_rate or max_grad_norm, or check the step's rewards"
                 )
         metrics["learning_rate"] = learning_rate(self._config, step)
         scale = min(1.0, self._config.max_grad_norm / (metrics["grad_norm"] + 1e-6))
         self._update(scale / totals.denominator, metrics["learning_rate"])
         return metrics
 
-    def published(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What engines compute with, whole, one tensor at a time. Collective."""
+    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors to publish, gathered one at a time. Collective."""
         if self._config.publish == "adapter":
             for name in filter(is_adapter, self._parameters):
                 yield published_name(name), self._whole(name)
@@ -100,7 +100,7 @@ class Policy:
             yield from self._whole_weights()
 
     def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and buffers by name; not the critic's."""
+        """Parameters and buffers by name, without the critic."""
         for name in self._parameters:
             if not (name.startswith(VALUE_HEAD) or is_adapter(name)):
                 yield plain_name(name), merged(self.model, name, self._whole)
@@ -110,16 +110,16 @@ class Policy:
                 yield plain_name(name), buffer
 
     def _whole(self, name: str) -> torch.Tensor:
-        # Ranks talk from device to device, wherever the shard is kept.
+        # Collectives run between devices, also if the shard is offloaded to the host.
         parameter = self._parameters[name].detach().to(self._config.device)
         assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
-        # On one rank the shard is the whole, and asking nobody for the rest takes no time.
+        # On one rank the shard is the whole parameter: skip the collective.
         alone = parameter.device_mesh.size() == 1
         whole: torch.Tensor = parameter.to_local() if alone else parameter.full_tensor()
         return whole
 
     def state(self) -> dict[str, torch.Tensor]:
-        """This rank's shards and optimizer state by name; the tensors themselves, not copies."""
+        """This rank's shards and optimizer state by name; not copies."""
         tensors = {f"parameter.{name}": shard.detach() for name, shard in self.shards.items()}
         for name, shard in self.shards.items():
             for key, value in self._optimizer.state.get(shard, {}).items():
@@ -127,7 +127,7 @@ class Policy:
         return tensors
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
-        """All that this rank keeps on its device between commands, gradients included."""
+        """All tensors on this rank's device between commands, gradients included."""
         for tensor in (*self.state().values(), *self._kept()):
             if tensor.device.type == self._config.device:
                 yield tensor
@@ -139,7 +139,7 @@ class Policy:
                 yield _local(parameter.grad)
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` gave: parameters in place, optimizer state anew."""
+        """Load the tensors of `state`: parameters in place, optimizer state as copies."""
         for name, shard in self.shards.items():
             shard.detach().copy_(tensors[f"parameter.{name}"])
             if f"exp_avg.{name}" in tensors and shard.numel():
@@ -151,7 +151,7 @@ class Policy:
                 }
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The critic's layer begins at nothing: it has a rate of its own."""
+        """Parameter groups: the critic, initialised to 0, has a separate learning rate."""
         groups = []
         for own, scale in ((False, 1.0), (True, self._config.critic_rate_scale)):
             shards = [
@@ -217,7 +217,7 @@ class Policy:
 
 
 class _Totals:
-    """Sums over the part of a step that was computed so far."""
+    """Sums over the accumulated part of a step."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -225,20 +225,20 @@ class _Totals:
         self._sums: dict[str, torch.Tensor] = {}
 
     def add(self, sums: Mapping[str, torch.Tensor]) -> None:
-        """Those of a micro-batch on this rank."""
+        """Add the sums of a micro-batch on this rank."""
         for name, value in sums.items():
             wide = value.double()
             self._sums[name] = self._sums[name] + wide if name in self._sums else wide
 
     def reduced(self) -> dict[str, float]:
-        """Over all ranks: the loss, what was computed, and means over tokens. Collective."""
+        """Loss, computed tokens and means over tokens, over all ranks. Collective."""
         names = sorted(self._sums)
         totals = torch.stack([self._sums[name] for name in names])
         dist.all_reduce(totals)
         values = dict(zip(names, totals.tolist(), strict=True))
         whole = {
             "loss": values.pop("loss") / self.denominator,
-            # Above 1 where sequences shared prefixes.
+            # Above 1 if sequences share prefixes.
             "packing": values.pop("sequence_tokens") / values["computed_tokens"],
             "computed_tokens": values.pop("computed_tokens"),
         }
@@ -246,7 +246,7 @@ class _Totals:
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
-    """The rate of optimizer step `step` (1 is the first): warm-up, then constant or linear."""
+    """Learning rate of optimizer step `step` (from 1): warm-up, then constant or linear decay."""
     if step < config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.learning_rate_schedule == "constant":

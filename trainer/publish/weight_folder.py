@@ -38,10 +38,10 @@ def write_folder(
     """Write a complete folder, durable when this returns; its files with checksums.
 
     Args:
-        folder: to be made.
-        model_folder: where configuration and tokenizer are.
+        folder: to create.
+        model_folder: with configuration and tokenizer.
         tensors: by name.
-        adapter: settings of the adapter that they are; None: they are whole weights.
+        adapter: settings, if the tensors are an adapter; None: they are whole weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if adapter is None:
@@ -74,7 +74,7 @@ def _write_adapter(
 
 
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Configuration and tokenizer, whatever its files are called; no weights, no code."""
+    """Copy configuration and tokenizer files; no weights, no code."""
     for path in sorted(source.iterdir()):
         weights_index = path.name.endswith(".index.json") or path.name == _MANIFEST
         if path.is_file() and path.suffix in COPIED_SUFFIXES and not weights_index:

@@ -1,7 +1,7 @@
-"""The ranks of one trainer: rank 0 leads, the others follow.
+"""Commands from rank 0 to all ranks, through the key-value store of torch.distributed.
 
-Commands travel through the store of torch.distributed. A rank that has nothing to do waits on the
-store, never inside a collective: a gang may be suspended for longer than a collective may take.
+An idle rank waits on the store, never inside a collective: a trainer may be suspended for longer
+than the timeout of a collective.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from trainer.config import TrainerConfig
 from trainer.policy.commands import Command, Exit, decode, encode
 from trainer.ranks.worker import Worker
 
-__all__ = ["Leader", "RankFailedError", "Ranks", "follow", "join"]
+__all__ = ["Rank0", "RankFailedError", "RankInfo", "join", "worker_loop"]
 
 _PIECE_BYTES = 4 << 20
-"""The store refuses values above 8 MiB."""
+"""The store rejects values above 8 MiB."""
 _POLL = timedelta(seconds=1)
 
 
 class RankFailedError(RuntimeError):
-    """Another rank could not carry out a command."""
+    """Another rank failed to execute a command."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    """This process's place among the ranks."""
+class RankInfo:
+    """This process's rank, and the store that connects it with the others."""
 
     rank: int
     world_size: int
     store: Store
-    """For commands; apart from the collectives' own keys."""
+    """For commands; its keys do not collide with those of the collectives."""
 
 
-def join(config: TrainerConfig) -> Ranks:
-    """Join the process group of torchrun's environment; alone without one."""
+def join(config: TrainerConfig) -> RankInfo:
+    """Join the process group of torchrun's environment; without one, a group of one rank."""
     torch.set_num_threads(config.threads)
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -58,13 +58,13 @@ def join(config: TrainerConfig) -> Ranks:
         rank=rank,
         world_size=world_size,
     )
-    return Ranks(rank, world_size, PrefixStore("commands", store))
+    return RankInfo(rank, world_size, PrefixStore("commands", store))
 
 
-class Leader:
-    """Rank 0's side: gives commands to all ranks, itself included. Used by one thread."""
+class Rank0:
+    """Rank 0: gives commands to all ranks, itself included. Used by one thread."""
 
-    def __init__(self, ranks: Ranks, worker: Worker) -> None:
+    def __init__(self, ranks: RankInfo, worker: Worker) -> None:
         self._ranks = ranks
         self._worker = worker
         self._number = 0
@@ -87,14 +87,14 @@ class Leader:
         """Give each rank its own command; their answers in rank order, when all are done.
 
         Raises:
-            RankFailedError: another rank failed; the gang restarts from its checkpoint.
+            RankFailedError: another rank failed; the trainer restarts from its checkpoint.
         """
-        # Counted even if our own part fails: the others have this one, and wait for the next.
+        # Incremented even if rank 0 fails: the other ranks have got this command.
         number, self._number = self._number, self._number + 1
         for rank, command in enumerate(commands[1:], start=1):
             _send(self._ranks.store, f"command/{number}/{rank}", encode(command))
         answers = [self._worker.do(commands[0])]
-        if not isinstance(commands[0], Exit):  # a rank that is gone answers no more
+        if not isinstance(commands[0], Exit):  # ranks end without answering it
             answers += [self._answer(number, rank) for rank in range(1, self.world_size)]
         return answers
 
@@ -107,25 +107,25 @@ class Leader:
             raise OSError(f"rank {rank}: {answer['storage']}")
         if "error" in answer:
             raise RankFailedError(f"rank {rank}: {answer['error']}")
-        numbers: dict[str, float] = answer
-        return numbers
+        results: dict[str, float] = answer
+        return results
 
 
-def follow(ranks: Ranks, worker: Worker, grace_seconds: float) -> None:
-    """Carry out rank 0's commands until it says Exit.
+def worker_loop(ranks: RankInfo, worker: Worker, grace_seconds: float) -> None:
+    """Execute rank 0's commands until Exit.
 
-    After SIGTERM rank 0 gets `grace_seconds` to finish its step and say so.
+    After SIGTERM, rank 0 has `grace_seconds` to finish its step and send Exit.
     """
-    leaving = _Leaving(grace_seconds)
+    graceful_exit = _GracefulExit(grace_seconds)
     number = 0
-    while not leaving.due():
+    while not graceful_exit.is_due():
         key = f"command/{number}/{ranks.rank}"
         if not _arrived(ranks.store, key):
             continue
         command = decode(_receive(ranks.store, key))
         answer = f"answer/{number}/{ranks.rank}"
         try:
-            numbers = worker.do(command)
+            results = worker.do(command)
         except Exception as error:
             kind = "storage" if isinstance(error, OSError) else "error"
             failure = {kind: f"{type(error).__name__}: {error}"}
@@ -133,12 +133,12 @@ def follow(ranks: Ranks, worker: Worker, grace_seconds: float) -> None:
             raise
         if isinstance(command, Exit):
             return
-        _send(ranks.store, answer, json.dumps(numbers).encode())
+        _send(ranks.store, answer, json.dumps(results).encode())
         number += 1
 
 
-class _Leaving:
-    """Turns SIGTERM and SIGINT into a deadline: signals reach all ranks, but rank 0 decides."""
+class _GracefulExit:
+    """Turns SIGTERM and SIGINT into a deadline: all ranks get the signal, but rank 0 decides."""
 
     def __init__(self, grace_seconds: float) -> None:
         self._grace_seconds = grace_seconds
@@ -146,8 +146,8 @@ class _Leaving:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
-    def due(self) -> bool:
-        """True when rank 0 had its time."""
+    def is_due(self) -> bool:
+        """True when the grace period after a signal is over."""
         return time.monotonic() > self._deadline
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -166,7 +166,7 @@ def _send(store: Store, key: str, data: bytes) -> None:
     pieces = [data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)]
     for index, piece in enumerate(pieces):
         store.set(f"{key}/{index}", piece)  # type: ignore[arg-type] # its stub knows str only
-    # Last, so that whoever sees it finds every piece.
+    # Last, so that a reader that sees it finds every piece.
     store.set(key, str(len(pieces)))
 
 

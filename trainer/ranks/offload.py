@@ -1,7 +1,7 @@
 """Move tensors' memory out of the device and back, while the tensors themselves stay in place.
 
-HELD -> RELEASED -> HELD. What is moved is the storage: every view of it, in the model, in FSDP and
-in the optimizer, is valid again after `restore`, bit for bit.
+HELD -> RELEASED -> HELD. The storages are moved: every view of them, in the model, in FSDP and in
+the optimizer, is valid again after `restore`, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["DeviceState"]
 
 
 class DeviceState:
-    """Host copies of the storages that were released; empty while the device holds them."""
+    """Host copies of the released storages; empty while the device holds them."""
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
@@ -25,9 +25,9 @@ class DeviceState:
         return bool(self._copies)
 
     def release(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Copy the storages of `tensors` to the host and free them; the bytes given back.
+        """Copy the storages of `tensors` to the host and free them; the number of bytes freed.
 
-        May be repeated, and undoes a `restore` that failed halfway: the copies are kept until then.
+        Idempotent, also after a `restore` that failed halfway: copies are kept until it succeeds.
         """
         if not self.released:
             storages = {
@@ -43,7 +43,7 @@ class DeviceState:
         return sum(copy.numel() for _, copy in self._copies)
 
     def restore(self) -> None:
-        """Give every storage its memory and content back. May be repeated."""
+        """Allocate every storage on the device again and copy its content back. Idempotent."""
         for storage, copy in self._copies:
             storage.resize_(copy.numel())
             _bytes(storage).copy_(copy)
@@ -57,7 +57,7 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _to_host(storage: torch.UntypedStorage) -> torch.Tensor:
-    # Pinned, so that the way back runs at the bus's full speed.
+    # Pinned, so that the copy back runs at the bus's full speed.
     pinned = storage.device.type == "cuda"
     copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
     return copy.copy_(_bytes(storage))

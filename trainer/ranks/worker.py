@@ -1,4 +1,4 @@
-"""One rank: carries out rank 0's commands, in the order they come."""
+"""One rank: executes rank 0's commands, in order."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """This rank's policy and what can be done with it. The process group exists already."""
+    """This rank's policy, and the execution of commands on it. Needs the process group."""
 
     def __init__(self, config: TrainerConfig) -> None:
         torch.manual_seed(config.seed)
         mesh = init_device_mesh(config.device, (dist.get_world_size(),))
         self.gathered: dict[str, torch.Tensor] = {}
-        """On rank 0 after `Gather`: the whole parameters by name, on the host."""
+        """On rank 0 after `Gather`: the published tensors by name, on the host."""
         algorithm = make_algorithm(config)
         model, self.packed = load_sharded(config, mesh, critic=algorithm.critic)
         """Whether sequences are computed without padding."""
@@ -47,14 +47,14 @@ class Worker:
         self._published_dtype = DTYPES[config.dtype]
 
     def do(self, command: Command) -> dict[str, float]:
-        """Carry out one command; the numbers it gave."""
+        """Execute one command; its results by name."""
         match command:
             case Accumulate():
                 self._policy.accumulate(command)
             case Optimize(step=step):
                 return self._policy.optimize(step)
             case Save(folder=folder):
-                self._shard_writer.begin(self._policy, Path(folder))
+                self._shard_writer.start(self._policy, Path(folder))
             case Written(folder=folder):
                 return {"written": float(self._shard_writer.written(Path(folder)))}
             case Load(folder=folder):
@@ -71,9 +71,9 @@ class Worker:
 
     def _gather(self) -> None:
         self.gathered = {}
-        for name, full in self._policy.published():
+        for name, full in self._policy.published_tensors():
             if dist.get_rank() == 0:
-                # A copy even on the CPU: the next step must not change what is being published.
+                # A copy even on the CPU: the next step must not change the published tensors.
                 dtype = self._published_dtype if full.is_floating_point() else full.dtype
                 self.gathered[name] = full.to("cpu", dtype, copy=True)
 

@@ -1,4 +1,4 @@
-"""MLflow: to the server of MLFLOW_TRACKING_URI, or into a database in `tracker_folder`."""
+"""Tracker for MLflow: the server of MLFLOW_TRACKING_URI, or a database in `tracker_folder`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAG = "seamflow.run_id"
 
 
 class MLflow:
-    """A run of the experiment `tracker_project`; a resumed run goes on in it."""
+    """A run of the experiment `tracker_project`; a resumed run continues it."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
@@ -25,10 +25,10 @@ class MLflow:
         self._run_id = ""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """All numbers in one request."""
+        """Log all numbers in one request."""
         if self._client is None:
-            self._client = self._begun()
-        # Of two values for a step the newer one is shown: that of the life that trained it again.
+            self._client = self._connect()
+        # MLflow shows the newer of two values for a step: that of the repeated step.
         now = round(1000 * time.time())
         metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
@@ -38,15 +38,15 @@ class MLflow:
         if self._client is not None:
             self._client.set_terminated(self._run_id)
 
-    def _begun(self) -> MlflowClient:
+    def _connect(self) -> MlflowClient:
         folder = self._config.tracking_folder
         folder.mkdir(parents=True, exist_ok=True)
         uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve()}/mlflow.db")
         client = MlflowClient(uri)
-        self._run_id = self._found(client) or self._created(client)
+        self._run_id = self._find_run(client) or self._create_run(client)
         return client
 
-    def _found(self, client: MlflowClient) -> str | None:
+    def _find_run(self, client: MlflowClient) -> str | None:
         experiment = client.get_experiment_by_name(self._config.tracker_project)
         if experiment is None:
             return None
@@ -58,7 +58,7 @@ class MLflow:
         client.update_run(found, status="RUNNING")
         return found
 
-    def _created(self, client: MlflowClient) -> str:
+    def _create_run(self, client: MlflowClient) -> str:
         experiment = client.get_experiment_by_name(self._config.tracker_project)
         number = (
             client.create_experiment(self._config.tracker_project)
@@ -67,7 +67,7 @@ class MLflow:
         )
         name = self._config.run_id
         run = client.create_run(number, tags={_TAG: name}, run_name=name)
-        for key, value in self._config.mathematics().items():
+        for key, value in self._config.reproducibility_settings().items():
             client.log_param(run.info.run_id, key, value)
         created: str = run.info.run_id
         return created

@@ -1,7 +1,7 @@
-"""The record of a step: a JSON line for people and programs, gauges for Prometheus.
+"""The record of a step: a line of the metrics file, and gauges for Prometheus.
 
-The file tells the story of the weights: each step that led to them once, with the samples it was
-trained on. Steps that a crash undid are taken out again when the run is resumed.
+The metrics file has one line for each step that led to the current weights, with its samples.
+Lines of steps that a crash undid are removed when the run is resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SERVICE = "trainer"
 
 
 class StepRecord:
-    """Numbers of one step, and the seconds its phases took."""
+    """Metrics of one step, and the seconds of its phases."""
 
     def __init__(self, step: int, base_weight_version: int) -> None:
         self.step = step
@@ -40,7 +40,7 @@ class StepRecord:
 
     @property
     def num_samples(self) -> int:
-        """What it is trained on so far."""
+        """Samples the step is trained on so far."""
         return len(self._sequences)
 
     @contextmanager
@@ -53,16 +53,16 @@ class StepRecord:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
 
     def leased(self, max_staleness: int) -> None:
-        """Samples arrived, of which the stalest is so many versions behind."""
+        """Record that samples arrived, with their maximum staleness in versions."""
         self._arrival_time = time.monotonic()
         self._max_staleness = max(self._max_staleness, max_staleness)
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
-        """The step is trained on these too."""
+        """Add sequences that the step is trained on."""
         self._sequences += sequences
 
     def result(self, numbers: Mapping[str, float], reward: str) -> None:
-        """The optimizer step was taken and gave `numbers`; `reward` is what it was trained on."""
+        """Record the metrics of the optimizer step; `reward` names the trained reward."""
         self._sample_ids = [item.sample_id for item in self._sequences]
         self._numbers |= self._batch(reward) | dict(numbers)
         self._numbers["seconds_after_last_sample"] = time.monotonic() - self._arrival_time
@@ -70,7 +70,7 @@ class StepRecord:
 
     def _batch(self, reward: str) -> dict[str, float]:
         rollouts = {item.rollout_id: item for item in self._sequences}.values()
-        # Rollouts that sampled nothing give no samples.
+        # A batch may have no samples: rollouts without sampled tokens have none.
         trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
         return {
             **_other_rewards([item.rewards for item in rollouts], reward),
@@ -83,11 +83,11 @@ class StepRecord:
         }
 
     def published(self, weight_version: int) -> None:
-        """Add the newest version after the step, done or under way: its own, if it was due."""
+        """Record the newest version after the step, committed or in flight."""
         self._numbers["weight_version"] = weight_version
 
     def numbers(self) -> dict[str, float]:
-        """All that is a finite number, by name, seconds as `seconds_<phase>`."""
+        """All finite metrics by name; the seconds of a phase as `seconds_<phase>`."""
         named = {f"seconds_{name}": seconds for name, seconds in self._seconds.items()}
         every = {"step": self.step, **self._numbers, **named}
         return {name: float(value) for name, value in every.items() if math.isfinite(value)}
@@ -104,12 +104,12 @@ class StepRecord:
         }
 
     def observe(self) -> None:
-        """Show the step to Prometheus."""
+        """Update the Prometheus metrics."""
         for name in ("loss", "reward_mean", "grad_norm", "max_staleness", "num_groups"):
             if name in self._numbers:
                 metrics.gauge(_SERVICE, name, f"{name} of the last step").set(self._numbers[name])
         metrics.gauge(_SERVICE, "step", "Finished optimizer steps").set(self.step)
-        metrics.counter(_SERVICE, "trained_tokens_total", "Tokens whose loss counted").inc(
+        metrics.counter(_SERVICE, "trained_tokens_total", "Trainable tokens of all steps").inc(
             self._numbers.get("num_tokens", 0)
         )
         seconds = metrics.histogram(_SERVICE, "step_seconds", "Seconds of a step", ("phase",))
@@ -118,13 +118,13 @@ class StepRecord:
 
 
 class MetricsFile:
-    """JSON lines, one for each step; without a path nothing is written."""
+    """The metrics file: a JSON line for each step; without a path nothing is written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def begin(self, step: int, record: Mapping[str, Any]) -> None:
-        """Keep the lines of steps up to `step`, whose own line is `record` if it got lost."""
+        """Keep the lines of steps up to `step`; add `record` if the line of `step` is missing."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            return  # a crash cut the last one
+            return  # a crash truncated the last line
 
 
 def _other_rewards(rewards: Sequence[Mapping[str, float]], trained: str) -> dict[str, float]:

@@ -20,7 +20,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A scalar for each number. What an earlier life wrote from this step on is hidden."""
+        """Log a scalar per number. Values for later steps from before a crash are hidden."""
         if self._writer is None:
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
         for name, value in numbers.items():
@@ -28,6 +28,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()

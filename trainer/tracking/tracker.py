@@ -1,7 +1,7 @@
-"""Trackers: where people look at a run besides its JSON lines. Built in: TensorBoard, W&B, MLflow.
+"""Trackers show the steps of a run. Built in: TensorBoard, W&B, MLflow.
 
-Training never waits for one and never fails with one: each has a thread of its own, and what it
-raises is told in the log.
+Training never waits for a tracker or fails with it: each has a separate thread, and its errors are
+logged.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ _SECONDS = "seconds_"
 
 
 class Tracker(Protocol):
-    """A plug-in. Its constructor takes the `TrainerConfig`, and loads its library.
+    """A plug-in. Its constructor takes the `TrainerConfig` and imports its library.
 
-    The other calls come from one thread; connecting to anything belongs into the first of them.
+    The other methods are called from one thread; the first `log` connects to servers.
     """
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Show optimizer step `step`; after a crash some steps come again."""
+        """Log optimizer step `step`; after a crash some steps are repeated."""
         ...
 
     def close(self) -> None:
-        """Write what is still held; nothing is logged any more."""
+        """Flush and close; nothing is logged afterwards."""
         ...
 
 
 class Trackers:
-    """All that are configured."""
+    """The configured trackers."""
 
     def __init__(self, config: TrainerConfig) -> None:
-        """Load them.
+        """Load the trackers.
 
         Raises:
-            ConfigError: one is not known, or its library is not installed.
+            ConfigError: a tracker is unknown, or its library is not installed.
         """
         self._feeds = [_Feed(name, _made(name, config)) for name in config.trackers]
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Show a step, soon."""
+        """Queue a step for every tracker."""
         named = names(numbers)
         for feed in self._feeds:
             feed.log(step, named)
 
     def close(self, wait_seconds: float = 10.0) -> None:
-        """Let each write what it has; one that hangs is left behind."""
+        """Close every tracker; those that take longer than `wait_seconds` are abandoned."""
         for feed in self._feeds:
             feed.end()
         until = time.monotonic() + wait_seconds
@@ -79,7 +79,7 @@ def _made(name: str, config: TrainerConfig) -> Tracker:
 
 
 class _Feed(threading.Thread):
-    """Calls one tracker, in order."""
+    """The thread and queue of one tracker."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         super().__init__(name=f"tracker-{name}", daemon=True)
@@ -101,12 +101,12 @@ class _Feed(threading.Thread):
     def _try(self, call: str, *arguments: object) -> None:
         try:
             getattr(self._tracker, call)(*arguments)
-        except Exception as error:  # somebody else's service: not a reason to stop training
+        except Exception as error:  # an external service must not stop training
             get_logger().warning("tracker_failed", tracker=self.name, call=call, error=str(error))
 
 
 def names(numbers: Mapping[str, float]) -> dict[str, float]:
-    """A step's numbers as trackers call them: `training/<name>`, and `timing_s/<phase>`."""
+    """A step's metrics by tracker name: `training/<name>` and `timing_s/<phase>`."""
     return {
         f"timing_s/{name.removeprefix(_SECONDS)}"
         if name.startswith(_SECONDS)

@@ -1,4 +1,4 @@
-"""Weights & Biases. Its own variables hold: WANDB_API_KEY, WANDB_MODE=offline, WANDB_BASE_URL."""
+"""Tracker for Weights & Biases; reads WANDB_API_KEY, WANDB_MODE=offline, WANDB_BASE_URL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _STEP = "training/step"
 
 
 class WeightsAndBiases:
-    """A run named after ours, in `tracker_project`; a resumed run goes on in it.
+    """A run of the same id in `tracker_project`; a resumed run continues it.
 
-    Its x-axis is `training/step`: W&B's own step cannot go back to one that a crash undid.
+    Its x-axis is `training/step`: W&B's own step cannot go back to repeat a step after a crash.
     """
 
     def __init__(self, config: TrainerConfig) -> None:
@@ -25,27 +25,27 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A line of the run's history."""
+        """Add a row to the run's history."""
         if self._run is None:
-            self._run = self._begun()
+            self._run = self._connect()
             self._run.define_metric("*", step_metric=_STEP)
         self._run.log({_STEP: step, **numbers})
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send remaining data."""
         if self._run is not None:
             self._run.finish()
 
-    def _begun(self) -> Any:
+    def _connect(self) -> Any:
         folder = self._config.tracking_folder
         folder.mkdir(parents=True, exist_ok=True)
         return wandb.init(
             project=self._config.tracker_project,
             id=self._config.run_id,
             name=self._config.run_id,
-            config=self._config.mathematics(),
+            config=self._config.reproducibility_settings(),
             dir=str(folder),
             resume="allow",
-            # The log is not its business, and its wrapper would stand in the loop's way.
+            # Do not capture stdout.
             settings=wandb.Settings(silent=True, console="off"),
         )

@@ -1,1 +1,1 @@
-"""The built-in scorers, one file each; `loading.py` is how they get their models."""
+"""The built-in scorers, one file each; `loading.py` loads their models."""

@@ -14,28 +14,28 @@ from numpy.typing import NDArray
 
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import Row
-from services.scoring.scorers.loading import frozen
+from services.scoring.scorers.loading import load_frozen
 
 __all__ = ["LogProbs"]
 
 
 class LogProbs:
-    """log p(token | all before it) after the sample's own temperature; 0 for the first token.
+    """log p(token | all before it) at the sample's temperature; 0 for the first token.
 
-    The temperature is the policy's, so that the two are compared at the same one.
+    The same temperature as the policy's, so that the two are comparable.
     """
 
     def __init__(self, config: ScoringConfig) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = frozen(config, AutoModelForCausalLM)
-        self._device, self._most_tokens = config.device, config.micro_batch_tokens
+        self._model = load_frozen(config, AutoModelForCausalLM)
+        self._device, self._max_tokens = config.device, config.micro_batch_tokens
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
-        """One value for each token."""
+        """Log-probs, one for each token of a row."""
         values: dict[int, NDArray[np.float32]] = {}
-        for numbers in _batches([len(row.token_ids_T) for row in rows], self._most_tokens):
+        for numbers in _batches([len(row.token_ids_T) for row in rows], self._max_tokens):
             found_BT = self._forward([rows[number] for number in numbers])
             for number, found_T in zip(numbers, found_BT, strict=True):
                 values[number] = found_T[: len(rows[number].token_ids_T)]
@@ -43,7 +43,7 @@ class LogProbs:
 
     def _forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         longest = max(len(row.token_ids_T) for row in rows)
-        # Padding is on the right and attention is causal: no token ever sees it.
+        # Padding is on the right and attention is causal, so no mask is needed.
         padded_BT = np.zeros((len(rows), longest), np.int64)
         for place, row in enumerate(rows):
             padded_BT[place, : len(row.token_ids_T)] = row.token_ids_T
@@ -58,11 +58,11 @@ class LogProbs:
         return found
 
 
-def _batches(lengths: Sequence[int], most_tokens: int) -> Iterator[list[int]]:
-    """Numbers of rows of similar length, padded to at most `most_tokens` unless one is longer."""
+def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows of similar length, in total at most `max_tokens` with padding, or one row."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > most_tokens:
+        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
         batch.append(number)

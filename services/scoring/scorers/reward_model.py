@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import Row
-from services.scoring.scorers.loading import frozen
+from services.scoring.scorers.loading import load_frozen
 
 __all__ = ["RewardModel"]
 
 
 class RewardModel:
-    """The score of the whole sequence."""
+    """Scores the whole sequence with one value."""
 
     def __init__(self, config: ScoringConfig) -> None:
         from transformers import AutoModelForSequenceClassification
 
-        self._model = frozen(config, AutoModelForSequenceClassification)
+        self._model = load_frozen(config, AutoModelForSequenceClassification)
         self._device = config.device
-        # One sequence at a time has no padding, and may end with what elsewhere pads.
+        # One sequence at a time has no padding, and may end with the padding token.
         self._model.config.pad_token_id = None  # type: ignore[union-attr]
         num_labels = self._model.config.num_labels  # type: ignore[union-attr]
         if num_labels != 1:
@@ -31,7 +31,7 @@ class RewardModel:
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
-        """One value; each row alone, as what counts as padding differs from model to model."""
+        """One value per row; each row alone, as models handle padding differently."""
         return [np.array([self._score(row)], np.float32) for row in rows]
 
     def _score(self, row: Row) -> float:

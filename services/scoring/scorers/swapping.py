@@ -1,8 +1,8 @@
-"""Frozen weights that wait in the host's memory: while one block computes, the next is copied in.
+"""Frozen weights in the host's memory: while one block computes, the next is copied to the device.
 
-So RLHFuse (arXiv 2409.13221, inter-stage fusion) keeps those of reward and reference models. The
-device holds two blocks at a time, besides what is in no block. On a GPU copies run from pinned
-memory on a stream of their own.
+As in RLHFuse (arXiv 2409.13221, inter-stage fusion) for reward and reference models. The device
+holds two blocks at a time, and the weights outside of blocks. On a GPU, copies run from pinned
+memory on a separate stream.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Swapping"]
+__all__ = ["BlockSwapper"]
 
 
-class Swapping:
-    """Blocks of a model that are called in their order, one forward pass at a time."""
+class BlockSwapper:
+    """Swaps the blocks of a model in and out, called in order, one forward pass at a time."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: str) -> None:
-        """Take the weights out of `blocks`; what is left of the model may go to the device."""
+        """Move the weights of `blocks` to the host; the rest of the model may go to the device."""
         self._device = torch.device(device)
         self._blocks = [list(block.parameters()) for block in blocks]
         self._host = [[self._kept(weight) for weight in block] for block in self._blocks]
@@ -39,29 +39,29 @@ class Swapping:
         return self._device.type == "cuda"
 
     def _kept(self, weight: nn.Parameter) -> Tensor:
-        # Only from pinned memory does a copy run beside the device's own work.
+        # Only copies from pinned memory overlap with computation.
         return weight.data.cpu().pin_memory() if self._on_gpu else weight.data.cpu()
 
     def _enter(self, number: int) -> None:
-        """Wait for the weights of a block, and begin to copy those of the next."""
+        """Wait for the weights of a block, and start copying those of the next."""
         self._bring_in(number)
         if self._copying is not None:
             computing = torch.cuda.current_stream(self._device)
             computing.wait_stream(self._copying)
             for weight in self._blocks[number]:
-                # Its memory is not another's until this block has computed.
+                # Its memory is not reused until this block has computed.
                 weight.data.record_stream(computing)
         if number + 1 < len(self._blocks):
             self._bring_in(number + 1)
 
     def _bring_in(self, number: int) -> None:
         if any(weight.numel() for weight in self._blocks[number]):
-            return  # since the block before it was entered
-        with self._beside():
+            return  # copied when the block before it was entered
+        with self._copy_stream():
             for weight, kept in zip(self._blocks[number], self._host[number], strict=True):
                 weight.data = kept.to(self._device, non_blocking=True, copy=True)
 
-    def _beside(self) -> AbstractContextManager[object]:
+    def _copy_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._copying is None else torch.cuda.stream(self._copying)
 
     def _take_out(self, number: int) -> None:

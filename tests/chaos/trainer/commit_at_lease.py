@@ -10,21 +10,21 @@ import asyncio
 from seamflow.trajectory.v1 import sample_service_pb2
 
 from trainer import cli
-from trainer.clients import Samples
+from trainer.clients import SampleClient
 
-__all__ = ["HastySamples"]
+__all__ = ["HastySampleClient"]
 
 _CRASH_SECONDS = 0.2
 """Time for a crash to come at the worst moment."""
 
 
-class HastySamples(Samples):
+class HastySampleClient(SampleClient):
     """Commits first."""
 
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_service_pb2.LeaseSamplesResponse | None:
-        """See `Samples.lease`."""
+        """See `SampleClient.lease`."""
         leased = await super().lease(step, base_weight_version, min_groups)
         if leased is not None:
             await self.commit(step)
@@ -34,5 +34,5 @@ class HastySamples(Samples):
 
 if __name__ == "__main__":
     # The process has no setting for this on purpose.
-    vars(cli)["Samples"] = HastySamples
+    vars(cli)["SampleClient"] = HastySampleClient
     cli.main()

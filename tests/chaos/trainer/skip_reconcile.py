@@ -11,15 +11,15 @@ from seamflow.trajectory.v1 import sample_service_pb2
 
 from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP
 from trainer import cli
-from trainer.clients import Samples
+from trainer.clients import SampleClient
 
-__all__ = ["RereadingSamples"]
+__all__ = ["RereadingSampleClient"]
 
 _STEP_SAMPLES = GROUP_SIZE * GROUPS_PER_STEP
 _ALL = 1000
 
 
-class RereadingSamples(Samples):
+class RereadingSampleClient(SampleClient):
     """Keeps no account of what was trained before its start."""
 
     def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
@@ -32,7 +32,7 @@ class RereadingSamples(Samples):
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_service_pb2.LeaseSamplesResponse | None:
-        """See `Samples.lease`; other samples."""
+        """See `SampleClient.lease`; other samples."""
         leased = await super().lease(step, base_weight_version, min_groups)
         if leased is not None:
             listed = (await self._stub.ListSamples(self._listing)).samples
@@ -44,5 +44,5 @@ class RereadingSamples(Samples):
 
 if __name__ == "__main__":
     # The process has no setting for this on purpose.
-    vars(cli)["Samples"] = RereadingSamples
+    vars(cli)["SampleClient"] = RereadingSampleClient
     cli.main()

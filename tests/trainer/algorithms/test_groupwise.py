@@ -9,7 +9,7 @@ from services.chassis.errors import ConfigError
 from tests.trainer.algorithms.formulas import BETA
 from tests.trainer.ranks.gradients import config, greatest_error, make_case, ours
 from trainer.algorithms.base import PolicyTokens, make_algorithm
-from trainer.algorithms.terms.groupwise import Compared
+from trainer.algorithms.terms.groupwise import GroupwiseObjective
 
 
 def tokens(
@@ -42,7 +42,7 @@ def test_a_group_that_is_cut_gives_another_gradient(algorithm: str, monkeypatch)
     whole = ours(samples, logits, config(algorithm), budget=10_000)
     small = ours(samples, logits, config(algorithm), budget=8)
     assert greatest_error(small, whole) < 1e-12
-    monkeypatch.setattr(Compared, "whole_groups", False)
+    monkeypatch.setattr(GroupwiseObjective, "whole_groups", False)
     assert greatest_error(ours(samples, logits, config(algorithm), budget=8), whole) > 1e-3
 
 

@@ -16,12 +16,13 @@ from services.chassis.errors import DependencyUnavailable
 from tests.trainer.support import read_lines
 from tests.trainer.training import Training
 from trainer import fsync_files
-from trainer.background import Beside, beside
+from trainer.background import BackgroundTask, run_with_background
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.async_checkpointer import Checkpointing
-from trainer.clients import Samples
+from trainer.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer.clients import SampleClient
 from trainer.policy.policy import Policy
-from trainer.publish.publisher import Publisher, Publishing
+from trainer.publish.async_publisher import AsyncPublisher
+from trainer.publish.publisher import Publisher
 
 STEPS = 4
 PATIENCE_SECONDS = 20.0
@@ -47,7 +48,7 @@ class SlowDisk:
             return folder
 
         monkeypatch.setattr(checkpoint_files, "complete", completed)
-        self._note(Samples, "commit", "committed", lambda _samples, step: int(step))
+        self._note(SampleClient, "commit", "committed", lambda _samples, step: int(step))
         # Each step publishes, so that a version has the number of its step.
         self._note(Publisher, "_commit", "published", lambda _publisher, r: int(r.weight_version))
 
@@ -121,13 +122,13 @@ async def test_without_overlap_the_disk_would_hold_training_up(
 ) -> None:
     """Negative control: wait for each checkpoint, and the next step is not trained in time."""
     SlowDisk(monkeypatch, patience=1.0)
-    begin = Checkpointing.begin
+    start = AsyncCheckpointer.start
 
-    async def waiting(checkpointing: Checkpointing, *given: Any) -> None:
-        await begin(checkpointing, *given)
-        await checkpointing.end()
+    async def waiting(checkpointer: AsyncCheckpointer, *given: Any) -> None:
+        await start(checkpointer, *given)
+        await checkpointer.wait()
 
-    monkeypatch.setattr(Checkpointing, "begin", waiting)
+    monkeypatch.setattr(AsyncCheckpointer, "start", waiting)
     with pytest.raises(DependencyUnavailable, match="step 2 was not trained"):
         await (await training.fill(STEPS)).train(STEPS)
 
@@ -137,12 +138,7 @@ async def test_weights_published_too_early_are_noticed(
 ) -> None:
     """Negative control: what does not wait is visible before the checkpoint that covers it."""
     disk = PatientDisk(monkeypatch)
-    begin = Publishing.begin
-
-    async def early(publishing: Publishing, *given: Any, **named: Any) -> None:
-        await begin(publishing, *given, **{**named, "after": None})
-
-    monkeypatch.setattr(Publishing, "begin", early)
+    monkeypatch.setattr(AsyncPublisher, "_commit_condition", lambda publisher, step: None)
     await (await training.fill(STEPS)).train(STEPS)
     for step in range(1, STEPS + 1):
         assert disk.events.index(("published", step)) < disk.events.index(("durable", step))
@@ -177,22 +173,22 @@ async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
     assert (await training.readiness()).committed_step == 0
 
 
-async def test_everybody_hears_of_what_failed_beside_training() -> None:
-    """Whoever waits for it first, and whoever asks again."""
-    work = Beside()
+async def test_the_error_of_a_background_task_is_raised_in_every_waiter() -> None:
+    """In the first `wait`, in later ones, and in `run_with_background`."""
+    task = BackgroundTask()
 
     async def fails() -> None:
         await asyncio.sleep(0.01)
         raise OSError("no space left")
 
-    work.begin(fails())
+    task.start(fails())
     for _ in range(2):
         with pytest.raises(OSError, match="no space left"):
-            await work.end()
+            await task.wait()
     with pytest.raises(OSError, match="no space left"):
-        work.raise_if_failed()
+        task.raise_if_failed()
     with pytest.raises(OSError, match="no space left"):
-        await beside(asyncio.sleep(PATIENCE_SECONDS, None), work)
+        await run_with_background(asyncio.sleep(PATIENCE_SECONDS, None), task)
 
 
 async def test_a_stop_waits_for_the_checkpoint_under_way(
@@ -238,15 +234,15 @@ async def test_what_an_older_trainer_did_until_it_was_fenced_is_gone_on_with(
     before = await training.train(2)
     newest = training.checkpoints / "step_000000002"
     late = newest.rename(training.checkpoints / "late")
-    reconcile, steps = Samples.reconcile, list[int]()
+    reconcile, steps = SampleClient.reconcile, list[int]()
 
-    async def fenced_late(samples: Samples, step: int) -> None:
+    async def fenced_late(samples: SampleClient, step: int) -> None:
         if not steps:
             late.rename(newest)
         steps.append(step)
         await reconcile(samples, step)
 
-    monkeypatch.setattr(Samples, "reconcile", fenced_late)
+    monkeypatch.setattr(SampleClient, "reconcile", fenced_late)
     records = await training.train(3)
     assert steps == [1, 2]
     assert [record["sample_ids"] for record in records[:2]] == [r["sample_ids"] for r in before]

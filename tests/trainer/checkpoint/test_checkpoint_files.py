@@ -33,7 +33,12 @@ class Weights:
 def state(step: int) -> checkpoint_files.Checkpoint:
     """A checkpoint's words."""
     return checkpoint_files.Checkpoint(
-        run_id="r", step=step, weight_version=step, world_size=1, mathematics={}, record={}
+        run_id="r",
+        step=step,
+        weight_version=step,
+        world_size=1,
+        settings={},
+        record={},
     )
 
 
@@ -84,7 +89,7 @@ def test_each_save_tells_of_itself_alone(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fsync_files, "write_tensors", full)
     for folder in (bad, good):
-        writer.begin(Weights(3), folder)
+        writer.start(Weights(3), folder)
     while not writer.written(good):
         pass
     for _ in range(2):

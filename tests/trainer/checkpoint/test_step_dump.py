@@ -48,12 +48,12 @@ async def test_a_dumped_step_replays_to_the_last_digit(training: Training, tmp_p
 async def test_another_step_is_noticed(training: Training, tmp_path: Path) -> None:
     """Negative control: twice the advantages are another gradient."""
     folder = await dumped(training, tmp_path) / "step_000000002"
-    part = folder / "part_0000_rank_00000.npz"
-    command = decode(part.read_bytes())
+    chunk = folder / "chunk_0000_rank_00000.npz"
+    command = decode(chunk.read_bytes())
     assert isinstance(command, Accumulate)
     for batch in command.micro_batches:
         np.multiply(batch.advantages_B, 2, out=batch.advantages_B)
-    part.write_bytes(encode(command))
+    chunk.write_bytes(encode(command))
     done = replay(folder)
     assert done.returncode == 1
     assert "differs" in done.stdout

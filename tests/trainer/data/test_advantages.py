@@ -9,7 +9,7 @@ from tests.trainer.ranks.gradients import config
 from tests.trainer.support import make_samples
 from trainer.algorithms.base import Rollouts, make_algorithm
 from trainer.algorithms.terms import baselines
-from trainer.data.advantages import assign_credit, overlong_penalty
+from trainer.data.advantages import compute_advantages, overlong_penalty
 from trainer.data.token_sequence import sequence
 
 DAPO = config("dapo")
@@ -21,8 +21,8 @@ class Identity:
     def advantages(self, rollouts):
         return rollouts.rewards_R
 
-    def weights(self, num_tokens_R):  # noqa: N803 -- named by the contract
-        return make_algorithm(DAPO).weights(num_tokens_R)
+    def token_weights(self, num_tokens_R):  # noqa: N803 -- named by the contract
+        return make_algorithm(DAPO).token_weights(num_tokens_R)
 
 
 def rollouts(rewards: list[float], groups: str) -> Rollouts:
@@ -58,8 +58,8 @@ def test_a_rollout_with_two_sequences_counts_once():
     forked.CopyFrom(samples[0])
     forked.sample_id = "fork"
     grpo = config("grpo")
-    alone = assign_credit([sequence(s) for s in samples], make_algorithm(grpo), grpo)
-    both = assign_credit([sequence(s) for s in [*samples, forked]], make_algorithm(grpo), grpo)
+    alone = compute_advantages([sequence(s) for s in samples], make_algorithm(grpo), grpo)
+    both = compute_advantages([sequence(s) for s in [*samples, forked]], make_algorithm(grpo), grpo)
     np.testing.assert_array_equal(both.advantages_N, [*alone.advantages_N, alone.advantages_N[0]])
     assert both.denominator == alone.denominator == 3
     assert both.weights_N[0] == both.weights_N[3] == alone.weights_N[0] / 2
@@ -71,7 +71,7 @@ def test_a_rollout_without_tokens_is_compared_and_weighs_nothing():
     del samples[1].loss_mask[:]
     samples[1].loss_mask.extend([False] * len(samples[1].tokens.token_ids))
     grpo = config("grpo")
-    given = assign_credit([sequence(s) for s in samples], make_algorithm(grpo), grpo)
+    given = compute_advantages([sequence(s) for s in samples], make_algorithm(grpo), grpo)
     assert given.denominator == 2
     assert given.weights_N[1] == 0
     assert given.advantages_N[1] != 0
@@ -80,9 +80,11 @@ def test_a_rollout_without_tokens_is_compared_and_weighs_nothing():
 def test_shuffled_rewards_keep_their_values_and_lose_their_rollouts():
     """The control experiment permutes over the whole batch, differently for each seed."""
     sequences = [sequence(sample) for sample in make_samples(3, groups=6)]
-    straight = assign_credit(sequences, Identity(), DAPO).advantages_N
+    straight = compute_advantages(sequences, Identity(), DAPO).advantages_N
     shuffled = [
-        assign_credit(sequences, Identity(), DAPO, np.random.default_rng([7, step])).advantages_N
+        compute_advantages(
+            sequences, Identity(), DAPO, np.random.default_rng([7, step])
+        ).advantages_N
         for step in (1, 1, 2)
     ]
     assert sorted(shuffled[0]) == sorted(straight)
@@ -104,8 +106,8 @@ def test_the_penalty_is_part_of_the_reward():
     lengths = np.array([int(item.loss_mask_T.sum()) for item in sequences])
     shaped = config("dapo", overlong_tokens=8, overlong_buffer_tokens=4)
     difference = (
-        assign_credit(sequences, Identity(), shaped).advantages_N
-        - assign_credit(sequences, Identity(), DAPO).advantages_N
+        compute_advantages(sequences, Identity(), shaped).advantages_N
+        - compute_advantages(sequences, Identity(), DAPO).advantages_N
     )
     np.testing.assert_allclose(difference, overlong_penalty(lengths, 8, 4))
     assert -1 <= difference.min() < 0
@@ -116,4 +118,4 @@ def test_a_missing_reward_is_named():
     sequences = [sequence(sample) for sample in make_samples(4)]
     settings = config("dapo", reward="score")
     with pytest.raises(ValueError, match=r"no reward 'score' but \['reward'\]"):
-        assign_credit(sequences, make_algorithm(settings), settings)
+        compute_advantages(sequences, make_algorithm(settings), settings)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.support import make_samples
-from trainer.data.advantages import Credits
-from trainer.data.micro_batch import MicroBatch, plan
+from trainer.data.advantages import SequenceAdvantages
+from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import TokenSequence, sequence, trainable_tokens
 from trainer.model.packing import Packing
 
@@ -34,10 +34,10 @@ def of_length(length: int, name: str, group: str = "g") -> TokenSequence:
     )
 
 
-def credited(numbers: Sequence[float]) -> Credits:
+def credited(advantages: Sequence[float]) -> SequenceAdvantages:
     """With these advantages."""
-    values = np.array(numbers, np.float64)
-    return Credits(advantages_N=values, weights_N=2 * values, denominator=1.0)
+    values = np.array(advantages, np.float64)
+    return SequenceAdvantages(advantages_N=values, weights_N=2 * values, denominator=1.0)
 
 
 def tokens_of(batch: MicroBatch, packed: bool) -> int:
@@ -62,7 +62,7 @@ def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
     sequences = [
         of_length(length, str(n), str(n // (group_size or 4))) for n, length in enumerate(lengths)
     ]
-    shares = plan(
+    shares = plan_micro_batches(
         sequences,
         credited(np.arange(1.0, len(lengths) + 1)),
         num_ranks=ranks,
@@ -98,7 +98,7 @@ def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     """Lognormal lengths: nothing or 15 % of what is computed, ranks differ by less than 10 %."""
     lengths = np.random.default_rng(5).lognormal(4, 0.7, 128).astype(int) + 2
     sequences = [of_length(int(length), str(n)) for n, length in enumerate(lengths)]
-    shares = plan(
+    shares = plan_micro_batches(
         sequences, credited(np.ones(128)), num_ranks=2, micro_batch_tokens=1024, packed=packed
     )
     computed = [sum(tokens_of(batch, packed) for batch in share) for share in shares]
@@ -119,7 +119,7 @@ def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
         for n, ids in enumerate(rows)
     ]
     given = credited(np.ones(16))
-    (share,) = plan(sequences, given, num_ranks=1, micro_batch_tokens=900)
+    (share,) = plan_micro_batches(sequences, given, num_ranks=1, micro_batch_tokens=900)
     assert len(share) <= 3
     assert all(tokens_of(batch, packed=True) <= 900 for batch in share)
 
@@ -127,7 +127,9 @@ def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
 def test_answers_that_are_all_alike_are_one_micro_batch_however_long():
     """Nothing can be gained by cutting them: they are computed once."""
     sequences = [of_length(50, "7") for _ in range(5)]
-    (share,) = plan(sequences, credited(np.ones(5)), num_ranks=1, micro_batch_tokens=20)
+    (share,) = plan_micro_batches(
+        sequences, credited(np.ones(5)), num_ranks=1, micro_batch_tokens=20
+    )
     assert sum(len(batch.lengths_B) for batch in share) == 5
 
 
@@ -136,7 +138,9 @@ def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool
     """Ids, log-probs, versions and masks of a row are those of its sample."""
     sequences = [sequence(sample) for sample in make_samples(6)]
     given = credited(np.arange(12.0))
-    (share,) = plan(sequences, given, num_ranks=1, micro_batch_tokens=64, packed=packed)
+    (share,) = plan_micro_batches(
+        sequences, given, num_ranks=1, micro_batch_tokens=64, packed=packed
+    )
     groups = {}
     for batch in share:
         for row, index in enumerate(batch.advantages_B.astype(int)):

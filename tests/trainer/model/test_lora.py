@@ -20,8 +20,8 @@ from tests.rollout.server.weights.weight_service import TinyWeightService
 from tests.trainer.ranks.gang_run import run_rank
 from tests.trainer.support import JOB_CONFIG, ROUNDING, make_model, read_lines, torchrun
 from tests.trainer.training import Training
+from trainer.checkpoint.resume import find_checkpoint
 from trainer.config import TrainerConfig
-from trainer.loop import find_checkpoint
 from trainer.model.lora import (
     adapter_settings,
     add_adapter,
@@ -143,7 +143,7 @@ def test_an_adapter_to_other_weights_is_refused(
         made_whole(folder, other)
     config = config.replace(checkpoint_folder=straight / "checkpoints", resume=True)
     assert find_checkpoint(config) is not None
-    with pytest.raises(ValueError, match="adapter to other weights"):
+    with pytest.raises(ValueError, match="adapter for other weights"):
         find_checkpoint(config.replace(model=other))
 
 

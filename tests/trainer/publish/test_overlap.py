@@ -17,6 +17,7 @@ from tests.trainer.support import read_lines
 from tests.trainer.training import Training
 from trainer.policy.policy import Policy
 from trainer.publish import publisher
+from trainer.publish.async_publisher import AsyncPublisher
 
 STEPS = 4
 PATIENCE_SECONDS = 20.0
@@ -71,14 +72,13 @@ async def test_without_overlap_the_disk_would_hold_training_up(
 ) -> None:
     """Negative control: wait for each publish, and the next step is not trained in time."""
     SlowDisk(monkeypatch, patience=1.0)
-    begin = publisher.Publishing.begin
+    start = AsyncPublisher.start
 
-    async def waiting(publishing: publisher.Publishing, *given: Any, **named: Any) -> int:
-        version = await begin(publishing, *given, **named)
-        await publishing.end()
-        return version
+    async def waiting(publisher: AsyncPublisher, *given: Any) -> None:
+        await start(publisher, *given)
+        await publisher.wait()
 
-    monkeypatch.setattr(publisher.Publishing, "begin", waiting)
+    monkeypatch.setattr(AsyncPublisher, "start", waiting)
     with pytest.raises(DependencyUnavailable, match="step 2 was not trained"):
         await (await training.fill(STEPS)).train(STEPS)
 
@@ -110,7 +110,7 @@ async def test_a_publish_put_off_beside_training_is_tried_again_until_a_newer_on
         tried.append(begun.weight_version)
         if begun.weight_version == 1 and len(tried) <= failures:
             await asyncio.sleep(0.01)
-            raise publisher.PublishPutOff("writing", 1.0, "try again")
+            raise publisher.PublishPostponed("writing", 1.0, "try again")
         await finish(self, begun, *given, **named)
 
     monkeypatch.setattr(publisher.Publisher, "finish", failing)

@@ -105,8 +105,8 @@ async def connected_publisher(
 @pytest.mark.parametrize(
     ("silent", "error"),
     [
-        ("BeginPublish", publisher.PublishPutOff),
-        ("writing", publisher.PublishPutOff),
+        ("BeginPublish", publisher.PublishPostponed),
+        ("writing", publisher.PublishPostponed),
         ("CommitPublish", publisher.CommitUnknown),
         ("nothing", None),
     ],
@@ -165,10 +165,10 @@ async def test_while_a_write_hangs_no_other_begins(
     monkeypatch.setattr(publisher, "write_folder", slow)
     async with connected_publisher(service, model, 0.2) as trainer:
         while not begun:
-            with pytest.raises(publisher.PublishPutOff):
+            with pytest.raises(publisher.PublishPostponed):
                 await trainer.publish(weights(model), step=1, parent=0, epoch=1)
         for step in (2, 3):
-            with pytest.raises(publisher.PublishPutOff):
+            with pytest.raises(publisher.PublishPostponed):
                 await trainer.publish(weights(model), step=step, parent=0, epoch=1)
         assert begun == ["1"]
         going_on.set()

@@ -13,8 +13,8 @@ from tests.trainer.support import make_samples
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
-from trainer.data.advantages import assign_credit
-from trainer.data.micro_batch import plan
+from trainer.data.advantages import compute_advantages
+from trainer.data.micro_batch import plan_micro_batches
 from trainer.data.token_sequence import TokenSequence, sequence, trainable_tokens
 from trainer.policy.commands import (
     Accumulate,
@@ -27,12 +27,12 @@ from trainer.policy.commands import (
     Save,
     Written,
 )
-from trainer.ranks.command_channel import Leader, follow, join
+from trainer.ranks.command_channel import Rank0, join, worker_loop
 from trainer.ranks.worker import Worker
 
 
 def train(
-    leader: Leader, config: TrainerConfig, step: int, parts: Sequence[Sequence[int]] = ((0, 1, 2),)
+    rank0: Rank0, config: TrainerConfig, step: int, parts: Sequence[Sequence[int]] = ((0, 1, 2),)
 ) -> dict[str, float]:
     """One step on the samples that the step's number seeds, in parts of these groups.
 
@@ -41,27 +41,27 @@ def train(
     sequences = [sequence(sample) for sample in make_samples(step)]
     for number, groups in enumerate(parts):
         if number:
-            leader.do(Release())
-            leader.do(Restore())
+            rank0.do(Release())
+            rank0.do(Restore())
         names = [f"g{step}-{group}" for group in groups]
         accumulate(
-            leader, config, step, [s for name in names for s in sequences if s.group_id == name]
+            rank0, config, step, [s for name in names for s in sequences if s.group_id == name]
         )
-    return leader.do(Optimize(step=step))[0]
+    return rank0.do(Optimize(step=step))[0]
 
 
 def accumulate(
-    leader: Leader, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+    rank0: Rank0, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
 ) -> None:
     """Add the gradient of some groups."""
     algorithm = make_algorithm(config)
-    given = assign_credit(sequences, algorithm, config)
-    shares = plan(
+    given = compute_advantages(sequences, algorithm, config)
+    shares = plan_micro_batches(
         sequences,
         given,
-        num_ranks=leader.world_size,
+        num_ranks=rank0.world_size,
         micro_batch_tokens=config.micro_batch_tokens,
-        packed=leader.worker.packed,
+        packed=rank0.worker.packed,
         whole_groups=algorithm.whole_groups,
     )
     commands = [
@@ -73,47 +73,47 @@ def accumulate(
         )
         for share in shares
     ]
-    leader.do_each(commands)
+    rank0.do_each(commands)
 
 
-def lead(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+def lead(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
     """Do the job, then those that follow it, on the same ranks."""
-    perform(leader, config, job, out)
+    perform(rank0, config, job, out)
     jobs: list[dict[str, object]] = job.get("then", [])  # type: ignore[assignment]
     for then in jobs:
-        perform(leader, config, then, Path(str(then["out"])))
-    leader.do(Exit())
+        perform(rank0, config, then, Path(str(then["out"])))
+    rank0.do(Exit())
 
 
-def perform(leader: Leader, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
     """Load, train, suspend and save as the job says; leave losses and weights in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     if "load" in job:
-        leader.do(Load(folder=str(job["load"])))
+        rank0.do(Load(folder=str(job["load"])))
     metrics = []
     for step in job["steps"]:  # type: ignore[attr-defined]
         if step == job.get("suspend_before"):
-            leader.do(Release())
-            leader.do(Restore())
+            rank0.do(Release())
+            rank0.do(Restore())
         parts: list[list[int]] = job.get("parts", [[0, 1, 2]])  # type: ignore[assignment]
-        metrics.append(train(leader, config, step, parts))
+        metrics.append(train(rank0, config, step, parts))
         if step == job.get("save_after"):
             partial = checkpoint_files.begin(config.checkpoint_folder, step)
-            leader.do(Save(folder=str(partial)))
-            while not all(answer["written"] for answer in leader.do(Written(folder=str(partial)))):
+            rank0.do(Save(folder=str(partial)))
+            while not all(answer["written"] for answer in rank0.do(Written(folder=str(partial)))):
                 pass
             state = checkpoint_files.Checkpoint(
                 run_id=config.run_id,
                 step=step,
                 weight_version=step,
-                world_size=leader.world_size,
-                mathematics=config.mathematics(),
+                world_size=rank0.world_size,
+                settings=config.reproducibility_settings(),
                 base=config.base(),
                 record={},
             )
             checkpoint_files.complete(partial, state, keep=1)
-    leader.do(Gather())
-    save_file(leader.worker.gathered, out / "weights.safetensors")
+    rank0.do(Gather())
+    save_file(rank0.worker.gathered, out / "weights.safetensors")
     (out / "metrics.json").write_text(json.dumps(metrics))
 
 
@@ -125,9 +125,9 @@ def run_rank(job: dict[str, object]) -> None:
     ranks = join(config)
     worker = Worker(config)
     if ranks.rank == 0:
-        lead(Leader(ranks, worker), config, job, out)
+        lead(Rank0(ranks, worker), config, job, out)
     else:
-        follow(ranks, worker, grace_seconds=1.0)
+        worker_loop(ranks, worker, grace_seconds=1.0)
 
 
 if __name__ == "__main__":

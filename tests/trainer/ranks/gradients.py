@@ -22,8 +22,8 @@ from tests.trainer.algorithms.formulas import (
 from tests.trainer.support import VOCABULARY, make_samples
 from trainer.algorithms.base import PolicyTokens, make_algorithm
 from trainer.config import TrainerConfig
-from trainer.data.advantages import assign_credit
-from trainer.data.micro_batch import MicroBatch, plan
+from trainer.data.advantages import compute_advantages
+from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
 from trainer.policy.forward import token_logprobs
 
@@ -103,8 +103,8 @@ def ours(
     """
     algorithm = make_algorithm(settings)
     sequences = [sequence(sample, settings.reference_column) for sample in samples]
-    given = assign_credit(sequences, algorithm, settings)
-    (batches,) = plan(
+    given = compute_advantages(sequences, algorithm, settings)
+    (batches,) = plan_micro_batches(
         sequences,
         given,
         num_ranks=1,

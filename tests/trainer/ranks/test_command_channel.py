@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from tests.trainer.ranks.gang_run import run_rank
 from tests.trainer.support import JOB_CONFIG, ROUNDING, make_samples, torchrun
-from trainer.data.advantages import Credits
-from trainer.data.micro_batch import MicroBatch, plan
+from trainer.data.advantages import SequenceAdvantages
+from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
 from trainer.policy.commands import Accumulate, Exit, Optimize, Release, decode, encode
 
@@ -136,9 +136,9 @@ def test_a_resume_without_optimizer_state_is_noticed(model, straight_run, tmp_pa
 def test_commands_survive_their_encoding():
     """A plan arrives at the other ranks as it was made, without pickle."""
     sequences = [sequence(sample) for sample in make_samples(0)]
-    numbers = np.arange(12.0)
-    given = Credits(advantages_N=numbers, weights_N=numbers, denominator=1.0)
-    (batches,) = plan(sequences, given, num_ranks=1, micro_batch_tokens=64)
+    values = np.arange(12.0)
+    given = SequenceAdvantages(advantages_N=values, weights_N=values, denominator=1.0)
+    (batches,) = plan_micro_batches(sequences, given, num_ranks=1, micro_batch_tokens=64)
     sent = Accumulate(weight_version=2, num_tokens=99, denominator=0.5, micro_batches=batches)
     received = decode(encode(sent))
     assert isinstance(received, Accumulate)

@@ -1,17 +1,16 @@
 """PPO with a critic (arXiv 1707.06347) and generalised advantages (GAE, arXiv 1506.02438).
 
-What an action is makes the difference: a token, a few of them, or a whole turn. For the actions
-1..K of a sequence, V_k being what the critic expects before action k, and r_K the rollout's reward,
+The algorithms differ in what an action is: a token, a few tokens, or a whole turn. For the actions
+1..K of a sequence, with V_k the critic's value before action k and r_K the rollout's reward,
 
     delta_k = r_k + gamma * V_{k+1} - V_k            V_{K+1} = 0, r_k = 0 before the last
     A_k = sum_{j >= k} (gamma * lambda)^(j - k) * delta_j
     L = -J + c / N * sum_k n_k * (V_k - (A_k + V_k without gradient))^2
 
 J is PPO's clipped surrogate, in which each of the n_k tokens of action k has the advantage A_k. The
-critic is a layer on the policy's own last hidden states. As a step takes one gradient, the values
-before it are those of the forward pass itself: none have to be computed ahead. For the same reason
-advantages are not whitened over the step. Of a rollout with a rewritten history each sequence ends
-with its reward.
+critic is a layer on the policy's last hidden states. As a step takes one gradient, its values are
+those of the same forward pass; for the same reason advantages are not whitened over the step. Each
+sequence of a rollout with a rewritten history ends with the rollout's reward.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, K actions of a row.
 """
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.importance import TrustRegion
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
@@ -38,17 +37,17 @@ _BLOCK = 256
 
 
 class ActorCritic:
-    """An algorithm."""
+    """The algorithm of the module docstring."""
 
     whole_step = whole_groups = False
     critic = True
 
     def __init__(self, config: TrainerConfig, action_tokens: int | None) -> None:
-        """As configured.
+        """Build the algorithm from `config`.
 
         Args:
             config: of the trainer.
-            action_tokens: of an action at most, within a turn; None: an action is a turn.
+            action_tokens: longest action, within a turn; None: an action is a turn.
         """
         self._action_tokens = action_tokens
         self._discount, self._lambda = config.discount, config.gae_lambda
@@ -57,19 +56,19 @@ class ActorCritic:
             config,
             baseline=_rewards,
             importance=TrustRegion.of(config, low=0.2, high=0.2),
-            weights="token_mean",
+            aggregation="token_mean",
         )
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
-        """The reward: what the critic makes of it is seen when it is computed."""
+        """The rewards: the loss computes advantages from them and the critic's values."""
         return self._gradient.advantages(rollouts)
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
-        """Every token of the step counts the same, unless set otherwise."""
-        return self._gradient.weights(num_tokens_R)
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
+        """Every token of the step counts the same, unless `loss_weights` is set."""
+        return self._gradient.token_weights(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
-        """See the formula above."""
+        """The loss of the module docstring, summed over the micro-batch."""
         assert tokens.values_BT is not None, "the model has no critic"
         actions = _Actions.of(tokens.loss_mask_BT, self._action_tokens)
         values_BK = actions.firsts(tokens.values_BT)
@@ -91,7 +90,7 @@ class ActorCritic:
     def _advantages(
         self, values_BK: torch.Tensor, rewards_B: torch.Tensor, actions: _Actions
     ) -> torch.Tensor:
-        """A of each action; 0 after the last."""
+        """A of each action; 0 after the last action."""
         after_BK = torch.cat([values_BK[:, 1:], values_BK.new_zeros(len(values_BK), 1)], 1)
         rewards_BK = torch.where(actions.last_BK, rewards_B[:, None], 0.0)
         deltas_BK = torch.where(
@@ -103,8 +102,8 @@ class ActorCritic:
 def generalised_advantages(deltas_BK: torch.Tensor, decay: float) -> torch.Tensor:
     """sum_{j >= k} decay^(j - k) * delta_j, [B, K]: a matrix product for each block of actions.
 
-    RLHFuse (arXiv 2409.13221, section 5) has it in place of the recursion over actions; in blocks
-    it needs memory that grows with K and not with its square.
+    RLHFuse (arXiv 2409.13221, section 5) replaces the recursion over actions by a matrix product;
+    in blocks its memory is linear in K, not quadratic.
     """
     num_rows, num_actions = deltas_BK.shape
     blocks = -(-num_actions // _BLOCK)
@@ -121,20 +120,20 @@ def generalised_advantages(deltas_BK: torch.Tensor, decay: float) -> torch.Tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Actions:
-    """Which tokens make an action."""
+    """Which tokens form an action."""
 
     first_BT: torch.Tensor
     """True at the first token of an action."""
     number_BT: torch.Tensor
-    """Action of each token whose loss counts, from 0; 0 elsewhere."""
+    """Action of each trainable token, from 0; 0 elsewhere."""
     mask_BT: torch.Tensor
-    """True where the loss counts."""
+    """True for trainable tokens."""
     num_actions: int
     """K."""
 
     @classmethod
     def of(cls, mask_BT: torch.Tensor, action_tokens: int | None) -> Self:
-        """Those of turns, which are runs of tokens whose loss counts."""
+        """Split turns, which are runs of trainable tokens, into actions."""
         first_BT = mask_BT & ~torch.nn.functional.pad(mask_BT, (1, 0))[:, :-1]
         if action_tokens is not None:
             places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
@@ -152,12 +151,12 @@ class _Actions:
 
     @property
     def last_BK(self) -> torch.Tensor:
-        """True for the last of them."""
+        """True for the last action of a row."""
         steps_K = torch.arange(self.num_actions, device=self.mask_BT.device)
         return steps_K == self.first_BT.sum(1, keepdim=True) - 1
 
     def firsts(self, values_BT: torch.Tensor) -> torch.Tensor:
-        """Of the first token of each action, [B, K]."""
+        """The value at the first token of each action, [B, K]."""
         return self._added(values_BT, self.first_BT)
 
     def sums(self, values_BT: torch.Tensor) -> torch.Tensor:

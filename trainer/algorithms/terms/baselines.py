@@ -1,4 +1,4 @@
-"""From rewards to advantages, [R]: what a reward is compared with.
+"""Baselines: from rewards to advantages, [R].
 
 Shape suffixes: R rollouts, G groups.
 """
@@ -47,12 +47,12 @@ def whitened(rollouts: Rollouts, epsilon: float) -> _Float:
 
 
 def whitened_centred(rollouts: Rollouts, epsilon: float) -> _Float:
-    """r - mean(r) of the group, then the same of that over all tokens of the step."""
+    """r - mean(r) of the group, then whitened over all tokens of the step."""
     return _whitened(centred(rollouts), rollouts.num_tokens_R, epsilon)
 
 
 def _whitened(values: _Float, num_tokens_R: NDArray[np.int64], epsilon: float) -> _Float:
-    """A rollout counts as often as it has tokens: the tokens' advantages add up to nothing."""
+    """Weight rollouts by their tokens, so that the tokens' advantages sum to 0."""
     share_R = num_tokens_R / max(num_tokens_R.sum(), 1)
     difference = values - share_R @ values
     scaled: _Float = difference / (np.sqrt(share_R @ difference**2) + epsilon)
@@ -60,6 +60,6 @@ def _whitened(values: _Float, num_tokens_R: NDArray[np.int64], epsilon: float) -
 
 
 def _groups(rollouts: Rollouts) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The number of each rollout's group, and how many rollouts each group has."""
+    """The index of each rollout's group, and the size of each group."""
     _, groups_R = np.unique(np.asarray(rollouts.group_ids), return_inverse=True)
     return groups_R, np.bincount(groups_R)

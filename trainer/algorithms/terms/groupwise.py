@@ -1,4 +1,4 @@
-"""Whole rollouts side by side: what objectives are made of that compare rollouts of a group.
+"""Objectives that compare the whole rollouts of a group (DPO, TBA).
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the
 micro-batch, G groups of it.
@@ -15,37 +15,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import KLPenalty
 from trainer.algorithms.terms.loss_aggregation import sequence_sum
 from trainer.algorithms.terms.policy_gradient import Ratios
 from trainer.config import TrainerConfig
 
-__all__ = ["Compared", "WholeRollouts"]
+__all__ = ["GroupwiseObjective", "WholeRollouts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRollouts:
-    """The rollouts of a micro-batch, which holds all those of its groups."""
+    """The rollouts of a micro-batch of whole groups."""
 
     log_ratio_R: torch.Tensor
-    """log pi(y) - log pi_ref(y), with gradient; a rewritten history counts whole."""
+    """log pi(y) - log pi_ref(y) over all sequences of the rollout, with gradient."""
     rewards_R: torch.Tensor
-    """What each is to be judged by."""
+    """Reward of each rollout."""
     groups_R: torch.Tensor
-    """Its group, from 0."""
+    """Group of each rollout, from 0."""
     num_groups: int
     """G."""
 
     @classmethod
     def of(cls, tokens: PolicyTokens) -> Self:
-        """Add up the tokens of each."""
+        """Sum the tokens of each rollout."""
         zero = tokens.logprobs_BT.new_zeros(())
         far_BT = tokens.logprobs_BT - tokens.reference_logprobs_BT
         rows_B = torch.where(tokens.loss_mask_BT, far_BT, zero).sum(1)
         names, rollouts_B = torch.unique(tokens.rollouts_B, return_inverse=True)
         groups, groups_B = torch.unique(tokens.groups_B, return_inverse=True)
-        # A row of each rollout: all agree on its reward and group.
+        # Any row of each rollout: all have the same reward and group.
         row_R = torch.zeros_like(names).scatter(
             0, rollouts_B, torch.arange(len(rollouts_B), device=names.device)
         )
@@ -57,18 +57,18 @@ class WholeRollouts:
         )
 
     def mean_of_group(self, values_R: torch.Tensor) -> torch.Tensor:
-        """For each rollout, [R]."""
+        """The mean over its group for each rollout, [R]."""
         sizes_G = self.groups_R.bincount(minlength=self.num_groups).to(values_R.dtype)
         sums_G = values_R.new_zeros(self.num_groups).index_add(0, self.groups_R, values_R)
         return (sums_G / sizes_G)[self.groups_R]
 
 
-class Compared:
-    """An algorithm whose loss is a mean over rollouts, made of whole groups.
+class GroupwiseObjective:
+    """An algorithm whose loss is a mean over rollouts and compares the rollouts of a group.
 
-    How likely a rollout was when it was sampled plays no part: such objectives hold for whoever
-    sampled it, so they have no importance weights and nothing to clip. Tokens that are masked, for
-    their age or as nobody knows their version, are left out of what is compared.
+    Such objectives are off-policy by construction: they do not use the behaviour log-probs, and
+    have no importance weights or clipping. Masked tokens (too old, or of unknown version) do not
+    enter the comparison.
     """
 
     whole_step = critic = False
@@ -77,10 +77,10 @@ class Compared:
     def __init__(
         self, config: TrainerConfig, losses: Callable[[WholeRollouts], torch.Tensor]
     ) -> None:
-        """`losses` gives that of each rollout, [R].
+        """`losses` computes the loss of each rollout, [R].
 
         Raises:
-            ValueError: there is no reference, or another distance from it is asked for.
+            ValueError: there is no reference, or another KL term is set.
         """
         if not config.reference_column:
             raise ValueError(
@@ -89,28 +89,28 @@ class Compared:
         for name in ("kl_loss", "kl_reward"):
             if getattr(config, name):
                 raise ValueError(
-                    f"{name} is {getattr(config, name)}: the objective holds the distance from the "
-                    "reference already, set it to 0 and kl_beta to what you want"
+                    f"{name} is {getattr(config, name)}: the objective has a KL term already, set "
+                    f"{name} to 0 and use kl_beta"
                 )
         for name, usual in (("staleness_decay", 1.0), ("loss_weights", "algorithm")):
             if getattr(config, name) != usual:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)!r}: whole rollouts are compared, each "
-                    f"counts the same; set it to {usual!r}"
+                    f"{name} is {getattr(config, name)!r}: the objective compares whole rollouts "
+                    f"with equal weights; set it to {usual!r}"
                 )
         self._losses = losses
         self._statistics = KLPenalty.of(config).statistics
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
-        """The reward."""
+        """The rewards."""
         return rollouts.rewards_R
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """Every rollout counts the same."""
         return sequence_sum(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
-        """Summed over the rollouts of the micro-batch."""
+        """The losses of the rollouts of the micro-batch, summed."""
         ratios = Ratios.of(tokens)
         found = {
             "train_rollout_logprob_abs_diff": ratios.log_ratio_BT.abs().sum(),

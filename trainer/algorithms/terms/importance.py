@@ -1,4 +1,4 @@
-"""What a token's gradient is multiplied by, since other weights sampled it.
+"""Importance weights: correct the gradient of tokens sampled by other weights.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted.
 """
@@ -21,8 +21,8 @@ __all__ = ["Correction", "TrustRegion"]
 class Correction:
     """From rho = pi_theta / pi_behaviour to a weight with bounded variance.
 
-    rho holds both what training and inference compute differently and what the weights have learned
-    since; IcePop was proposed for the first alone.
+    rho contains both numerical differences between trainer and engine and the weight updates since
+    sampling; IcePop was proposed for the former.
     """
 
     way: ImportanceWay
@@ -31,21 +31,21 @@ class Correction:
     outside (IcePop). none: 1, as if the weights in training had sampled everything.
     """
     floor: float
-    """Least ratio that icepop trains on."""
+    """Smallest ratio that icepop trains on."""
     cap: float
     """c."""
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Self:
-        """As configured."""
+        """With the settings of `config`."""
         return cls(way=config.importance, floor=config.importance_floor, cap=config.importance_cap)
 
     def __call__(self, ratios: Ratios) -> Importance:
-        """Of each token by its own ratio."""
+        """Importance of each token from its own ratio."""
         return self.bounded(ratios.ratio_BT)
 
     def bounded(self, ratio_BT: torch.Tensor) -> Importance:
-        """Of any ratios."""
+        """Importance of given ratios."""
         match self.way:
             case "truncate":
                 weight_BT = ratio_BT.clamp(max=self.cap)
@@ -60,18 +60,18 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRegion:
-    """PPO's: no push further away from the behaviour than the clip range (arXiv 1707.06347)."""
+    """PPO's clip range (arXiv 1707.06347): no gradient that moves a ratio further out of it."""
 
     low: float
-    """No token is made less likely below 1 - low times what it was."""
+    """The range begins at 1 - low."""
     high: float
-    """Nor more likely above 1 + high times."""
+    """The range ends at 1 + high."""
     correction: Correction
-    """Within it; where that takes no notice of ratios, there is no region either."""
+    """Weights within the range; "none" disables the range too."""
 
     @classmethod
     def of(cls, config: TrainerConfig, *, low: float, high: float) -> Self:
-        """As configured; `low` and `high` are the algorithm's own."""
+        """With the settings of `config`; `low` and `high` are the algorithm's defaults."""
         return cls(
             low=low if config.clip_low is None else config.clip_low,
             high=high if config.clip_high is None else config.clip_high,
@@ -79,11 +79,11 @@ class TrustRegion:
         )
 
     def __call__(self, ratios: Ratios) -> Importance:
-        """Of each token by its own ratio."""
+        """Importance of each token from its own ratio."""
         return self.bounded(ratios.ratio_BT, ratios.advantages_BT)
 
     def bounded(self, ratio_BT: torch.Tensor, advantages_BT: torch.Tensor) -> Importance:
-        """Of any ratios."""
+        """Importance of given ratios."""
         corrected = self.correction.bounded(ratio_BT)
         raised_BT = (advantages_BT > 0) & (corrected.ratio_BT > 1 + self.high)
         lowered_BT = (advantages_BT < 0) & (corrected.ratio_BT < 1 - self.low)

@@ -1,13 +1,13 @@
-"""The distance from a frozen reference policy, estimated from the tokens that were sampled.
+"""The KL divergence from a frozen reference policy, estimated from the sampled tokens.
 
     d = log pi(t) - log pi_ref(t)
-    k1 = d          unbiased, varies much
+    k1 = d          unbiased, high variance
     k2 = d^2 / 2    its gradient is that of KL(pi || pi_ref), its value is biased
-    k3 = exp(-d) - 1 + d        unbiased, never negative; GRPO (arXiv 2402.03300, eq. 4) has it
+    k3 = exp(-d) - 1 + d        unbiased, never negative; used by GRPO (arXiv 2402.03300, eq. 4)
 
 In the loss k itself is differentiated: grad k1 is 0 on average. In the reward only the score is:
-there k1 gives the gradient of KL(pi || pi_ref), and k3 that less the gradient of KL(pi_ref || pi),
-which is nearly the same where the two are near.
+there k1 gives the gradient of KL(pi || pi_ref), and k3 that minus the gradient of
+KL(pi_ref || pi), so next to nothing where the two policies are close.
 
 J. Schulman, "Approximating KL divergence", 2020. Shape suffixes: B rows of a micro-batch, T
 positions that are predicted.
@@ -40,21 +40,21 @@ def estimated(difference: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLPenalty:
-    """What is added to the loss: beta * sum_t u_t * k_t, u_t being what the token counts.
+    """The penalty in the loss: beta * sum_t u_t * k_t, with u_t the weight of the token.
 
-    A token that older weights sampled counts as one of today's, as in GRPO.
+    Tokens sampled by older weights are not corrected, as in GRPO.
     """
 
     weight: float
-    """beta; 0: nothing is added."""
+    """beta; 0: no penalty."""
     estimator: KLEstimator
-    """Which k."""
+    """Estimator k."""
     has_reference: bool
-    """Whether there is a reference at all."""
+    """Whether samples have reference log-probs."""
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Self:
-        """As configured."""
+        """With the settings of `config`."""
         return cls(
             weight=config.kl_loss,
             estimator=config.kl_estimator,
@@ -62,14 +62,14 @@ class KLPenalty:
         )
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:
-        """Of a micro-batch, a sum; its gradient is that of `tokens.logprobs_BT`."""
+        """The sum over a micro-batch, differentiable in `tokens.logprobs_BT`."""
         if self.weight == 0:
             return tokens.logprobs_BT.new_zeros(())
         difference_BT = _difference(tokens, tokens.logprobs_BT)
         return self.weight * (estimated(difference_BT, self.estimator) * tokens.weights_BT).sum()
 
     def statistics(self, tokens: PolicyTokens) -> dict[str, torch.Tensor]:
-        """k3, which is least noisy, summed over tokens."""
+        """k3, the estimator with the least noise, summed over tokens."""
         if not self.has_reference:
             return {}
         difference_BT = _difference(tokens, tokens.logprobs_BT.detach())
@@ -77,6 +77,6 @@ class KLPenalty:
 
 
 def _difference(tokens: PolicyTokens, logprobs_BT: torch.Tensor) -> torch.Tensor:
-    """d; 0 where the loss does not count, where k is 0 too."""
+    """d; 0 for tokens that are not trainable, so that k is 0 too."""
     zero = logprobs_BT.new_zeros(())
     return torch.where(tokens.loss_mask_BT, logprobs_BT - tokens.reference_logprobs_BT, zero)

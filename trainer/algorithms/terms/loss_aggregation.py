@@ -1,4 +1,4 @@
-"""What a token counts in the loss of a step.
+"""Loss aggregation: how the losses of tokens are averaged over a step.
 
 Shape suffix: R rollouts.
 """
@@ -12,53 +12,57 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import Weights
+from trainer.algorithms.base import TokenWeights
 from trainer.config import LossWeights, TrainerConfig
 
-__all__ = ["constant", "sequence_mean", "sequence_sum", "token_mean", "token_weights"]
+__all__ = ["constant", "make_aggregation", "sequence_mean", "sequence_sum", "token_mean"]
 
 _Lengths = NDArray[np.int64]
 
 
-def token_mean(num_tokens_R: _Lengths) -> Weights:
+def token_mean(num_tokens_R: _Lengths) -> TokenWeights:
     """Every token of the step counts the same (DAPO, arXiv 2503.14476)."""
-    return Weights(tokens_R=_ones(num_tokens_R), counts_R=num_tokens_R.astype(np.float64))
+    return TokenWeights(
+        weights_R=_ones(num_tokens_R), denominators_R=num_tokens_R.astype(np.float64)
+    )
 
 
-def sequence_mean(num_tokens_R: _Lengths) -> Weights:
+def sequence_mean(num_tokens_R: _Lengths) -> TokenWeights:
     """Every rollout counts the same, and within it every token (GRPO, arXiv 2402.03300)."""
-    return Weights(tokens_R=1.0 / num_tokens_R, counts_R=_ones(num_tokens_R))
+    return TokenWeights(weights_R=1.0 / num_tokens_R, denominators_R=_ones(num_tokens_R))
 
 
-def sequence_sum(num_tokens_R: _Lengths) -> Weights:
-    """A rollout is one action: log-probs of its tokens add up (RLOO, arXiv 2402.14740)."""
-    return Weights(tokens_R=_ones(num_tokens_R), counts_R=_ones(num_tokens_R))
+def sequence_sum(num_tokens_R: _Lengths) -> TokenWeights:
+    """A rollout is one action: sum the log-probs of its tokens (RLOO, arXiv 2402.14740)."""
+    return TokenWeights(weights_R=_ones(num_tokens_R), denominators_R=_ones(num_tokens_R))
 
 
-def constant(num_tokens_R: _Lengths, length: int) -> Weights:
-    """As `sequence_mean` if every rollout had `length` tokens (Dr. GRPO, arXiv 2503.20783)."""
-    return Weights(tokens_R=_ones(num_tokens_R) / length, counts_R=_ones(num_tokens_R))
+def constant(num_tokens_R: _Lengths, length: int) -> TokenWeights:
+    """`sequence_mean` as if every rollout had `length` tokens (Dr. GRPO, arXiv 2503.20783)."""
+    return TokenWeights(weights_R=_ones(num_tokens_R) / length, denominators_R=_ones(num_tokens_R))
 
 
-def token_weights(config: TrainerConfig, usual: LossWeights) -> Callable[[_Lengths], Weights]:
-    """As configured; `usual` is the algorithm's own way.
+def make_aggregation(
+    config: TrainerConfig, default: LossWeights
+) -> Callable[[_Lengths], TokenWeights]:
+    """The aggregation of `config`, or `default` of the algorithm.
 
     Raises:
         ValueError: a constant length is needed and not set.
     """
-    way = usual if config.loss_weights == "algorithm" else config.loss_weights
-    if way == "constant" and not config.loss_length:
+    name = default if config.loss_weights == "algorithm" else config.loss_weights
+    if name == "constant" and not config.loss_length:
         raise ValueError(
-            "loss_length is 0, and the loss is divided by it: give the most tokens that a rollout "
-            "may sample"
+            "loss_length is 0, and the loss is divided by it: give the maximum number of tokens a "
+            "rollout may sample"
         )
-    ways: dict[LossWeights, Callable[[_Lengths], Weights]] = {
+    aggregations: dict[LossWeights, Callable[[_Lengths], TokenWeights]] = {
         "token_mean": token_mean,
         "sequence_mean": sequence_mean,
         "sequence_sum": sequence_sum,
         "constant": partial(constant, length=config.loss_length),
     }
-    return ways[way]
+    return aggregations[name]
 
 
 def _ones(num_tokens_R: _Lengths) -> NDArray[np.float64]:

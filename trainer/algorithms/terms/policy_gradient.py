@@ -2,11 +2,11 @@
 
     -grad L = 1/D sum_t u_t * (w_t * A_t * grad log pi_theta(t) - beta * grad k_t)
 
-A_t is the advantage of the token's rollout, u_t what a token counts and D what that adds up to, w_t
-what the token's importance makes of it, by ratios under the weights in training. An algorithm is a
-choice of these three; k_t is the distance from a reference, if there is one (`divergence.py`). w
-carries no gradient: PPO's clipped surrogate (arXiv 1707.06347) is w = rho where its minimum is not
-the clipped term, and 0 where it is.
+A_t is the advantage of the token's rollout, u_t the weight of the token and D the denominator
+(`loss_aggregation.py`), w_t the importance weight under the weights in training (`importance.py`).
+An algorithm is a choice of these three; k_t is the KL penalty, if there is a reference
+(`kl_penalty.py`). w carries no gradient: PPO's clipped surrogate (arXiv 1707.06347) is w = rho
+where its minimum is not the clipped term, and 0 where it is.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the step.
 """
@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, Weights
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import KLPenalty
-from trainer.algorithms.terms.loss_aggregation import token_weights
+from trainer.algorithms.terms.loss_aggregation import make_aggregation
 from trainer.config import LossWeights, TrainerConfig
 
 __all__ = ["Importance", "PolicyGradient", "Ratios"]
@@ -35,13 +35,13 @@ class Ratios:
     """The probability of each token now, relative to when it was sampled; without gradient."""
 
     log_ratio_BT: torch.Tensor
-    """log rho; 0 where the loss does not count."""
+    """log rho; 0 for tokens that are not trainable."""
     ratio_BT: torch.Tensor
     """rho = pi_theta / pi_behaviour."""
     advantages_BT: torch.Tensor
-    """Of the tokens' rollouts."""
+    """Advantages of the tokens' rollouts."""
     loss_mask_BT: torch.Tensor
-    """True where the loss counts."""
+    """True for trainable tokens."""
 
     @classmethod
     def of(cls, tokens: PolicyTokens) -> Self:
@@ -61,36 +61,36 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importance:
-    """What ratios were made into; both [B, T] and without gradient."""
+    """Importance weights; all [B, T] and without gradient."""
 
     weight_BT: torch.Tensor
     """w."""
     ratio_BT: torch.Tensor
-    """What w would be without bounds."""
+    """w without bounds."""
     value_BT: torch.Tensor
-    """What the objective holds in its place: w, or the limit where PPO's surrogate is clipped."""
+    """The factor in the objective's value: w, or the limit where PPO's surrogate is clipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGradient:
-    """An algorithm of this family."""
+    """A policy-gradient algorithm."""
 
     baseline: Callable[[Rollouts], NDArray[np.float64]]
     """From rewards to A, [R]."""
     importance: Callable[[Ratios], Importance]
     """From ratios to w."""
-    token_weights: Callable[[NDArray[np.int64]], Weights]
+    aggregation: Callable[[NDArray[np.int64]], TokenWeights]
     """From lengths to u and D."""
     penalty: KLPenalty
     """From tokens to beta * k."""
     staleness_decay: float = 1.0
-    """What w is multiplied by for each version that the token is behind."""
+    """Factor of w for each version of staleness."""
     whole_step: bool = False
-    """True if the baseline is of more than the rollout's own group."""
+    """True if the baseline compares rollouts of different groups."""
     whole_groups: bool = False
-    """True if rollouts of a group are compared in the loss; here they never are."""
+    """True if the loss compares rollouts of a group; never for this family."""
     critic: bool = False
-    """True if the advantage of a token is made from values."""
+    """True if advantages depend on values."""
     of_logprobs: bool = False
     """True if the objective is w * A * log pi_theta and not w * A, which has the same gradient."""
 
@@ -101,19 +101,19 @@ class PolicyGradient:
         *,
         baseline: Callable[[Rollouts], NDArray[np.float64]],
         importance: Callable[[Ratios], Importance],
-        weights: LossWeights,
+        aggregation: LossWeights,
         whole_step: bool = False,
         of_logprobs: bool = False,
     ) -> Self:
-        """With all that is configured alike for every algorithm.
+        """Build from the settings that all algorithms share; `aggregation` is the default one.
 
         Raises:
-            ValueError: weights of tokens need a length that is not set.
+            ValueError: the loss aggregation needs `loss_length`, and it is not set.
         """
         return cls(
             baseline=baseline,
             importance=importance,
-            token_weights=token_weights(config, weights),
+            aggregation=make_aggregation(config, aggregation),
             penalty=KLPenalty.of(config),
             staleness_decay=config.staleness_decay,
             whole_step=whole_step,
@@ -124,12 +124,12 @@ class PolicyGradient:
         """A, [R]."""
         return self.baseline(rollouts)
 
-    def weights(self, num_tokens_R: NDArray[np.int64]) -> Weights:
+    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """u and D."""
-        return self.token_weights(num_tokens_R)
+        return self.aggregation(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
-        """L * D of the micro-batch, with statistics of its ratios."""
+        """L * D over the micro-batch, with statistics of its ratios."""
         ratios, mask_BT = Ratios.of(tokens), tokens.loss_mask_BT
         zero = tokens.logprobs_BT.new_zeros(())
         importance = self.importance(ratios)
@@ -155,7 +155,7 @@ def _statistics(
     mask_BT, weight_BT = ratios.loss_mask_BT, importance.weight_BT
     lowered_BT = (weight_BT > 0) & (weight_BT < importance.ratio_BT)
     return {
-        # Tokens without any push, and those with less than their ratio would give.
+        # Tokens without gradient, and tokens with a bounded ratio.
         "clip_fraction": (mask_BT & (weight_BT == 0)).sum(),
         "cap_fraction": (mask_BT & lowered_BT).sum(),
         "ratio_mean": (ratios.ratio_BT * mask_BT).sum(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.batch_forecast import BatchTimeout, Forecast, Readiness, predict_full
+from trainer.batch_progress import BatchProgress, BatchTimeout
+from trainer.node_recall import NodeRecall, predict_full
 
 NEVER = BatchTimeout()
 
@@ -27,36 +28,36 @@ def test_the_rate_of_late_says_when_a_batch_is_full(
     assert predict_full(seen, needed) == expected
 
 
-def follow(
+def simulate(
     lead_seconds: float, arrivals: list[float], until: float, timeout: BatchTimeout = NEVER
 ) -> list[tuple[str, float]]:
     """What a trainer does that waits for 20 groups arriving at `arrivals`."""
-    forecast, done, now = Forecast(lead_seconds, timeout), list[tuple[str, float]](), 0.0
+    recall, done, now = NodeRecall(lead_seconds, timeout), list[tuple[str, float]](), 0.0
     while now <= until:
-        ready = Readiness(sum(arrival <= now for arrival in arrivals), 20)
-        if timeout.enough(now, ready):
-            return [*done, ("full" if ready.full else "timeout", now)]
-        forecast.saw(now, ready)
-        if forecast.ask_for(now) is not None:
+        progress = BatchProgress(sum(arrival <= now for arrival in arrivals), 20)
+        if timeout.allows_start(now, progress):
+            return [*done, ("full" if progress.full else "timeout", now)]
+        recall.observe(now, progress)
+        if recall.take_request(now) is not None:
             done.append(("ask", now))
-        elif forecast.came_too_early(now):
+        elif recall.take_release(now):
             done.append(("give back", now))
         nearest = min((a for a in arrivals if a > now), default=until + 1)
-        now = min(now + forecast.look_seconds(now), nearest)
+        now = min(now + recall.poll_seconds(now), nearest)
     return done
 
 
 def test_nodes_are_back_when_the_batch_is_full() -> None:
     """One group a second, a way back of 5 s: asked for 5 s before the batch is full."""
     arrivals = [float(second) for second in range(1, 21)]
-    assert follow(5.0, arrivals, 100.0) == [("ask", 15.0), ("full", 20.0)]
-    assert follow(0.0, arrivals, 100.0) == [("full", 20.0)], "0 asks for nothing"
+    assert simulate(5.0, arrivals, 100.0) == [("ask", 15.0), ("full", 20.0)]
+    assert simulate(0.0, arrivals, 100.0) == [("full", 20.0)], "0 asks for nothing"
 
 
 def test_nodes_that_came_too_early_are_given_back_once() -> None:
     """The last group is a straggler: the nodes do not wait for it, and are not asked for again."""
     arrivals = [*(float(second) for second in range(1, 20)), 90.0]
-    assert follow(5.0, arrivals, 100.0) == [
+    assert simulate(5.0, arrivals, 100.0) == [
         ("ask", 15.0),
         ("give back", 25.0),
         ("full", 90.0),
@@ -66,8 +67,8 @@ def test_nodes_that_came_too_early_are_given_back_once() -> None:
 def test_a_timeout_ends_the_wait_with_the_groups_that_are_complete() -> None:
     """The rest of the batch never comes: the nodes are back by the timeout, not before."""
     arrivals = [1.0, 2.0, 3.0]
-    assert follow(5.0, arrivals, 100.0) == []
-    assert follow(5.0, arrivals, 100.0, BatchTimeout(time=60.0)) == [
+    assert simulate(5.0, arrivals, 100.0) == []
+    assert simulate(5.0, arrivals, 100.0, BatchTimeout(time=60.0)) == [
         ("ask", 55.0),
         ("timeout", 60.0),
     ]
@@ -76,12 +77,15 @@ def test_a_timeout_ends_the_wait_with_the_groups_that_are_complete() -> None:
 def test_a_batch_that_is_full_before_its_timeout_is_whole() -> None:
     """The timeout changes nothing for it."""
     arrivals = [float(second) for second in range(1, 21)]
-    assert follow(5.0, arrivals, 100.0, BatchTimeout(time=60.0)) == [("ask", 15.0), ("full", 20.0)]
+    assert simulate(5.0, arrivals, 100.0, BatchTimeout(time=60.0)) == [
+        ("ask", 15.0),
+        ("full", 20.0),
+    ]
 
 
 def test_after_the_timeout_the_least_part_is_waited_for() -> None:
     """Nodes are not asked for while there is nothing to train on; then they are at once."""
     late = BatchTimeout(time=60.0, min_groups=3)
-    assert follow(5.0, [1.0, 2.0, 90.0], 100.0, late) == [("timeout", 90.0)]
-    assert follow(5.0, [1.0, 2.0], 100.0, late) == []
-    assert follow(5.0, [], 100.0, BatchTimeout(time=60.0)) == [], "one group is the least"
+    assert simulate(5.0, [1.0, 2.0, 90.0], 100.0, late) == [("timeout", 90.0)]
+    assert simulate(5.0, [1.0, 2.0], 100.0, late) == []
+    assert simulate(5.0, [], 100.0, BatchTimeout(time=60.0)) == [], "one group is the least"

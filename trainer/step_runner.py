@@ -1,0 +1,106 @@
+"""One optimizer step on all ranks: accumulate gradients chunk by chunk, then update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.algorithms.base import make_algorithm
+from trainer.checkpoint.step_dump import StepDumpWriter
+from trainer.config import TrainerConfig
+from trainer.data.advantages import compute_advantages
+from trainer.data.gradient_chunks import GradientChunk
+from trainer.data.micro_batch import plan_micro_batches
+from trainer.data.token_sequence import trainable_tokens
+from trainer.policy.commands import Accumulate, Gather, Load, Optimize
+from trainer.rank_group import RankGroup
+from trainer.tracking.step_record import StepRecord
+
+__all__ = ["Progress", "StepRunner"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far training is."""
+
+    step: int = 0
+    """Finished optimizer steps."""
+    training: bool = False
+    """True while a step is computed."""
+    finished: bool = False
+    """True after the last step."""
+    record: StepRecord | None = None
+    """Of the last finished step."""
+
+
+class StepRunner:
+    """Runs the optimizer steps of a run on its ranks, whose devices the caller holds."""
+
+    def __init__(self, config: TrainerConfig, ranks: RankGroup) -> None:
+        self.progress = Progress()
+        self._config = config
+        self._ranks = ranks
+        self._algorithm = make_algorithm(config)
+        self._dump = StepDumpWriter(config)
+
+    async def load(self, folder: Path) -> None:
+        """Load the state of the checkpoint in `folder`."""
+        await self._ranks.do(Load(folder=str(folder)))
+
+    async def accumulate(self, chunk: GradientChunk, record: StepRecord) -> None:
+        """Add the gradient of a chunk to that of the step."""
+        self.progress.training = True
+        commands = self._commands(chunk, record)
+        if record.num_samples == 0 and (folder := self._dump.start(record.step)):
+            await self._ranks.save(folder)
+            await self._ranks.wait_written(folder)
+        self._dump.add_chunk(record.step, commands)
+        with record.phase("train"):
+            await self._ranks.do_each(commands)
+        record.add(chunk.sequences)
+        self.progress.training = chunk.last
+
+    async def optimize(self, record: StepRecord) -> None:
+        """Update the weights with the gradient of the step."""
+        with record.phase("train"):
+            answers = await self._ranks.do(Optimize(step=record.step))
+        self._dump.finish(record.step, self._ranks.world_size, answers[0])
+        record.result(answers[0], self._config.reward)
+        self.progress.step = record.step
+        self.progress.record = record
+
+    async def gather(self) -> Mapping[str, torch.Tensor]:
+        """The whole weights, on the host."""
+        await self._ranks.do(Gather())
+        return self._ranks.take_gathered()
+
+    def _commands(self, chunk: GradientChunk, record: StepRecord) -> list[Accumulate]:
+        """One command for each rank."""
+        shuffle = np.random.default_rng([self._config.seed, record.step, record.num_samples])
+        advantages = compute_advantages(
+            chunk.sequences,
+            self._algorithm,
+            self._config,
+            shuffle if self._config.shuffle_rewards else None,
+        )
+        shares = plan_micro_batches(
+            chunk.sequences,
+            advantages,
+            num_ranks=self._ranks.world_size,
+            micro_batch_tokens=self._config.micro_batch_tokens,
+            packed=self._ranks.packed,
+            whole_groups=self._algorithm.whole_groups,
+        )
+        return [
+            Accumulate(
+                weight_version=record.base_weight_version,
+                num_tokens=trainable_tokens(chunk.sequences),
+                denominator=advantages.denominator,
+                micro_batches=share,
+            )
+            for share in shares
+        ]
