@@ -36,7 +36,7 @@ __all__ = ["Client", "Drift", "Observer", "Rollout", "Turn", "WeightSpan"]
 Message = Mapping[str, str]
 """{"role": "user", "content": "…"}"""
 
-_UNWATCHED_SECONDS = 1.0
+DEFAULT_CHUNK_SECONDS = 1.0
 """So often tokens come that nobody waits to see; a server that is killed costs at most as much."""
 _MAX_CHUNK_SECONDS = 86_400.0
 
@@ -219,7 +219,7 @@ class Rollout:
                 seed=seed,
                 ignore_eos=ignore_eos,
             ),
-            chunk_interval=_chunk_interval(chunk_seconds, watched=on_tokens is not None),
+            chunk_interval=_chunk_interval(chunk_seconds, streaming=on_tokens is not None),
         )
         turn = Turn(turn_id=request.turn_id)
         async with asyncio.timeout(timeout):
@@ -271,9 +271,9 @@ class Rollout:
                 await _wait_or_raise(decode(failure), backoff)
 
 
-def _chunk_interval(seconds: float | None, *, watched: bool) -> Duration:
+def _chunk_interval(seconds: float | None, *, streaming: bool) -> Duration:
     if seconds is None:
-        seconds = 0.0 if watched else _UNWATCHED_SECONDS
+        seconds = 0.0 if streaming else DEFAULT_CHUNK_SECONDS
     if not 0.0 <= seconds <= _MAX_CHUNK_SECONDS:
         raise ValueError(f"chunk_seconds is {seconds}: must be 0 to {_MAX_CHUNK_SECONDS:g}")
     interval = Duration()
