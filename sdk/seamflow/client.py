@@ -23,10 +23,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
 from seamflow.retry import Backoff, retrying
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from seamflow.stubs import async_stub
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
@@ -115,7 +117,7 @@ class Client:
         self._channel = connect(
             gateway, token=token, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
-        stub: RolloutServiceAsyncStub = RolloutServiceStub(self._channel)  # type: ignore[assignment]
+        stub = async_stub(RolloutServiceStub, self._channel)
         self._stub = stub
 
     async def start_rollout(
@@ -276,9 +278,7 @@ def _chunk_interval(seconds: float | None, *, streaming: bool) -> Duration:
         seconds = 0.0 if streaming else DEFAULT_CHUNK_SECONDS
     if not 0.0 <= seconds <= _MAX_CHUNK_SECONDS:
         raise ValueError(f"chunk_seconds is {seconds}: must be 0 to {_MAX_CHUNK_SECONDS:g}")
-    interval = Duration()
-    interval.FromNanoseconds(round(seconds * 1e9))
-    return interval
+    return to_duration(seconds)
 
 
 async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:

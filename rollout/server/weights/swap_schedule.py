@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
+from seamflow.durations import seconds_of
 from seamflow.retry import Backoff
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
@@ -86,7 +87,7 @@ class RollingOrder:
             try:
                 answer = await self.stub.AcquireSwap(request, timeout=_CALL_SECONDS)
                 if answer.granted:
-                    return answer.ttl.seconds + answer.ttl.nanos / 1e9
+                    return seconds_of(answer.ttl)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _SILENT:
                     raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from seamflow.stubs import async_stub
 from seamflow.weights.v1.weight_service_pb2_grpc import (
     WeightServiceStub,
     add_WeightServiceServicer_to_server,
@@ -54,7 +55,7 @@ async def open_weight_source(
     """Follow the weights service at `target`; `stack` closes what is opened."""
     peers = _Peers(config, stack)
     channel = peers.connect(target)
-    stub: WeightServiceAsyncStub = WeightServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(WeightServiceStub, channel)
     names = {"run_id": config.run_id, "model": config.model_name}
     context = TransportContext(config=config, weights=channel, connect=peers.connect)
     folder = config.cache_folder or Path(stack.enter_context(_temporary()))
