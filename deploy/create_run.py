@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 from pydantic import Field
 from seamflow.errors import SeamflowError
 from seamflow.retry import retrying
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1.trajectory_service_pb2 import CreateRunRequest
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -21,9 +22,6 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
 from services.chassis.rpc.clients import channel
 from services.lib.run_rules import RunRules, rules
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["CreateRunConfig", "main"]
 
@@ -60,7 +58,7 @@ async def _create(config: CreateRunConfig) -> bool:
         asyncio.timeout(config.timeout_seconds),
         channel(config, config.trajectory_manager) as manager,
     ):
-        stub = cast("TrajectoryServiceAsyncStub", TrajectoryServiceStub(manager))
+        stub = async_stub(TrajectoryServiceStub, manager)
         answer = await retrying(lambda: stub.CreateRun(request))
     return answer.created
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import TypeVar
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.durations import seconds_of, to_duration, to_timestamp
 from seamflow.errors import DeadlineError, NotFoundError, PreconditionError, SeamflowError
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 
@@ -57,7 +56,7 @@ class SampleClient:
 
     def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
         # The generated constructor is typed for blocking channels.
-        self._stub: sample_grpc.SampleServiceAsyncStub = sample_grpc.SampleServiceStub(channel)  # type: ignore[assignment]
+        self._stub = async_stub(sample_grpc.SampleServiceStub, channel)
         self._run_id = run_id
         self._trainer_id = uuid.uuid4().hex
         self._pending: frozenset[int] = frozenset()
@@ -93,7 +92,7 @@ class SampleClient:
         request = sample_pb2.GetReadinessRequest(
             run_id=self._run_id,
             min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
-            wait=_duration(wait_seconds),
+            wait=to_duration(wait_seconds),
             epoch=self.epoch,
             step=step,
             base_weight_version=base_weight_version,
@@ -159,7 +158,7 @@ class SampleClient:
             epoch=self.epoch,
             step=step,
             base_weight_version=base_weight_version,
-            wait=_duration(wait_seconds),
+            wait=to_duration(wait_seconds),
             packed=True,
             max_bytes=_PAGE_BYTES,
         )
@@ -204,7 +203,7 @@ class SampleClient:
             if self._leases.pop(step, None) is not None:
                 get_logger().warning("lease_lost", step=step, error=str(error))
             return float("inf")
-        return float(response.remaining.ToTimedelta().total_seconds())
+        return seconds_of(response.remaining)
 
 
 class NodeClient:
@@ -217,7 +216,7 @@ class NodeClient:
         self, channel: grpc.aio.Channel | None, run_id: str, gang_id: str, num_nodes: int
     ) -> None:
         self._stub: scheduler_grpc.SchedulerServiceAsyncStub | None = (
-            None if channel is None else scheduler_grpc.SchedulerServiceStub(channel)  # type: ignore[assignment]
+            None if channel is None else async_stub(scheduler_grpc.SchedulerServiceStub, channel)
         )
         self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
         self._requested = True
@@ -275,9 +274,9 @@ class NodeClient:
             gang_id=self._gang_id,
             tag=_TAG,
             num_nodes=self._num_nodes,
-            wait=_duration(wait_seconds),
+            wait=to_duration(wait_seconds),
             batch=self._batch,
-            needed_time=None if needed_time is None else _timestamp(needed_time),
+            needed_time=None if needed_time is None else to_timestamp(needed_time),
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(
@@ -305,15 +304,3 @@ class NodeClient:
         ]
         num_lent = sum(node.assignment.lent for node in rolling_out)
         return len(rolling_out) - min(num_lent, self._num_nodes) > 0
-
-
-def _timestamp(seconds: float) -> Timestamp:
-    moment = Timestamp()
-    moment.FromNanoseconds(round(seconds * 1e9))
-    return moment
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration

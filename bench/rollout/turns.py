@@ -31,6 +31,7 @@ from seamflow.channel import connect
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -142,8 +143,7 @@ class Engines:
 
     def __init__(self, channels: Iterable[grpc.aio.Channel]) -> None:
         self._stubs: list[RolloutServerServiceAsyncStub] = [
-            RolloutServerServiceStub(channel)  # type: ignore[misc]
-            for channel in channels
+            async_stub(RolloutServerServiceStub, channel) for channel in channels
         ]
 
     async def num_turns(self) -> int:

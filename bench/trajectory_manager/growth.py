@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -26,6 +26,7 @@ import uvloop
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
@@ -50,10 +51,6 @@ from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Filled", "bytes_per_token", "filled", "main", "recut"]
 
@@ -210,7 +207,7 @@ class Filled:
 
     async def record_groups(self, number: int, advance: Advance = lambda _: None) -> None:
         """Add complete groups of one sample each, which wait for the trainer."""
-        stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(self.channel)  # type: ignore[assignment]
+        stub = async_stub(TrajectoryServiceStub, self.channel)
         first, self.num_recorded = self.num_recorded, self.num_recorded + number
         for start in range(first, first + number, _RECORDED_TOGETHER):
             indexes = range(start, min(start + _RECORDED_TOGETHER, first + number))
@@ -247,7 +244,7 @@ class Filled:
 
     async def append_for(self, seconds: float) -> list[float]:
         """Latency in seconds of each append of a fixed load: every writer awaits its own."""
-        recorder = Recorder(TrajectoryServiceStub(self.channel))  # type: ignore[arg-type]
+        recorder = Recorder(async_stub(TrajectoryServiceStub, self.channel))
         sending = asyncio.create_task(recorder.keep_sending())
         latencies: list[float] = []
         started = time.monotonic() + 0.1
@@ -281,7 +278,7 @@ class Filled:
 
     async def lease(self) -> float:
         """Milliseconds of a step's lease; the step is committed, and its groups made up for."""
-        stub: SampleServiceAsyncStub = SampleServiceStub(self.channel)  # type: ignore[assignment]
+        stub = async_stub(SampleServiceStub, self.channel)
         if not self.epoch:
             request = sample_service_pb2.ReconcileRequest(run_id=RUN_ID, trainer_id="bench")
             self.epoch = (await stub.Reconcile(request)).epoch

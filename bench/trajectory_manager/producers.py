@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import grpc.aio
 import numpy as np
@@ -31,16 +31,13 @@ from seamflow.errors import (
     from_status,
 )
 from seamflow.retry import Backoff
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.baselines.store.seamflow_run import CREDENTIAL
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["GROUP_SIZE", "TURN", "Producers", "Seen", "logprobs_of"]
 
@@ -100,8 +97,8 @@ class Producers:
 
     def __init__(self, channel: grpc.aio.Channel, run_id: str, random: Random) -> None:
         """`random` decides how long each chunk is."""
-        self._store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
-        self._tasks: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
+        self._store = async_stub(TrajectoryServiceStub, channel)
+        self._tasks = async_stub(TaskServiceStub, channel)
         self._run_id = run_id
         self._random = random
         self._next_id = 0

@@ -6,9 +6,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from seamflow.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.config import GatewayConfig
@@ -20,9 +21,6 @@ from rollout.gateway.servicer import GatewayServicer
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["build", "main"]
 
@@ -38,7 +36,7 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
     given = config.credential_secret
     secret = (given.get_secret_value() if given else secrets.token_hex(32)).encode()
     async with clients.channel(config, config.trajectory_manager) as channel:
-        store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        store = async_stub(TrajectoryServiceStub, channel)
         servers = ServerPool(config)
         opener, recorder = TurnOpener(store), Recorder(store)
         services = TurnServices(

@@ -13,14 +13,14 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
 )
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.engine_supervisor import EngineKeeper
+from rollout.server.engine_supervisor import EngineSupervisor
 from rollout.server.engines import build_engine
 from rollout.server.engines.engine import PauseMode
 from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
-from rollout.server.weights.swap_schedule import Turns
-from rollout.server.weights.weight_source import open_supply
-from rollout.server.weights.weight_watcher import WeightFollower
+from rollout.server.weights.swap_schedule import RunningTurns
+from rollout.server.weights.weight_source import open_weight_source
+from rollout.server.weights.weight_watcher import WeightWatcher
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 
@@ -50,23 +50,23 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
             begin = server.begin
             background.append(begin)
         else:
-            turns = Turns()
-            supply = await open_supply(config, config.weights, server_id, turns, stack)
+            turns = RunningTurns()
+            source = await open_weight_source(config, config.weights, server_id, turns, stack)
             server = RolloutServer(
                 engine,
-                supply.cache,
+                source.cache,
                 update_pause=pause,
                 turns=turns,
-                boundary=supply.boundary,
+                schedule=source.schedule,
                 prepare_seconds=config.weight_prepare_seconds,
                 swap_seconds=config.weight_swap_seconds,
             )
             names = {"run_id": config.run_id, "model": config.model_name}
-            follower = WeightFollower(server, supply.stub, **names)
-            begin = follower.begin
-            background += [follower.run, *supply.background]
-            servicers = supply.servicers
-        background.append(EngineKeeper(server, begin).run)
+            watcher = WeightWatcher(server, source.stub, **names)
+            begin = watcher.begin
+            background += [watcher.run, *source.background]
+            servicers = source.servicers
+        background.append(EngineSupervisor(server, begin).run)
         await _start(server)
         yield _service(config, server, server_id, servicers, background)
 

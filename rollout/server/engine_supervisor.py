@@ -12,7 +12,7 @@ from rollout.server.server import RolloutServer, State
 from services.chassis import metrics
 from services.chassis.log import get_logger
 
-__all__ = ["EngineKeeper"]
+__all__ = ["EngineSupervisor"]
 
 Begin = Callable[[], Coroutine[Any, Any, None]]
 
@@ -21,7 +21,7 @@ _QUICK_SECONDS = 5.0
 _MOST_QUICK_DEATHS = 5
 
 
-class EngineKeeper:
+class EngineSupervisor:
     """One loop. Turns of a dead engine fail as UNAVAILABLE, so that they go on elsewhere."""
 
     def __init__(

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 
 from rollout.server.engines.engine import Engine, EngineFailed, PauseMode
-from rollout.server.weights.swap_schedule import Boundary, Turns
+from rollout.server.weights.swap_schedule import RunningTurns, SwapSchedule
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
@@ -67,8 +67,8 @@ class RolloutServer:
         cache: WeightCache | None,
         *,
         update_pause: PauseMode = PauseMode.RETRACT,
-        turns: Turns | None = None,
-        boundary: Boundary | None = None,
+        turns: RunningTurns | None = None,
+        schedule: SwapSchedule | None = None,
         prepare_seconds: float = 300.0,
         swap_seconds: float = 300.0,
     ) -> None:
@@ -79,15 +79,15 @@ class RolloutServer:
             cache: where newer weights come from; None: version 0 for ever.
             update_pause: what happens to turns while weights change.
             turns: those that run; whoever serves one enters it here.
-            boundary: what a followed version waits for; by default nothing.
+            schedule: what a followed version waits for; by default nothing.
             prepare_seconds: deadline of reading a version into host memory.
             swap_seconds: deadline of the change itself; an engine that misses it is given up.
         """
         self.engine = engine
-        self.turns = turns or Turns()
+        self.turns = turns or RunningTurns()
         self._cache = cache
         self._update_pause = update_pause
-        self._boundary = boundary or Boundary()
+        self._schedule = schedule or SwapSchedule()
         self._prepare_seconds = prepare_seconds
         self._swap_seconds = swap_seconds
         self._stage = State.LOADING
@@ -174,7 +174,7 @@ class RolloutServer:
             self._require_cache().prune(loaded=self.engine.weight_version)
             return
         await self._prepare(fetched)
-        async with self._boundary.reached(), self._lock:
+        async with self._schedule.slot(), self._lock:
             newer = fetched.weight_version > self.engine.weight_version
             if newer and self._stage not in _WITHOUT_WEIGHTS:
                 await self._change(fetched)

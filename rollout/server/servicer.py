@@ -10,6 +10,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
 
@@ -178,7 +179,7 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
             seed=given.seed if given.HasField("seed") else None,
             ignore_eos=given.ignore_eos,
         ),
-        chunk_seconds=request.chunk_interval.seconds + request.chunk_interval.nanos / 1e9,
+        chunk_seconds=seconds_of(request.chunk_interval),
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from math import isfinite
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.durations import seconds_of, to_timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.model.lending import Outlook
@@ -29,7 +29,6 @@ from services.chassis.errors import invalid_argument
 
 __all__ = [
     "assignment_message",
-    "duration_message",
     "event_message",
     "gang_record",
     "node_message",
@@ -181,7 +180,7 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
         tag=request.tag,
         num_nodes=request.num_nodes,
         batch=batch_number(request),
-        needed_time=_seconds(request.needed_time) if needed else None,
+        needed_time=seconds_of(request.needed_time) if needed else None,
     )
 
 
@@ -200,7 +199,7 @@ def wait_seconds(wait: Duration, limit: float) -> float:
     Raises:
         ServiceError: INVALID_ARGUMENT, negative or above `limit`.
     """
-    seconds = _seconds(wait)
+    seconds = seconds_of(wait)
     if not 0 <= seconds <= limit:
         raise invalid_argument("wait", seconds, f"wait between 0 and {limit:g} seconds")
     return seconds
@@ -257,7 +256,7 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
         state=_STATES[node.state],
         reported_epoch=node.reported_epoch,
         train_priority=node.train_priority,
-        heartbeat_time=None if heartbeat_time is None else _timestamp(heartbeat_time),
+        heartbeat_time=None if heartbeat_time is None else to_timestamp(heartbeat_time),
         run_id=node.run_id,
         draining=node.draining,
         hardware=pb.Hardware(
@@ -274,19 +273,12 @@ def event_message(event: AllocationEvent) -> pb.AllocationEvent:
     """The entry of the audit log."""
     return pb.AllocationEvent(
         sequence=event.sequence,
-        event_time=_timestamp(event.time),
+        event_time=to_timestamp(event.time),
         node=None if event.node is None else node_message(event.node),
         kind=event.kind.value,
         cause=event.cause,
         run_id=event.run_id,
     )
-
-
-def duration_message(seconds: float) -> Duration:
-    """A span of time."""
-    span = Duration()
-    span.FromNanoseconds(round(seconds * 1e9))
-    return span
 
 
 def _balance_messages(gang_id: str, balance: Balance) -> list[pb.Balance]:
@@ -330,13 +322,3 @@ def _not_negative(field: str, value: float) -> float:
 def _require(field: str, value: str) -> None:
     if not value:
         raise invalid_argument(field, value, "it must not be empty")
-
-
-def _seconds(span: Duration | Timestamp) -> float:
-    return span.seconds + span.nanos / 1e9
-
-
-def _timestamp(seconds: float) -> Timestamp:
-    moment = Timestamp()
-    moment.FromNanoseconds(round(seconds * 1e9))
-    return moment

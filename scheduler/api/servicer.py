@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
+from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
 
@@ -46,7 +47,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         node = await self._pool.register(conversion.node_record(request))
         return pb.RegisterNodeResponse(
             assignment=conversion.assignment_message(node.assignment),
-            lease_duration=conversion.duration_message(self._lease_seconds),
+            lease_duration=to_duration(self._lease_seconds),
         )
 
     async def Heartbeat(

@@ -23,10 +23,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
 from seamflow.retry import Backoff, retrying
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from seamflow.stubs import async_stub
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
@@ -36,7 +38,7 @@ __all__ = ["Client", "Drift", "Observer", "Rollout", "Turn", "WeightSpan"]
 Message = Mapping[str, str]
 """{"role": "user", "content": "…"}"""
 
-_UNWATCHED_SECONDS = 1.0
+DEFAULT_CHUNK_SECONDS = 1.0
 """So often tokens come that nobody waits to see; a server that is killed costs at most as much."""
 _MAX_CHUNK_SECONDS = 86_400.0
 
@@ -115,7 +117,7 @@ class Client:
         self._channel = connect(
             gateway, token=token, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
-        stub: RolloutServiceAsyncStub = RolloutServiceStub(self._channel)  # type: ignore[assignment]
+        stub = async_stub(RolloutServiceStub, self._channel)
         self._stub = stub
 
     async def start_rollout(
@@ -219,7 +221,7 @@ class Rollout:
                 seed=seed,
                 ignore_eos=ignore_eos,
             ),
-            chunk_interval=_chunk_interval(chunk_seconds, watched=on_tokens is not None),
+            chunk_interval=_chunk_interval(chunk_seconds, streaming=on_tokens is not None),
         )
         turn = Turn(turn_id=request.turn_id)
         async with asyncio.timeout(timeout):
@@ -271,14 +273,12 @@ class Rollout:
                 await _wait_or_raise(decode(failure), backoff)
 
 
-def _chunk_interval(seconds: float | None, *, watched: bool) -> Duration:
+def _chunk_interval(seconds: float | None, *, streaming: bool) -> Duration:
     if seconds is None:
-        seconds = 0.0 if watched else _UNWATCHED_SECONDS
+        seconds = 0.0 if streaming else DEFAULT_CHUNK_SECONDS
     if not 0.0 <= seconds <= _MAX_CHUNK_SECONDS:
         raise ValueError(f"chunk_seconds is {seconds}: must be 0 to {_MAX_CHUNK_SECONDS:g}")
-    interval = Duration()
-    interval.FromNanoseconds(round(seconds * 1e9))
-    return interval
+    return to_duration(seconds)
 
 
 async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:

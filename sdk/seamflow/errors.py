@@ -20,6 +20,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from seamflow.common.v1 import error_pb2
+from seamflow.durations import seconds_of
 
 __all__ = [
     "ConflictError",
@@ -136,5 +137,5 @@ def _details(status: error_pb2.Status) -> tuple[str, float | None]:
             reason = error_pb2.ErrorInfo.FromString(detail.value).reason
         elif detail.type_url.endswith("google.rpc.RetryInfo"):
             delay = error_pb2.RetryInfo.FromString(detail.value).retry_delay
-            retry_after = delay.seconds + delay.nanos / 1e9
+            retry_after = seconds_of(delay)
     return reason, retry_after

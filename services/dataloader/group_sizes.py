@@ -11,19 +11,16 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import grpc.aio
 from seamflow.errors import NotFoundError
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
 from services.lib.closed_rollouts import ClosedRollouts, task_name
-
-if TYPE_CHECKING:  # only the type stubs tell the asynchronous client apart
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["GroupSizes", "enough_samples"]
 
@@ -48,7 +45,7 @@ class GroupSizes:
     ) -> None:
         """`channel` leads to the trajectory manager; `clock` gives seconds."""
         # The generated constructor is typed for blocking channels.
-        store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        store = async_stub(TrajectoryServiceStub, channel)
         self._closed = ClosedRollouts(store, config.run_id)
         self._config = config
         self._clock = clock

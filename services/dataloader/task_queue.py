@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
 
 import grpc.aio
 from seamflow.errors import ExhaustedError, NotFoundError, SeamflowError, UnavailableError, decode
 from seamflow.retry import Backoff
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1.task_service_pb2 import SubmitTasksRequest, SubmitTasksResponse, Task
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
-
-if TYPE_CHECKING:  # only the type stubs tell the asynchronous client apart
-    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 __all__ = ["TaskQueue"]
 
@@ -42,7 +39,7 @@ class TaskQueue:
         clock: Callable[[], float],
         start_seconds: float,
     ) -> None:
-        self._stub = cast("TaskServiceAsyncStub", TaskServiceStub(channel))
+        self._stub = async_stub(TaskServiceStub, channel)
         self._run_id = run_id
         self._clock = clock
         self._start_by: float | None = clock() + start_seconds

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from services.launcher.view import activity
@@ -56,7 +57,7 @@ def draw_timeline(
     """One row per node, coloured by what it did; ticks mark published weight versions."""
     if not events:
         return
-    start, end = _seconds(events[0]), _seconds(events[-1])
+    start, end = seconds_of(events[0].event_time), seconds_of(events[-1].event_time)
     names = sorted({event.node.node_id for event in events})
     figure, axes = _figure(11, 1.2 + 0.6 * len(names))
     seen: set[str] = set()
@@ -87,13 +88,9 @@ def _stretches(
         if event.node.reported_epoch != event.node.assignment.epoch:
             doing = "switching" if changes else "idle"
         if not changes or changes[-1][0] != doing:
-            changes.append((doing, _seconds(event)))
+            changes.append((doing, seconds_of(event.event_time)))
     ends = [since for _, since in changes[1:]] + [end]
     return [(doing, since, until) for (doing, since), until in zip(changes, ends, strict=True)]
-
-
-def _seconds(event: scheduler_pb.AllocationEvent) -> float:
-    return event.event_time.seconds + event.event_time.nanos / 1e9
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

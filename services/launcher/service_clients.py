@@ -15,6 +15,7 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
@@ -130,19 +131,23 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
 
         manager = await channel("trajectory_manager")
         servers = {
-            name.partition("/")[2]: RolloutServerServiceStub(await channel(name))
+            name.partition("/")[2]: async_stub(RolloutServerServiceStub, await channel(name))
             for name in layout.ports
             if name.startswith("rollout_server/")
         }
         yield Services(
             run_id=layout.run_id,
-            trajectories=TrajectoryServiceStub(manager),  # type: ignore[arg-type]
-            samples=SampleServiceStub(manager),  # type: ignore[arg-type]
-            tasks=TaskServiceStub(manager),  # type: ignore[arg-type]
-            scheduler=SchedulerServiceStub(await channel("scheduler")),  # type: ignore[arg-type]
-            trainer=TrainerServiceStub(await channel("trainer")),  # type: ignore[arg-type]
-            servers=servers,  # type: ignore[arg-type]
-            ranker=RankerServiceStub(await channel("ranker")) if "ranker" in layout.ports else None,  # type: ignore[arg-type]
+            trajectories=async_stub(TrajectoryServiceStub, manager),
+            samples=async_stub(SampleServiceStub, manager),
+            tasks=async_stub(TaskServiceStub, manager),
+            scheduler=async_stub(SchedulerServiceStub, await channel("scheduler")),
+            trainer=async_stub(TrainerServiceStub, await channel("trainer")),
+            servers=servers,
+            ranker=(
+                async_stub(RankerServiceStub, await channel("ranker"))
+                if "ranker" in layout.ports
+                else None
+            ),
         )
 
 

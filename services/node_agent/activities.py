@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import grpc.aio
 from seamflow.rollout.v1 import rollout_server_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from seamflow.worker.v1 import worker_service_pb2 as worker_pb
@@ -18,11 +19,6 @@ from seamflow.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.node_agent.worker_process import WorkerProcess
-
-if TYPE_CHECKING:
-    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
-    from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
-    from seamflow.worker.v1.worker_service_pb2_grpc import WorkerServiceAsyncStub
 
 __all__ = [
     "Activity",
@@ -88,7 +84,7 @@ class RolloutActivity:
     """Serve turns. Interrupted turns are continued by the gateway from their recorded tokens."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._server: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+        self._server = async_stub(RolloutServerServiceStub, channel)
         self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
@@ -138,7 +134,7 @@ class TrainActivity:
 
     def __init__(self, channel: grpc.aio.Channel, node_id: str) -> None:
         self._node_id = node_id
-        self._trainer: TrainerServiceAsyncStub = TrainerServiceStub(channel)  # type: ignore[assignment]
+        self._trainer = async_stub(TrainerServiceStub, channel)
         self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
@@ -168,7 +164,7 @@ class WorkerActivity:
     """Whatever a worker of anyone's own does on its device: scoring, a critic, a reference."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)  # type: ignore[assignment]
+        self._worker = async_stub(WorkerServiceStub, channel)
 
     async def activate(self, epoch: int) -> None:
         """Take the device."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
+from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable
@@ -20,9 +20,6 @@ from services.node_agent.activities import Role
 from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
 from services.node_agent.switcher import Order, Standing, Switcher
-
-if TYPE_CHECKING:
-    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 __all__ = ["NodeAgent"]
 
@@ -66,7 +63,7 @@ class NodeAgent:
         clock: Callable[[], float],
     ) -> None:
         self._registration = registration
-        self._scheduler: SchedulerServiceAsyncStub = SchedulerServiceStub(scheduler)  # type: ignore[assignment]
+        self._scheduler = async_stub(SchedulerServiceStub, scheduler)
         self._switcher = switcher
         self._reporter = reporter
         self._lease = lease
@@ -125,7 +122,7 @@ class NodeAgent:
                 get_logger().warning("scheduler_unreachable", code=error.code().name)
                 await asyncio.sleep(_PAUSE_SECONDS)
             else:
-                self._lease.begin(sent, _seconds(answer.lease_duration))
+                self._lease.begin(sent, seconds_of(answer.lease_duration))
                 self._is_fenced = False
                 self.registered.set()
                 self._follow(answer.assignment)
@@ -182,15 +179,13 @@ class NodeAgent:
     def _report(self, standing: Standing, wait: float) -> pb.HeartbeatRequest:
         if self._is_leaving:
             standing = Standing(pb.NODE_STATE_DRAINING, self._known_epoch)
-        span = Duration()
-        span.FromNanoseconds(int(wait * 1e9))
         return pb.HeartbeatRequest(
             node_id=self._registration.node_id,
             state=standing.state,
             reported_epoch=standing.epoch,
             switch_seconds=None if standing is self._told else standing.switch_seconds,
             known_epoch=self._known_epoch,
-            wait=span,
+            wait=to_duration(wait),
             report=self._reporter.latest,
         )
 
@@ -210,7 +205,3 @@ class NodeAgent:
         self._is_fenced = True
         self.registered.clear()
         self._switcher.follow(Order(None, self._known_epoch))
-
-
-def _seconds(span: Duration) -> float:
-    return span.seconds + span.nanos / 1e9

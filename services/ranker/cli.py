@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, cast
 
 from seamflow.ranker.v1.ranker_service_pb2_grpc import add_RankerServiceServicer_to_server
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.chassis.errors import ConfigError
@@ -17,9 +17,6 @@ from services.ranker.config import RankerConfig
 from services.ranker.ranker import Ranker
 from services.ranker.servicer import RankerServicer
 from services.ranker.turn_feed import TurnFeed
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["build", "main"]
 
@@ -35,7 +32,7 @@ async def build(config: RankerConfig) -> AsyncIterator[Service]:
     if find_spec("sklearn") is None:
         raise ConfigError("the ranker needs scikit-learn: pip install 'seamflow[ranker]'")
     async with channel(config, config.trajectory_manager) as manager:
-        store = cast("TrajectoryServiceAsyncStub", TrajectoryServiceStub(manager))
+        store = async_stub(TrajectoryServiceStub, manager)
         ranker = Ranker(config, TurnFeed(store, config.run_id))
         servicer = RankerServicer(config.run_id, ranker)
         yield Service(

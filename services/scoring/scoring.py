@@ -11,13 +11,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import TypeVar
 
 import grpc.aio
 import numpy as np
-from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
+from seamflow.durations import to_duration
 from seamflow.errors import (
     ConflictError,
     DeadlineError,
@@ -27,6 +26,7 @@ from seamflow.errors import (
     SeamflowError,
 )
 from seamflow.retry import retrying
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -54,7 +54,7 @@ class Scoring:
 
     def __init__(self, config: ScoringConfig, channel: grpc.aio.Channel, scorer: Scorer) -> None:
         # The generated constructor is typed for blocking channels.
-        self._stub: pb_grpc.ColumnServiceAsyncStub = pb_grpc.ColumnServiceStub(channel)  # type: ignore[assignment]
+        self._stub = async_stub(pb_grpc.ColumnServiceStub, channel)
         self._config = config
         self._scorer = scorer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
@@ -82,7 +82,7 @@ class Scoring:
             column=self._config.column,
             needs=self._config.needs,
             max_samples=self._num_samples,
-            wait=_duration(_POLL_SECONDS),
+            wait=to_duration(_POLL_SECONDS),
         )
 
     async def _score(
@@ -186,9 +186,3 @@ def _check(rows: Sequence[Row], values: Sequence[NDArray[np.float32]]) -> None:
             raise ValueError(
                 f"sample {row.sample_id!r}: the scorer gave values that are not finite"
             )
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration

@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.durations import to_duration, to_timestamp
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 
@@ -156,7 +154,7 @@ class WeightServicer(WeightServiceServicer):
         if address:
             validation.required("address", address)
             await self._store.enrol(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
-        response = pb.GetSourcesResponse(ttl=_duration(relay.seconds))
+        response = pb.GetSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
         manifest = await self._get(scope, request.weight_version)
@@ -175,7 +173,7 @@ class WeightServicer(WeightServiceServicer):
         granted = await self._store.enrol(
             scope, _SWAPS, server, ttl=rolling.seconds, limit=rolling.servers
         )
-        return pb.AcquireSwapResponse(granted=granted, ttl=_duration(rolling.seconds))
+        return pb.AcquireSwapResponse(granted=granted, ttl=to_duration(rolling.seconds))
 
     async def ReleaseSwap(
         self, request: pb.ReleaseSwapRequest, context: Context
@@ -205,8 +203,7 @@ class WeightServicer(WeightServiceServicer):
         if allocation is None:
             raise not_found("weight_version", str(version))
         await self._folders.verify(scope, version, request.files)
-        committed = Timestamp()
-        committed.FromNanoseconds(round(self._clock() * 1e9))
+        committed = to_timestamp(self._clock())
         return pb.Manifest(
             run_id=scope.run_id,
             model=scope.model,
@@ -246,9 +243,3 @@ class WeightServicer(WeightServiceServicer):
         if manifest is None:
             raise not_found("weight_version", str(version))
         return manifest
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromTimedelta(timedelta(seconds=seconds))
-    return duration

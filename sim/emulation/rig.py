@@ -23,6 +23,7 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerSer
 from seamflow.runner.agent_runner import AgentRunner, RunnerConfig
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -38,9 +39,7 @@ from sim.simulator.simulation import Result, Setting
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
-    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Emulated", "emulate"]
 
@@ -204,7 +203,7 @@ class _Rig:
         mode, size = self._setting.mode, self._setting.workload.groups_per_step
         steps = self._setting.warm_up + self._setting.steps + 8
         async with connect(self._manager) as channel:
-            stub: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
+            stub = async_stub(TaskServiceStub, channel)
             for step in range(steps):
                 if mode.admission == "published":
                     await self._until_served(step - (mode.ahead or 0))
@@ -227,7 +226,7 @@ class _Rig:
     async def _follow_nodes(self) -> None:
         """Let rollouts begin for as many nodes as serve."""
         async with connect(self._scheduler) as channel:
-            stub: SchedulerServiceAsyncStub = SchedulerServiceStub(channel)  # type: ignore[assignment]
+            stub = async_stub(SchedulerServiceStub, channel)
             while True:
                 nodes = (await retrying(lambda: stub.ListNodes(pb.ListNodesRequest()))).nodes
                 serving = [
@@ -261,7 +260,7 @@ class _Rig:
             durability=trajectory_pb2.DURABILITY_FAST,
         )
         channel = await stack.enter_async_context(connect(self._manager))
-        store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        store = async_stub(TrajectoryServiceStub, channel)
         request = trajectory_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
         await retrying(lambda: store.CreateRun(request))
 
@@ -304,8 +303,7 @@ class _Rig:
 
 async def _server(stack: AsyncExitStack, port: int) -> RolloutServerServiceAsyncStub:
     channel = await stack.enter_async_context(connect(f"127.0.0.1:{port}"))
-    stub: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
-    return stub
+    return async_stub(RolloutServerServiceStub, channel)
 
 
 async def _weight_version(server: RolloutServerServiceAsyncStub) -> int:

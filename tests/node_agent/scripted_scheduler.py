@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceServicer,
@@ -83,7 +84,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
         self.reports.append(request)
         self._wake()
         try:
-            async with asyncio.timeout(request.wait.seconds + request.wait.nanos / 1e9):
+            async with asyncio.timeout(seconds_of(request.wait)):
                 while request.known_epoch == self.assignment.epoch:
                     await self._news.wait()
         except TimeoutError:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.channel import connect
+from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
-from scheduler.api.conversion import duration_message
 from scheduler.cli import build, service
 from scheduler.config import SchedulerConfig
 from scheduler.model.records import Gang, Node, State
@@ -135,7 +135,7 @@ async def heartbeat(
         reported_epoch=epoch,
         known_epoch=epoch,
         state=state,
-        wait=duration_message(wait),
+        wait=to_duration(wait),
     )
     return (await stub.Heartbeat(request)).assignment
 
@@ -145,7 +145,7 @@ async def request_nodes(
 ) -> pb.RequestNodesResponse:
     """Ask for training nodes of `RUN`."""
     request = pb.RequestNodesRequest(
-        run_id=RUN, gang_id=name, tag="train", num_nodes=num_nodes, wait=duration_message(wait)
+        run_id=RUN, gang_id=name, tag="train", num_nodes=num_nodes, wait=to_duration(wait)
     )
     return await stub.RequestNodes(request)
 

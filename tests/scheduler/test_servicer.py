@@ -11,10 +11,10 @@ from typing import Any
 import grpc.aio
 import pytest
 from seamflow.channel import connect
+from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
-from scheduler.api.conversion import duration_message
 from scheduler.policy.roofline import train_priority
 from scheduler.pool.heartbeats import Leases
 from tests.redis_server import RedisServer
@@ -274,7 +274,7 @@ async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, capability_tags=["train"])),
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, node_id="a")),
         ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_LOST)),
-        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=duration_message(9.0))),
+        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=to_duration(9.0))),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
         (

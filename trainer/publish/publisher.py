@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc.aio
 import torch
 from seamflow.errors import NotFoundError
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
@@ -61,7 +62,7 @@ class Publisher:
     ) -> None:
         """`phase_seconds` is the deadline of each phase; `adapter`: settings of a LoRA adapter."""
         # The generated constructor is typed for blocking channels.
-        self._stub: weight_grpc.WeightServiceAsyncStub = weight_grpc.WeightServiceStub(channel)  # type: ignore[assignment]
+        self._stub = async_stub(weight_grpc.WeightServiceStub, channel)
         self._run_id = run_id
         self._model_folder = model_folder
         self._phase_seconds = phase_seconds

@@ -15,6 +15,7 @@ import grpc.aio
 import uvloop
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
@@ -36,7 +37,6 @@ from rollout.gateway.record.recorder import Recorder
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["main"]
 
@@ -81,7 +81,7 @@ async def run(
 
 async def open_turns(channel: grpc.aio.Channel, number: int) -> list[_OpenTurn]:
     """Submit, lease, start and open as many rollouts."""
-    tasks: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
+    tasks = async_stub(TaskServiceStub, channel)
     submitted = [
         task_service_pb2.Task(task_id=str(i), purpose=tokens_pb2.PURPOSE_TRAIN)
         for i in range(number)
@@ -97,7 +97,7 @@ async def open_turns(channel: grpc.aio.Channel, number: int) -> list[_OpenTurn]:
 
 
 async def _open_turn(channel: grpc.aio.Channel, tasks: TaskServiceAsyncStub) -> _OpenTurn:
-    store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    store = async_stub(TrajectoryServiceStub, channel)
     lease = await tasks.LeaseTask(task_service_pb2.LeaseTaskRequest(run_id=RUN_ID))
     await store.StartRollout(
         pb.StartRolloutRequest(
@@ -127,7 +127,7 @@ async def write(
     turns: Sequence[_OpenTurn],
 ) -> Writes:
     """Append through the gateway's recorder; the last append closes turn and rollout."""
-    store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    store = async_stub(TrajectoryServiceStub, channel)
     recorder = Recorder(store)
 
     async def append(trajectory: Trajectory, index: int) -> None:

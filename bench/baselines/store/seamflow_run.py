@@ -23,6 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -31,7 +32,6 @@ from bench.baselines.store.workload import Options, Reads, Segment
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["CREDENTIAL", "RUN_ID", "create_run", "manager", "pack", "packed", "read"]
 
@@ -82,7 +82,7 @@ async def create_run(channel: grpc.aio.Channel, options: Options, durability: in
         durability=durability,  # type: ignore[arg-type]
     )
     request = trajectory_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
-    store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    store = async_stub(TrajectoryServiceStub, channel)
     # A replica that has just connected does not count for some moments.
     await retrying(lambda: store.CreateRun(request))
 
@@ -119,7 +119,7 @@ def read(report: Connection, options: Options, target: str) -> None:
 
 async def _read(report: Connection, options: Options, target: str) -> None:
     async with connect(target) as channel:
-        stub: SampleServiceAsyncStub = SampleServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(SampleServiceStub, channel)
         reconcile = sample_service_pb2.ReconcileRequest(run_id=RUN_ID, trainer_id="bench")
         epoch = (await stub.Reconcile(reconcile)).epoch
         report.send("ready")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -53,7 +54,7 @@ async def run(work: Sequence[Trajectory], options: Options, batched: bool) -> tu
     """Start the manager and move the workload."""
     async with manager(options) as target, connect(target) as channel:
         await create_run(channel, options, trajectory_pb2.DURABILITY_FAST)
-        store: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        store = async_stub(TrajectoryServiceStub, channel)
         recorder = GroupRecorder(store)
         puts = [work[i : i + options.batch] for i in range(0, len(work), options.batch)]
         with Child(read, options, target) as reader:

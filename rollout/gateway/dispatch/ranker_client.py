@@ -7,19 +7,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
+from seamflow.stubs import async_stub
 
 from rollout.gateway.dispatch.length_estimators import LengthQuery, RunningMeans
 from services.chassis import metrics
 from services.chassis.rpc import clients
 
 if TYPE_CHECKING:
-    from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
-
     from rollout.gateway.config import GatewayConfig
 
 __all__ = ["RankerLengths"]
@@ -56,7 +55,7 @@ class RankerLengths:
         self._run_id = config.run_id
         self._clock = clock
         self._channel = clients.channel(config, config.ranker)
-        self._stub = cast("RankerServiceAsyncStub", RankerServiceStub(self._channel))
+        self._stub = async_stub(RankerServiceStub, self._channel)
         self._means = RunningMeans()
         self._known: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # tokens, when
         self._wanted: dict[_Key, LengthQuery] = {}

@@ -17,6 +17,7 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -31,7 +32,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import clients
 
 if TYPE_CHECKING:
-    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
@@ -79,7 +79,7 @@ class ServerPool:
             await asyncio.Event().wait()
             return
         async with clients.channel(self._config, self._config.scheduler) as channel:
-            stub: SchedulerServiceAsyncStub = SchedulerServiceStub(channel)  # type: ignore[assignment]
+            stub = async_stub(SchedulerServiceStub, channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
                     await self._set_known({*self._config.servers, *await self._listed(stub)})
@@ -90,7 +90,7 @@ class ServerPool:
         if self._config.weights is None:
             return
         async with clients.channel(self._config, self._config.weights) as channel:
-            stub: WeightServiceAsyncStub = WeightServiceStub(channel)  # type: ignore[assignment]
+            stub = async_stub(WeightServiceStub, channel)
             await self._follow_versions(stub)
 
     async def close(self) -> None:
@@ -132,7 +132,7 @@ class ServerPool:
 
     def _connect(self, address: str) -> Server:
         channel = clients.channel(self._config, address)
-        stub: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(RolloutServerServiceStub, channel)
         server = Server(address, channel, stub)
         server.polling = asyncio.create_task(self._poll(server))
         return server

@@ -7,6 +7,7 @@ import math
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
@@ -56,7 +57,7 @@ def fill_defaults(sampling: tokens_pb2.SamplingParams) -> None:
 
 def interval_seconds(name: str, interval: Duration) -> float:
     """Seconds of the field `name`; 0: not set. Raises `ServiceError`: INVALID_ARGUMENT."""
-    seconds: float = interval.seconds + interval.nanos / 1e9
+    seconds = seconds_of(interval)
     if not 0.0 <= seconds <= _MAX_INTERVAL_SECONDS:
         cure = f"must be 0 to {_MAX_INTERVAL_SECONDS:g} seconds; 0 is the gateway's default"
         raise invalid_argument(name, seconds, cure)

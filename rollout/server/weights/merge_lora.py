@@ -20,16 +20,16 @@ from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MADE", "made_whole"]
+__all__ = ["MERGED_DIR", "merge_lora"]
 
-MADE = "whole"
+MERGED_DIR = "merged"
 """Name of the folder, in an adapter's own, that an engine loads."""
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
-def made_whole(folder: Path, model: Path) -> Path:
+def merge_lora(folder: Path, model: Path) -> Path:
     """Return a folder with all weights: `folder`, or one that is made in it if it is an adapter.
 
     Args:
@@ -41,16 +41,16 @@ def made_whole(folder: Path, model: Path) -> Path:
     """
     if not (folder / _SETTINGS).exists():
         return folder
-    whole = folder / MADE
-    if not whole.exists():
+    merged = folder / MERGED_DIR
+    if not merged.exists():
         try:
             _check_base(folder, model)
-            _make(folder, model, whole)
+            _make(folder, model, merged)
         except OSError as error:
-            raise WeightsError(f"{whole}: {error}; see its disk") from error
+            raise WeightsError(f"{merged}: {error}; see its disk") from error
         except (ValueError, KeyError) as error:
             raise WeightsError(f"{folder}: not as this release publishes it: {error}") from error
-    return whole
+    return merged
 
 
 def _check_base(folder: Path, model: Path) -> None:
@@ -62,16 +62,16 @@ def _check_base(folder: Path, model: Path) -> None:
         )
 
 
-def _make(folder: Path, model: Path, whole: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f"{MADE}.", dir=folder) as name:
-        partial = Path(name) / MADE
+def _make(folder: Path, model: Path, merged: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{MERGED_DIR}.", dir=folder) as name:
+        partial = Path(name) / MERGED_DIR
         partial.mkdir()
         for path in model.iterdir():
             if path.is_file() and path.suffix in COPIED_SUFFIXES:
                 shutil.copyfile(path, partial / path.name)
         _write_weights(folder, model, partial)
-        if not whole.exists():  # a call that was given up may have gone on
-            partial.rename(whole)
+        if not merged.exists():  # a call that was given up may have gone on
+            partial.rename(merged)
 
 
 def _write_weights(folder: Path, model: Path, target: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff, retrying
 from seamflow.weights.v1 import weight_service_pb2 as pb
@@ -147,7 +148,7 @@ class RelayAnnouncer:
         while True:
             try:
                 response = await retrying(lambda: self._stub.GetSources(self._request))
-                await asyncio.sleep(response.ttl.ToTimedelta().total_seconds() / 3)
+                await asyncio.sleep(seconds_of(response.ttl) / 3)
                 backoff.reset()
             except SeamflowError as error:
                 get_logger().warning("relay_not_announced", error=str(error))

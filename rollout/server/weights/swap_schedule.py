@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
+from seamflow.durations import seconds_of
 from seamflow.retry import Backoff
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
@@ -23,9 +24,9 @@ from services.chassis.log import get_logger
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["Boundary", "RollingOrder", "Turns"]
+__all__ = ["RollingOrder", "RunningTurns", "SwapSchedule"]
 
-_IMPATIENT = metrics.counter(
+_WAITS_EXPIRED = metrics.counter(
     "rollout_server",
     "weight_waits_expired_total",
     "Updates that went on because a wait for their boundary had lasted long enough.",
@@ -37,7 +38,7 @@ _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 T = TypeVar("T")
 
 
-class Turns:
+class RunningTurns:
     """The turns that run now."""
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class RollingOrder:
             try:
                 answer = await self.stub.AcquireSwap(request, timeout=_CALL_SECONDS)
                 if answer.granted:
-                    return answer.ttl.seconds + answer.ttl.nanos / 1e9
+                    return seconds_of(answer.ttl)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _SILENT:
                     raise
@@ -109,10 +110,10 @@ class RollingOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boundary:
+class SwapSchedule:
     """What an update waits for."""
 
-    turns: Turns | None = None
+    turns: RunningTurns | None = None
     """Wait until the turns that run have ended; None: the next token will do."""
     order: RollingOrder | None = None
     """Wait for a place in this order; None: all servers change at once."""
@@ -120,7 +121,7 @@ class Boundary:
     """How long each of these waits may last."""
 
     @asynccontextmanager
-    async def reached(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         """Change weights in this context."""
         if self.turns is not None:
             await self._bounded("turn", self.turns.ended())
@@ -148,6 +149,6 @@ class Boundary:
             reason = f"{self.wait_seconds:g} s have passed"
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
-        _IMPATIENT.labels(what).inc()
+        _WAITS_EXPIRED.labels(what).inc()
         get_logger().warning("weights_wait_ended", wait=what, reason=reason)
         return None

@@ -23,7 +23,7 @@ from seamflow.retry import retrying
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from rollout.server.engines.engine import WeightsError
-from rollout.server.weights.merge_lora import MADE, made_whole
+from rollout.server.weights.merge_lora import MERGED_DIR, merge_lora
 from rollout.server.weights.transport import (
     MANIFEST,
     Incoming,
@@ -118,7 +118,7 @@ class WeightCache:
             if held is None or not _same(held.manifest, manifest):
                 await self._bring(manifest, folder)
             if self._base is not None:
-                folder = await asyncio.to_thread(made_whole, folder, self._base)
+                folder = await asyncio.to_thread(merge_lora, folder, self._base)
         return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
 
     def local(self, weight_version: int) -> LocalVersion | Incoming | None:
@@ -166,7 +166,7 @@ class WeightCache:
                 raise WeightsError(f"version {version}: bad file name {file.name!r}")
         earlier = manifest.weight_version not in self._checked
         if earlier and folder.exists() and not partial.exists():
-            _remove(folder / MADE)
+            _remove(folder / MERGED_DIR)
             folder.rename(partial)
         begun = LocalVersion.read(partial)
         if begun is None or not _same(begun.manifest, manifest):

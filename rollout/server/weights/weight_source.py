@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from seamflow.stubs import async_stub
 from seamflow.weights.v1.weight_service_pb2_grpc import (
     WeightServiceStub,
     add_WeightServiceServicer_to_server,
@@ -17,7 +18,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 
 from rollout.server.config import RolloutServerConfig
 from rollout.server.weights.relay_server import RelayAnnouncer, RelayServicer
-from rollout.server.weights.swap_schedule import Boundary, RollingOrder, Turns
+from rollout.server.weights.swap_schedule import RollingOrder, RunningTurns, SwapSchedule
 from rollout.server.weights.transports import TransportContext, build_transports
 from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.rpc import clients
@@ -25,18 +26,18 @@ from services.chassis.rpc import clients
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["WeightSupply", "open_supply"]
+__all__ = ["WeightSource", "open_weight_source"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSupply:
+class WeightSource:
     """Where weights come from, and to whom they are passed on."""
 
     stub: WeightServiceAsyncStub
     """The weights service."""
     cache: WeightCache
     """What is here."""
-    boundary: Boundary
+    schedule: SwapSchedule
     """When the server changes over."""
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
     """What other servers call."""
@@ -44,13 +45,17 @@ class WeightSupply:
     """Loops to run."""
 
 
-async def open_supply(
-    config: RolloutServerConfig, target: str, server_id: str, turns: Turns, stack: AsyncExitStack
-) -> WeightSupply:
+async def open_weight_source(
+    config: RolloutServerConfig,
+    target: str,
+    server_id: str,
+    turns: RunningTurns,
+    stack: AsyncExitStack,
+) -> WeightSource:
     """Follow the weights service at `target`; `stack` closes what is opened."""
     peers = _Peers(config, stack)
     channel = peers.connect(target)
-    stub: WeightServiceAsyncStub = WeightServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(WeightServiceStub, channel)
     names = {"run_id": config.run_id, "model": config.model_name}
     context = TransportContext(config=config, weights=channel, connect=peers.connect)
     folder = config.cache_folder or Path(stack.enter_context(_temporary()))
@@ -63,19 +68,19 @@ async def open_supply(
         base=config.model,
     )
     rolling = config.weight_update_order == "rolling"
-    boundary = Boundary(
+    schedule = SwapSchedule(
         turns=turns if config.weight_update_at == "turn" else None,
         order=RollingOrder(stub=stub, **names, server_id=server_id) if rolling else None,
         wait_seconds=config.weight_wait_seconds,
     )
-    supply = WeightSupply(stub=stub, cache=cache, boundary=boundary)
+    source = WeightSource(stub=stub, cache=cache, schedule=schedule)
     address = config.weight_relay_address
     if address is None or "relay" not in config.weight_transports:
-        return supply
-    return WeightSupply(
+        return source
+    return WeightSource(
         stub=stub,
         cache=cache,
-        boundary=boundary,
+        schedule=schedule,
         # It answers one call of the service; gRPC answers the others UNIMPLEMENTED.
         servicers=[(add_WeightServiceServicer_to_server, RelayServicer(cache))],  # type: ignore[abstract]
         background=[RelayAnnouncer(stub, address, **names).run],

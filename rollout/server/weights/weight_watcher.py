@@ -18,14 +18,14 @@ from services.chassis.log import get_logger
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["WeightFollower"]
+__all__ = ["WeightWatcher"]
 
 _FAILURES = metrics.counter(
     "rollout_server", "weight_update_failures_total", "Weight versions that could not be loaded."
 )
 
 
-class WeightFollower:
+class WeightWatcher:
     """Two loops: one hears of versions, one brings the newest of them into the server."""
 
     def __init__(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
 
 import grpc.aio
 
 from seamflow.errors import decode
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 __all__ = ["dead_letters", "requeue"]
 
@@ -25,7 +22,7 @@ async def dead_letters(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[
     Raises:
         SeamflowError: the trajectory manager refuses, or does not answer.
     """
-    stub: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(TaskServiceStub, channel)
     request = pb.ListDeadLettersRequest(run_id=run_id)
     while True:
         try:
@@ -45,7 +42,7 @@ async def requeue(channel: grpc.aio.Channel, run_id: str, task_ids: Sequence[str
     Raises:
         SeamflowError: the trajectory manager refuses, or does not answer.
     """
-    stub: TaskServiceAsyncStub = TaskServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(TaskServiceStub, channel)
     request = pb.RequeueDeadLettersRequest(run_id=run_id, task_ids=task_ids)
     try:
         return (await stub.RequeueDeadLetters(request, timeout=_SECONDS)).num_requeued

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from seamflow.cli.snapshot import Facts, ServerFacts
+from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -26,7 +25,6 @@ __all__ = [
     "last_event",
     "node_state",
     "published",
-    "seconds",
     "server_state",
     "state_of",
 ]
@@ -114,7 +112,7 @@ def published(facts: Facts) -> float | None:
     """The last publish: a trainer that waits began to wait after it."""
     if facts.manifest is None or not facts.manifest.HasField("commit_time"):
         return None
-    return seconds(facts.manifest.commit_time)
+    return seconds_of(facts.manifest.commit_time)
 
 
 def created(facts: Facts) -> float | None:
@@ -122,24 +120,19 @@ def created(facts: Facts) -> float | None:
     oldest = facts.oldest_rollout
     if oldest is None or not oldest.HasField("create_time"):
         return None
-    return seconds(oldest.create_time)
+    return seconds_of(oldest.create_time)
 
 
 def heartbeat(node: scheduler_pb.Node) -> float | None:
     """When the scheduler last heard of the node."""
-    return seconds(node.heartbeat_time) if node.HasField("heartbeat_time") else None
+    return seconds_of(node.heartbeat_time) if node.HasField("heartbeat_time") else None
 
 
 def last_event(facts: Facts, kind: str, node_id: str | None = None) -> float | None:
     """When the audit log last told of `kind`, for one node or any."""
     times = (
-        seconds(event.event_time)
+        seconds_of(event.event_time)
         for event in reversed(facts.events)
         if event.kind == kind and node_id in (None, event.node.node_id)
     )
     return next(times, None)
-
-
-def seconds(time: Timestamp) -> float:
-    """Unix time."""
-    return time.seconds + time.nanos / 1e9

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
@@ -21,14 +21,11 @@ from seamflow.cli.arrow_table import table_of
 from seamflow.cli.endpoints import UsageError
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
 from seamflow.retry import retrying
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Exported", "Progress", "export", "load_arrow", "part_file", "patience", "read_progress"]
 
@@ -174,8 +171,8 @@ class _Exporter:
         self._progress = progress
         self._delete = delete
         self._say = say
-        self._samples: SampleServiceAsyncStub = SampleServiceStub(channel)  # type: ignore[assignment]
-        self._trajectories: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        self._samples = async_stub(SampleServiceStub, channel)
+        self._trajectories = async_stub(TrajectoryServiceStub, channel)
         self._seen = set[str]()
         self.done = Exported(
             num_samples=0, num_parts=progress.num_parts, num_deleted=0, num_needed=0

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import grpc.aio
 
@@ -39,12 +39,9 @@ from seamflow.errors import (
 )
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
-
-if TYPE_CHECKING:
-    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
-    from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
 
 __all__ = ["main"]
 
@@ -143,7 +140,7 @@ def _told(finding: Finding, facts: Facts) -> str:
 async def _drain(given: argparse.Namespace, addresses: Addresses) -> int:
     request = scheduler_pb.DrainNodeRequest(node_id=given.node, drain=not given.undo)
     async with addresses.channel(addresses.services["scheduler"]) as channel:
-        stub: SchedulerServiceAsyncStub = SchedulerServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(SchedulerServiceStub, channel)
         try:
             node = (await stub.DrainNode(request, timeout=10)).node
         except grpc.aio.AioRpcError as error:
@@ -217,7 +214,7 @@ def _progress(text: str) -> None:
 
 async def _trainers_run(addresses: Addresses) -> str:
     async with addresses.channel(addresses.services["trainer"]) as channel:
-        stub: TrainerServiceAsyncStub = TrainerServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(TrainerServiceStub, channel)
         try:
             return (await stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=5)).run_id
         except grpc.aio.AioRpcError as error:

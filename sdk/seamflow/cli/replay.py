@@ -18,6 +18,7 @@ from seamflow.cli.endpoints import UsageError
 from seamflow.cli.export import load_arrow, part_file, patience, read_progress
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -59,7 +60,7 @@ async def replay(
         UsageError: pyarrow is missing, or the folder holds no complete export.
         SeamflowError: the trajectory manager refuses; NotFoundError for a run not created.
     """
-    stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(TrajectoryServiceStub, channel)
     num_new = 0
 
     def waits() -> None:

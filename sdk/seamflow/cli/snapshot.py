@@ -17,6 +17,7 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
@@ -27,12 +28,7 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 if TYPE_CHECKING:
-    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
-    from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
-    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
-    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 __all__ = ["Facts", "ServerFacts", "gather"]
 
@@ -130,7 +126,7 @@ class _Questions:
         )
 
     async def _trainer(self) -> trainer_pb.GetStatusResponse | None:
-        stub: TrainerServiceAsyncStub = TrainerServiceStub(await self._to("trainer"))  # type: ignore[assignment]
+        stub = async_stub(TrainerServiceStub, await self._to("trainer"))
         return await self._ask(
             "trainer", stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=_ANSWER_SECONDS)
         )
@@ -142,7 +138,7 @@ class _Questions:
         if not self._run_is_known(name):
             return None, None
         channel = await self._to(name)
-        stub: SampleServiceAsyncStub = SampleServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(SampleServiceStub, channel)
         request = sample_pb.GetReadinessRequest(run_id=self._run_id or "")
         readiness = await self._ask(name, stub.GetReadiness(request, timeout=_ANSWER_SECONDS))
         if readiness is None or not history:
@@ -150,7 +146,7 @@ class _Questions:
         return readiness, await self._ask(name, self._oldest_rollout(channel))
 
     async def _oldest_rollout(self, channel: grpc.aio.Channel) -> trajectory_pb2.Trajectory | None:
-        stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(TrajectoryServiceStub, channel)
         request = trajectory_service_pb2.ListTrajectoriesRequest(
             run_id=self._run_id or "", page_size=1000, headers_only=True
         )
@@ -170,7 +166,7 @@ class _Questions:
         tuple[scheduler_pb.AllocationEvent, ...],
         tuple[ServerFacts, ...],
     ]:
-        stub: SchedulerServiceAsyncStub = SchedulerServiceStub(await self._to("scheduler"))  # type: ignore[assignment]
+        stub = async_stub(SchedulerServiceStub, await self._to("scheduler"))
         request = scheduler_pb.ListNodesRequest(run_id=self._run_id or "")
         answer = await self._ask("scheduler", stub.ListNodes(request, timeout=_ANSWER_SECONDS))
         if answer is None:
@@ -202,7 +198,7 @@ class _Questions:
 
     async def _server(self, node_id: str, address: str) -> ServerFacts:
         channel = await self._stack.enter_async_context(self._addresses.channel(address))
-        stub: RolloutServerServiceAsyncStub = RolloutServerServiceStub(channel)  # type: ignore[assignment]
+        stub = async_stub(RolloutServerServiceStub, channel)
         try:
             info = await stub.GetServerInfo(
                 server_pb.GetServerInfoRequest(), timeout=_ANSWER_SECONDS
@@ -214,7 +210,7 @@ class _Questions:
     async def _manifest(self) -> weight_pb.GetManifestResponse | None:
         if not self._run_is_known("weights"):
             return None
-        stub: WeightServiceAsyncStub = WeightServiceStub(await self._to("weights"))  # type: ignore[assignment]
+        stub = async_stub(WeightServiceStub, await self._to("weights"))
         request = weight_pb.GetManifestRequest(run_id=self._run_id or "")
         return await self._ask("weights", stub.GetManifest(request, timeout=_ANSWER_SECONDS))
 

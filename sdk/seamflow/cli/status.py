@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from seamflow.cli.diagnosis import activity, node_state, seconds, server_state
+from seamflow.cli.diagnosis import activity, node_state, server_state
 from seamflow.cli.endpoints import SERVICES
 from seamflow.cli.snapshot import Facts
+from seamflow.durations import seconds_of
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -169,4 +170,4 @@ def _problem(facts: Facts, name: str) -> str:
 
 
 def _since(facts: Facts, time: Timestamp) -> str:
-    return ago(facts.now - seconds(time))
+    return ago(facts.now - seconds_of(time))

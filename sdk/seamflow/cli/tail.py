@@ -6,7 +6,7 @@ import importlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 
@@ -14,12 +14,10 @@ from seamflow.cli.endpoints import UsageError
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import UnavailableError, decode
 from seamflow.retry import Backoff
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Decode", "TailPrinter", "load_decoder", "tail", "token_numbers"]
 
@@ -52,7 +50,7 @@ async def tail(
     channel: grpc.aio.Channel, run_id: str, rollout_id: str, decoder: Decode
 ) -> AsyncIterator[str]:
     """Text to write as the rollout grows, until it closes; goes on over broken connections."""
-    stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(TrajectoryServiceStub, channel)
     request = pb.WatchTrajectoryRequest(run_id=run_id, rollout_id=rollout_id)
     printer, backoff, attempts = TailPrinter(decoder), Backoff(), 0
     while not printer.closed:

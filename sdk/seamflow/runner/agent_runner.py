@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -28,14 +28,13 @@ from seamflow.agent import Agent, Task
 from seamflow.channel import connect
 from seamflow.client import Client, Rollout
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff, retrying
+from seamflow.stubs import async_stub
 from seamflow.token_log import TokenLog
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
@@ -88,7 +87,7 @@ class AgentRunner:
         self._config = config
         credentials = _credentials(config)
         self._channel = connect(config.trajectory_manager, **credentials)
-        tasks: TaskServiceAsyncStub = TaskServiceStub(self._channel)  # type: ignore[assignment]
+        tasks = async_stub(TaskServiceStub, self._channel)
         self._tasks = tasks
         self._token_log = TokenLog(Path(config.token_log)) if config.token_log else None
         self._client = Client(
@@ -160,7 +159,7 @@ class AgentRunner:
         answer = await retrying(lambda: self._tasks.LeaseTask(request))
         if answer.HasField("task"):
             duration = answer.lease_duration
-            self._lease_seconds = duration.seconds + duration.nanos / 1e9
+            self._lease_seconds = seconds_of(duration)
             first = pb.TaskLease(
                 task=answer.task, rollout_id=answer.rollout_id, lease_token=answer.lease_token
             )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from seamflow.common.v1 import error_pb2
+from seamflow.durations import to_duration
 from seamflow.errors import (
     DeadlineError,
     ExhaustedError,
@@ -44,7 +44,7 @@ def message(error: ServiceError) -> error_pb2.Status:
     reason = error_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)
     details: list[Message] = [reason]
     if error.retry_after is not None:
-        details.append(error_pb2.RetryInfo(retry_delay=_span(error.retry_after)))
+        details.append(error_pb2.RetryInfo(retry_delay=to_duration(error.retry_after)))
     if error.field is not None:
         details.append(_violation(error.field, error.message))
     code: int = error.code.value[0]
@@ -64,12 +64,6 @@ def _type_url(message: Message) -> str:
 def _violation(field: str, description: str) -> error_pb2.BadRequest:
     violation = error_pb2.BadRequest.FieldViolation(field=field, description=description)
     return error_pb2.BadRequest(field_violations=[violation])
-
-
-def _span(seconds: float) -> Duration:
-    span = Duration()
-    span.FromNanoseconds(round(seconds * 1e9))
-    return span
 
 
 def from_peer(error: SeamflowError) -> ServiceError | None:

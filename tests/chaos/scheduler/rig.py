@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 
 from bench.harness import processes
 from bench.harness.processes import Server
@@ -242,7 +243,7 @@ async def pool(
             scheduler=scheduler,
             redis_port=redis.port,
             stack=stack,
-            stub=SchedulerServiceStub(channel),  # type: ignore[arg-type]
+            stub=async_stub(SchedulerServiceStub, channel),
             random=Random(setting.seed),
         )
         await listening(scheduler)

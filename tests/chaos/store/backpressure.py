@@ -17,7 +17,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -25,6 +25,7 @@ import uvloop
 from redis.asyncio import Redis
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from seamflow.channel import connect
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -35,10 +36,6 @@ from bench.report import Report
 from bench.trajectory_manager.producers import GROUP_SIZE, Producers, Seen, logprobs_of
 from tests.chaos.store.checker import check_steps, untrained_groups
 from tests.chaos.store.processes.modelless_trainer import committed_steps
-
-if TYPE_CHECKING:
-    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["main", "tokens_lost"]
 
@@ -270,7 +267,7 @@ async def _create_run(channel: grpc.aio.Channel) -> None:
         lease_seconds=60,
         durability=trajectory_pb2.DURABILITY_FAST,
     )
-    stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(TrajectoryServiceStub, channel)
     request = trajectory_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
     await stub.CreateRun(request)
 
@@ -297,7 +294,7 @@ async def _count(rig: _Rig) -> None:
 
 async def _drained(rig: _Rig) -> int:
     """Wait until the trainer has trained every full step; the groups that remain ready."""
-    stub: SampleServiceAsyncStub = SampleServiceStub(rig.channel)  # type: ignore[assignment]
+    stub = async_stub(SampleServiceStub, rig.channel)
     limit = time.monotonic() + _RECOVER_SECONDS
     while True:
         counts = await stub.GetReadiness(sample_service_pb2.GetReadinessRequest(run_id=RUN_ID))
@@ -311,7 +308,7 @@ async def _drained(rig: _Rig) -> int:
 
 async def tokens_lost(channel: grpc.aio.Channel, seen: Seen) -> int:
     """Tokens that were acknowledged and are not stored at their place as they were sent."""
-    stub: TrajectoryServiceAsyncStub = TrajectoryServiceStub(channel)  # type: ignore[assignment]
+    stub = async_stub(TrajectoryServiceStub, channel)
     unread = dict(seen.tokens)
     request = trajectory_service_pb2.ListTrajectoriesRequest(run_id=RUN_ID, page_size=_PAGE)
     lost = 0

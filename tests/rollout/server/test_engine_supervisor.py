@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout.server.engine_supervisor import EngineKeeper
+from rollout.server.engine_supervisor import EngineSupervisor
 from rollout.server.engines.engine import EngineFailed, EngineInfo, PauseMode
 from rollout.server.engines.fake import FakeEngine
 from rollout.server.server import RolloutServer, State
@@ -62,7 +62,7 @@ async def test_restarted_engine_serves_only_after_begin() -> None:
         await current.wait()
         await server.begin()
 
-    keeper = asyncio.create_task(EngineKeeper(server, begin).run())
+    supervisor = asyncio.create_task(EngineSupervisor(server, begin).run())
     await engine.die()
     while engine.starts < 2 or server.state is not State.LOADING:
         await asyncio.sleep(0)
@@ -73,7 +73,7 @@ async def test_restarted_engine_serves_only_after_begin() -> None:
     current.set()
     assert len((await turn).token_ids) == 32
     assert server.state is State.SERVING
-    keeper.cancel()
+    supervisor.cancel()
     await engine.close()
 
 
@@ -82,7 +82,7 @@ async def test_a_pause_outlasts_a_restart(mode: PauseMode) -> None:
     """Who asked for it asks for its end: a new engine does not take turns before."""
     engine, server = await serving()
     await server.pause(mode)
-    keeper = asyncio.create_task(EngineKeeper(server, server.begin).run())
+    supervisor = asyncio.create_task(EngineSupervisor(server, server.begin).run())
     await engine.die()
     while engine.starts < 2 or server.state is State.LOADING:
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_a_pause_outlasts_a_restart(mode: PauseMode) -> None:
     assert turn.done() == given_up
     await server.resume()
     assert len((await turn).token_ids) == (0 if given_up else 32)
-    keeper.cancel()
+    supervisor.cancel()
     await engine.close()
 
 
@@ -104,10 +104,10 @@ async def test_what_goes_wrong_at_a_restart_is_not_lost() -> None:
     async def begin() -> None:
         raise OSError(28, "No space left on device")
 
-    keeper = asyncio.create_task(EngineKeeper(server, begin).run())
+    supervisor = asyncio.create_task(EngineSupervisor(server, begin).run())
     await engine.die()
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(keeper, 10)
+        await asyncio.wait_for(supervisor, 10)
     assert raised.group_contains(OSError, match="No space left")
     await engine.close()
 
@@ -116,15 +116,15 @@ async def test_engine_that_keeps_dying_ends_the_process() -> None:
     """Five deaths in a row as soon as it serves are enough; one that lived longer starts anew."""
     engine, server = await serving()
     now = 0.0
-    keeper = asyncio.create_task(EngineKeeper(server, server.begin, lambda: now).run())
+    supervisor = asyncio.create_task(EngineSupervisor(server, server.begin, lambda: now).run())
     for death, lived in enumerate([1.0, 1.0, 100.0, 1.0, 1.0, 1.0, 1.0, 1.0], 1):
         await asyncio.sleep(0)
         now += lived
         await engine.die()
-        while engine.starts == death and not keeper.done():
+        while engine.starts == death and not supervisor.done():
             await asyncio.sleep(0)
     with pytest.raises(EngineFailed, match="out of luck"):
-        await keeper
+        await supervisor
     assert engine.starts == 8
     await engine.close()
 
@@ -132,11 +132,11 @@ async def test_engine_that_keeps_dying_ends_the_process() -> None:
 async def test_engine_is_not_started_where_its_memory_is_lent() -> None:
     """While memory is released somebody else has it: a dead engine ends the process instead."""
     engine, server = await serving()
-    keeper = asyncio.create_task(EngineKeeper(server, server.begin).run())
+    supervisor = asyncio.create_task(EngineSupervisor(server, server.begin).run())
     await server.release()
     await engine.die()
     with pytest.raises(EngineFailed):
-        await keeper
+        await supervisor
     assert engine.starts == 1
     await engine.close()
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.server.engines.engine import WeightsError
-from rollout.server.weights.merge_lora import made_whole
+from rollout.server.weights.merge_lora import merge_lora
 from tests.rollout.server.weights.test_weight_cache import cache_of
 from tests.rollout.server.weights.weight_service import TinyWeightService
 from tests.trainer.ranks.gang_run import run_rank
@@ -112,9 +112,9 @@ def test_what_is_published_computes_what_the_trainer_did(
     peft = PeftModel.from_pretrained(base, folder, autocast_adapter_dtype=False)
     assert_equal(dict(peft.merge_and_unload().named_parameters()), whole, atol=1e-12)
     # The model's own folder is in float32, and so is what a server makes of it.
-    made = made_whole(folder, model)
+    made = merge_lora(folder, model)
     assert_equal(load_file(made / "model.safetensors"), whole, atol=1e-6)
-    assert made_whole(folder, model) == made
+    assert merge_lora(folder, model) == made
     # Nothing is left of what it was made from.
     assert [path for path in folder.iterdir() if path.is_dir()] == [made]
     assert AutoModelForCausalLM.from_pretrained(made, local_files_only=True) is not None
@@ -126,7 +126,7 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
     parts["base_model.model.model.layers.7.q_proj.lora_B.weight"] = torch.zeros(16, 4)
     write_folder(tmp_path, model, parts, adapter_settings(settings(model, publish="adapter")))
     with pytest.raises(WeightsError, match=r"layers\.7.*another model"):
-        made_whole(tmp_path, model)
+        merge_lora(tmp_path, model)
     assert not (tmp_path / "whole").exists()
 
 
@@ -140,7 +140,7 @@ def test_an_adapter_to_other_weights_is_refused(
     parts = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 16)}
     write_folder(folder, model, parts, adapter_settings(config))
     with pytest.raises(WeightsError, match="adapter to other weights"):
-        made_whole(folder, other)
+        merge_lora(folder, other)
     config = config.replace(checkpoint_folder=straight / "checkpoints", resume=True)
     assert find_checkpoint(config) is not None
     with pytest.raises(ValueError, match="adapter for other weights"):

@@ -11,12 +11,12 @@ from rollout.server.engines.sglang.http_client import Connection, ConnectionLost
 from rollout.server.engines.sglang.server_process import SGLangProcess
 from rollout.server.engines.sglang.sglang_turn import Weights
 
-__all__ = ["Life"]
+__all__ = ["ServerLifetime"]
 
 T = TypeVar("T")
 
 
-class Life:
+class ServerLifetime:
     """A server as it is known here: what a new start begins anew. Needs a running event loop."""
 
     def __init__(

@@ -36,7 +36,7 @@ from rollout.server.engines.sglang.command_line import check_url, command_line
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
 from rollout.server.engines.sglang.load_weights import put_weights
 from rollout.server.engines.sglang.model_shapes import ModelFolder, describe, memory_bytes
-from rollout.server.engines.sglang.server_lifetime import Life
+from rollout.server.engines.sglang.server_lifetime import ServerLifetime
 from rollout.server.engines.sglang.server_process import SGLangProcess
 from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
 from rollout.server.token_rate import TokenRate
@@ -75,7 +75,7 @@ class SGLangEngine:
         self._url = url
         self._broadcast_host = broadcast_host
         self._info: EngineInfo | None = None
-        self._begun: Life | None = None
+        self._begun: ServerLifetime | None = None
         self._rate = TokenRate()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._turns: set[Turn] = set()
@@ -101,11 +101,11 @@ class SGLangEngine:
     async def _launch(self) -> None:
         process = await SGLangProcess.start(self._command)
         weights = Weights(0, process.label, self._model.folder)
-        self._begin(Life(Connection(process.url), weights, process))
+        self._begin(ServerLifetime(Connection(process.url), weights, process))
         await process.until_ready(self._life.connection)
 
     async def _take_over(self, url: str) -> None:
-        self._begin(Life(Connection(url), Weights(0, "0", self._model.folder)))
+        self._begin(ServerLifetime(Connection(url), Weights(0, "0", self._model.folder)))
         await self._life.connection.until_there()
         # Whoever drove it before may have left it paused, with requests, and with any weights.
         await self._life.call(self._life.connection.go_on())
@@ -116,7 +116,7 @@ class SGLangEngine:
             cure = "it must see model at the same path, or set sglang_broadcast_host"
             raise ValueError(f"sglang_url: {error}; {cure}") from error
 
-    def _begin(self, life: Life) -> None:
+    def _begin(self, life: ServerLifetime) -> None:
         self._begun = life
         life.failed.add_done_callback(self._fail_turns)
 
@@ -124,7 +124,7 @@ class SGLangEngine:
         for turn in self._turns:
             turn.fail(failed.result())
 
-    async def _watch(self, life: Life) -> None:
+    async def _watch(self, life: ServerLifetime) -> None:
         """Fail once the server is gone."""
         if life.process is not None:
             life.fail(await life.process.wait())
@@ -146,7 +146,7 @@ class SGLangEngine:
         return self._life.weights.version
 
     @property
-    def _life(self) -> Life:
+    def _life(self) -> ServerLifetime:
         if self._begun is None:
             raise EngineStateError("the engine is not started")
         return self._begun

@@ -1,6 +1,6 @@
-"""The sequences in lanes, and what a step needs about them as tensors.
+"""The sequences in slots, and what a step needs about them as tensors.
 
-A sequence takes a lane, copies what others have cached of it, prefills the rest in parts, and then
+A sequence takes a slot, copies what others have cached of it, prefills the rest in parts, and then
 decodes: one token a step, in a dense row of the batch. A step costs one forward pass and a handful
 of small tensor operations, whatever the number of rows: at the size of model that fits a CPU,
 per-row work in Python is what would limit throughput.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rollout.server.engines.engine import EngineRequest
-from rollout.server.engines.torch.prefix_cache import Donor, PrefixIndex
+from rollout.server.engines.torch.prefix_cache import CachedPrefix, PrefixIndex
 from rollout.server.engines.torch.row_model import Part, Step
 from rollout.server.engines.torch.sampling import SamplingRows, sample
 from rollout.server.engines.torch.transformers_model import LoadedModel
@@ -49,9 +49,9 @@ class Sequence:
     """Nothing needs to be handed out before, by the monotonic clock."""
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens not handed out yet."""
-    lane: int = -1
+    slot: int = -1
     """Where it is cached, while it is in the batch."""
-    offer: Donor | None = None
+    prefix_entry: CachedPrefix | None = None
     """What others may copy of it, while it is in the batch; it counts what is cached."""
 
     @classmethod
@@ -76,22 +76,22 @@ class Sequence:
     @property
     def unfilled(self) -> int:
         """Tokens to prefill: all but the last, which the first decode step feeds."""
-        assert self.offer is not None
-        return len(self.token_ids) - 1 - self.offer.cached
+        assert self.prefix_entry is not None
+        return len(self.token_ids) - 1 - self.prefix_entry.cached
 
 
 class Batch:
     """Sequences that decode (rows 0 .. len-1), and sequences that are being prefilled."""
 
-    def __init__(self, model: LoadedModel, slots: int) -> None:
+    def __init__(self, model: LoadedModel, num_slots: int) -> None:
         self._model = model
-        self._free_lanes = list(range(slots))
+        self._free_slots = list(range(num_slots))
         self._rows: list[Sequence] = []
         self._filling: list[Sequence] = []
-        self._prefixes = PrefixIndex(keep=slots)
+        self._prefixes = PrefixIndex(keep=num_slots)
         device = model.device
-        self._ints = torch.zeros(4, slots, dtype=torch.int64, device=device)
-        self._floats = torch.ones(3, slots, device=device)
+        self._ints = torch.zeros(4, num_slots, dtype=torch.int64, device=device)
+        self._floats = torch.ones(3, num_slots, device=device)
         self._token, self._position, self._seed, self._top_k = self._ints
         self._temperature, self._top_p, self._min_p = self._floats
         self._refresh()
@@ -106,8 +106,8 @@ class Batch:
 
     @property
     def free(self) -> int:
-        """Lanes that can be taken."""
-        return len(self._free_lanes)
+        """Slots that can be taken."""
+        return len(self._free_slots)
 
     @property
     def unfilled(self) -> int:
@@ -115,21 +115,21 @@ class Batch:
         return sum(sequence.unfilled for sequence in self._filling)
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give `sequence` a lane, and copy what others have cached of it.
+        """Give `sequence` a slot, and copy what others have cached of it.
 
         False, changing nothing, if another is prefilling what it could copy: it is to come again.
         """
         found = self._prefixes.find(sequence.token_ids)
         if found is not None and found[0].cached < found[1]:
             return False
-        sequence.lane = self._free_lanes.pop(0)
-        sequence.offer = self._prefixes.begin(sequence.token_ids, sequence.lane)
+        sequence.slot = self._free_slots.pop(0)
+        sequence.prefix_entry = self._prefixes.begin(sequence.token_ids, sequence.slot)
         if found is not None:
-            donor, length = found
+            entry, length = found
             rows = self._model.rows
-            copy = donor.copy if donor.lane is None else rows.read(donor.lane, length)
-            rows.write(sequence.lane, copy, length)
-            sequence.offer.cached = length
+            copy = entry.copy if entry.slot is None else rows.read(entry.slot, length)
+            rows.write(sequence.slot, copy, length)
+            sequence.prefix_entry.cached = length
         self._filling.append(sequence)
         return True
 
@@ -141,7 +141,7 @@ class Batch:
         self._start_rows([sequence for sequence in self._filling if sequence.unfilled == 0])
         rows = len(self._rows)
         step = Step(
-            lanes=[sequence.lane for sequence in self._rows],
+            slots=[sequence.slot for sequence in self._rows],
             tokens_R=self._token[:rows],
             positions_R=self._position[:rows],
             longest=max((len(sequence.token_ids) for sequence in self._rows), default=0),
@@ -149,16 +149,16 @@ class Batch:
         )
         logits_RV = self._model.rows.forward(step)
         for sequence, part in zip(self._filling, step.parts, strict=False):
-            assert sequence.offer is not None
-            sequence.offer.cached = part.end
+            assert sequence.prefix_entry is not None
+            sequence.prefix_entry.cached = part.end
         if logits_RV is None:
             return []
         ids_R, logprobs_R = sample(logits_RV, self._sampling(rows))
         self._token[:rows] = ids_R
         self._position[:rows] += 1
         for sequence in self._rows:
-            assert sequence.offer is not None
-            sequence.offer.cached = len(sequence.token_ids)
+            assert sequence.prefix_entry is not None
+            sequence.prefix_entry.cached = len(sequence.token_ids)
         return list(zip(self._rows, ids_R.tolist(), logprobs_R.tolist(), strict=True))
 
     def _parts(self, tokens: int) -> list[Part]:
@@ -168,10 +168,10 @@ class Batch:
             count = min(tokens, sequence.unfilled)
             if count == 0:
                 break
-            assert sequence.offer is not None
-            start, tokens = sequence.offer.cached, tokens - count
+            assert sequence.prefix_entry is not None
+            start, tokens = sequence.prefix_entry.cached, tokens - count
             part = sequence.token_ids[start : start + count]
-            parts.append(Part(lane=sequence.lane, start=start, token_ids=part))
+            parts.append(Part(slot=sequence.slot, start=start, token_ids=part))
         return parts
 
     def _start_rows(self, sequences: list[Sequence]) -> None:
@@ -224,16 +224,17 @@ class Batch:
         )
 
     def remove(self, gone: Items[Sequence]) -> None:
-        """Free the lanes of sequences; copies of what they have cached are kept for a while."""
+        """Free the slots of sequences; copies of what they have cached are kept for a while."""
         for sequence in gone:
-            offer = sequence.offer
-            assert offer is not None
-            if offer.cached:
-                self._prefixes.end(offer, self._model.rows.read(sequence.lane, offer.cached))
+            prefix_entry = sequence.prefix_entry
+            assert prefix_entry is not None
+            if prefix_entry.cached:
+                copy = self._model.rows.read(sequence.slot, prefix_entry.cached)
+                self._prefixes.end(prefix_entry, copy)
             else:
-                self._prefixes.forget(offer)
-        self._model.rows.free([sequence.lane for sequence in gone])
-        self._free_lanes = sorted([*self._free_lanes, *(sequence.lane for sequence in gone)])
+                self._prefixes.forget(prefix_entry)
+        self._model.rows.free([sequence.slot for sequence in gone])
+        self._free_slots = sorted([*self._free_slots, *(sequence.slot for sequence in gone)])
         self._filling = [sequence for sequence in self._filling if sequence not in gone]
         self._close_gaps([row for row, sequence in enumerate(self._rows) if sequence in gone])
 
@@ -253,11 +254,11 @@ class Batch:
         self._refresh()
 
     def clear(self) -> list[Sequence]:
-        """Free every lane; return the sequences that were in them. Nothing cached is kept."""
+        """Free every slot; return the sequences that were in them. Nothing cached is kept."""
         sequences = [*self._rows, *self._filling]
-        lanes = [sequence.lane for sequence in sequences]
-        self._model.rows.free(lanes)
-        self._free_lanes = sorted([*self._free_lanes, *lanes])
+        slots = [sequence.slot for sequence in sequences]
+        self._model.rows.free(slots)
+        self._free_slots = sorted([*self._free_slots, *slots])
         self._prefixes.clear()
         self._rows, self._filling = [], []
         self._refresh()

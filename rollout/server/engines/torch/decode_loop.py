@@ -23,12 +23,12 @@ from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel
 from rollout.server.token_rate import TokenRate
 
-__all__ = ["Decoder", "Outbox"]
+__all__ = ["Decoder", "SampledChunks"]
 
 _FLUSH_SECONDS = 0.05
 _PATIENCE_STEPS = 16
 
-Outbox = list[tuple[Sequence, Chunk]]
+SampledChunks = list[tuple[Sequence, Chunk]]
 
 
 class Decoder:
@@ -38,9 +38,9 @@ class Decoder:
         self,
         model: LoadedModel,
         mailbox: Mailbox,
-        deliver: Callable[[Outbox], None],
+        deliver: Callable[[SampledChunks], None],
         *,
-        slots: int,
+        num_slots: int,
         stream_interval: int,
         prefill_tokens: int,
     ) -> None:
@@ -48,12 +48,12 @@ class Decoder:
         self._model = model
         self._mailbox = mailbox
         self._deliver = deliver
-        self._slots = slots
+        self._num_slots = num_slots
         self._stream_interval = stream_interval
         self._prefill_tokens = prefill_tokens
-        self._batch = Batch(model, slots)
+        self._batch = Batch(model, num_slots)
         self._waiting: deque[Sequence] = deque()
-        self._outbox: Outbox = []
+        self._sampled: SampledChunks = []
         self._paused: PauseMode | None = None
         self._released = False
         self._closed = False
@@ -76,13 +76,13 @@ class Decoder:
         return self._paused is not None or not (self._batch or self._waiting)
 
     def _admit(self) -> None:
-        """Move waiting sequences into the batch, as far as lanes and prefill allow."""
+        """Move waiting sequences into the batch, as far as slots and prefill allow."""
         self._steps_since_admit += 1
         if not self._waiting or not self._batch.free or self._is_patient():
             return
         self._steps_since_admit = 0
         later: list[Sequence] = []
-        while self._waiting and self._batch.free and len(later) < self._slots:
+        while self._waiting and self._batch.free and len(later) < self._num_slots:
             if self._batch.unfilled >= self._prefill_tokens:
                 break
             sequence = self._waiting.popleft()
@@ -91,10 +91,10 @@ class Decoder:
         self._waiting.extendleft(reversed(later))
 
     def _is_patient(self) -> bool:
-        """Whether to wait for more free lanes: a prefill may cost as much as a step."""
-        enough = min(len(self._waiting), max(1, self._slots // 8))
+        """Whether to wait for more free slots: a prefill may cost as much as a step."""
+        enough = min(len(self._waiting), max(1, self._num_slots // 8))
         return (
-            not self._model.rows.blends
+            not self._model.rows.supports_mixed_batches
             and len(self._batch) > 0
             and self._batch.free < enough
             and self._steps_since_admit < _PATIENCE_STEPS
@@ -138,12 +138,12 @@ class Decoder:
         sequence.sent, sequence.fresh = len(sequence.token_ids), False
         sequence.kept_until = time.monotonic() + sequence.request.chunk_seconds
         sequence.logprobs.clear()
-        self._outbox.append((sequence, chunk))
+        self._sampled.append((sequence, chunk))
 
     def _send(self) -> None:
-        if self._outbox:
-            outbox, self._outbox = self._outbox, []
-            self._deliver(outbox)
+        if self._sampled:
+            chunks, self._sampled = self._sampled, []
+            self._deliver(chunks)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, or end it at once during an aborting pause."""

@@ -154,7 +154,7 @@ def _in_pairs(weight_OI: Tensor, head_size: int) -> Tensor:
 class LlamaModel:
     """A `RowModel` of the Llama family."""
 
-    blends = True
+    supports_mixed_batches = True
 
     def __init__(self, model: Any, storages: Storages, max_context: int) -> None:
         """Take weights and rotations over from a Hugging Face model."""

@@ -1,4 +1,4 @@
-"""A paged key/value cache: every lane owns pages of 32 positions, all lanes share one pool.
+"""A paged key/value cache: every slot owns pages of 32 positions, all slots share one pool.
 
 Pages 0 .. n-1 are always the used ones, in any order, so attention of all decoding rows is two
 batched products over the pool, whatever the rows' lengths: nothing is padded to the longest row.
@@ -48,7 +48,7 @@ class Plan:
 
 
 class PagedCache:
-    """Keys and values of all lanes, for all layers."""
+    """Keys and values of all slots, for all layers."""
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class PagedCache:
         """Bytes of the pool."""
         return self._keys.nbytes + self._values.nbytes
 
-    def reserve(self, lane: int, positions: int) -> None:
-        """Give a lane pages for its first `positions`."""
-        pages = self._pages.setdefault(lane, [])
+    def reserve(self, slot: int, positions: int) -> None:
+        """Give a slot pages for its first `positions`."""
+        pages = self._pages.setdefault(slot, [])
         while len(pages) * PAGE < positions:
             pages.append(len(self._owner))
-            self._owner.append(lane)
+            self._owner.append(slot)
         if len(self._owner) > self._keys.shape[1]:
             self._grow()
 
@@ -100,9 +100,9 @@ class PagedCache:
         keys[:, :held], values[:, :held] = self._keys, self._values
         self._keys, self._values = keys, values
 
-    def free(self, lanes: list[int]) -> None:
-        """Take the pages of lanes; the last pages of the pool move into the holes."""
-        holes = {page for lane in lanes for page in self._pages.pop(lane, ())}
+    def free(self, slots: list[int]) -> None:
+        """Take the pages of slots; the last pages of the pool move into the holes."""
+        holes = {page for slot in slots for page in self._pages.pop(slot, ())}
         left = len(self._owner) - len(holes)
         movers = [page for page in range(left, len(self._owner)) if page not in holes]
         targets = [page for page in sorted(holes) if page < left]
@@ -116,39 +116,39 @@ class PagedCache:
             for pool in (self._keys, self._values):
                 pool[:, target_M] = pool[:, source_M]
 
-    def read(self, lane: int, positions: int) -> Tensor:
-        """Copy the pages of the first `positions` of a lane, [2, layers, p, K, P, D]."""
-        pages_p = self._index(self._pages[lane][: -(-positions // PAGE)])
+    def read(self, slot: int, positions: int) -> Tensor:
+        """Copy the pages of the first `positions` of a slot, [2, layers, p, K, P, D]."""
+        pages_p = self._index(self._pages[slot][: -(-positions // PAGE)])
         return torch.stack([self._keys[:, pages_p], self._values[:, pages_p]])
 
-    def write(self, lane: int, pages: Tensor, positions: int) -> None:
-        """Fill an empty lane with the first `positions` of what `read` gave."""
-        self.reserve(lane, positions)
-        pages_p = self._index(self._pages[lane])
+    def write(self, slot: int, pages: Tensor, positions: int) -> None:
+        """Fill an empty slot with the first `positions` of what `read` gave."""
+        self.reserve(slot, positions)
+        pages_p = self._index(self._pages[slot])
         self._keys[:, pages_p] = pages[0, :, : len(pages_p)]
         self._values[:, pages_p] = pages[1, :, : len(pages_p)]
 
     def plan(self, step: Step) -> Plan:
         """Reserve what a pass writes, and lay it out."""
         positions = step.positions_R.tolist()
-        for lane, position in zip(step.lanes, positions, strict=True):
-            self.reserve(lane, position + 1)
+        for slot, position in zip(step.slots, positions, strict=True):
+            self.reserve(slot, position + 1)
         page = [
-            self._pages[lane][position // PAGE]
-            for lane, position in zip(step.lanes, positions, strict=True)
+            self._pages[slot][position // PAGE]
+            for slot, position in zip(step.slots, positions, strict=True)
         ]
         offset = [position % PAGE for position in positions]
         parts = []
         for part in step.parts:
-            self.reserve(part.lane, part.end)
+            self.reserve(part.slot, part.end)
             places = range(part.start, part.end)
             tokens = slice(len(page), len(page) + len(places))
-            page += [self._pages[part.lane][place // PAGE] for place in places]
+            page += [self._pages[part.slot][place // PAGE] for place in places]
             offset += [place % PAGE for place in places]
             parts.append((tokens, *self._look_back(part)))
         row_p, mask_b1P = self._rows(step)
         return Plan(
-            rows=len(step.lanes),
+            rows=len(step.slots),
             page_N=self._index(page),
             offset_N=self._index(offset),
             row_p=row_p,
@@ -159,7 +159,7 @@ class PagedCache:
 
     def _look_back(self, part: Part) -> tuple[Tensor, Tensor | None]:
         """A part's pages, and which positions each of its tokens sees."""
-        pages_p = self._index(self._pages[part.lane])
+        pages_p = self._index(self._pages[part.slot])
         if part.start == 0:
             return pages_p, None
         place_S = torch.arange(part.start, part.end, device=self._device)
@@ -167,13 +167,13 @@ class PagedCache:
 
     def _rows(self, step: Step) -> tuple[Tensor, Tensor]:
         """Which row each page belongs to, and where in it that row may look."""
-        # Pages of lanes that are not decoding take part and are never seen.
+        # Pages of slots that are not decoding take part and are never seen.
         row, first = [0] * len(self._owner), [_NEVER] * len(self._owner)
-        for number, lane in enumerate(step.lanes):
-            for place, page in enumerate(self._pages[lane]):
+        for number, slot in enumerate(step.slots):
+            for place, page in enumerate(self._pages[slot]):
                 row[page], first[page] = number, place * PAGE
         row_p, last_p = self._index(row), self._index(first)
-        if step.lanes:
+        if step.slots:
             last_p = step.positions_R[row_p] - last_p
         mask_pP = torch.zeros(len(row), PAGE, **self._options)  # type: ignore[call-overload]
         mask_pP.masked_fill_(self._within_P > last_p[:, None], float("-inf"))

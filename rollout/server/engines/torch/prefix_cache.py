@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Donor", "PrefixIndex"]
+__all__ = ["CachedPrefix", "PrefixIndex"]
 
 _BLOCK = 16
 
 
 @dataclass(slots=True, eq=False)
-class Donor:
+class CachedPrefix:
     """A sequence whose prefixes others may copy."""
 
     token_ids: list[int]
     """Grows while the sequence runs."""
-    lane: int | None
+    slot: int | None
     """Where it is cached while it runs."""
     cached: int = 0
     """How many positions of it are."""
     copy: Any = None
     """What was cached, once it has ended."""
-    offers: dict[int, int] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
     """Length of each prefix it is found by, by its key."""
 
 
@@ -38,57 +38,57 @@ class PrefixIndex:
     def __init__(self, keep: int) -> None:
         """Keep this many sequences that have ended, the latest."""
         self._keep = keep
-        self._donors: dict[int, Donor] = {}
-        self._ended: OrderedDict[Donor, None] = OrderedDict()
+        self._entries: dict[int, CachedPrefix] = {}
+        self._ended: OrderedDict[CachedPrefix, None] = OrderedDict()
 
-    def find(self, token_ids: list[int]) -> tuple[Donor, int] | None:
+    def find(self, token_ids: list[int]) -> tuple[CachedPrefix, int] | None:
         """Return who has, or is about to have, the most of all but the last of `token_ids`."""
         for key, length in reversed(list(_prefixes(token_ids, len(token_ids) - 1))):
-            donor = self._donors.get(key)
-            if donor is not None and donor.token_ids[:length] == token_ids[:length]:
-                if donor in self._ended:
-                    self._ended.move_to_end(donor)
-                return donor, _extend(donor, token_ids, length)
+            entry = self._entries.get(key)
+            if entry is not None and entry.token_ids[:length] == token_ids[:length]:
+                if entry in self._ended:
+                    self._ended.move_to_end(entry)
+                return entry, _extend(entry, token_ids, length)
         return None
 
-    def begin(self, token_ids: list[int], lane: int) -> Donor:
-        """Offer a sequence that begins to be cached at `lane`: all but its last token."""
-        donor = Donor(token_ids, lane)
+    def begin(self, token_ids: list[int], slot: int) -> CachedPrefix:
+        """Offer a sequence that begins to be cached at `slot`: all but its last token."""
+        entry = CachedPrefix(token_ids, slot)
         for key, length in _prefixes(token_ids, len(token_ids) - 1):
-            donor.offers[key] = length
-            self._donors.setdefault(key, donor)
-        return donor
+            entry.lengths[key] = length
+            self._entries.setdefault(key, entry)
+        return entry
 
-    def end(self, donor: Donor, copy: Any) -> None:
+    def end(self, entry: CachedPrefix, copy: Any) -> None:
         """Keep a copy of what a sequence has cached, for whoever continues it."""
-        self.forget(donor)
-        donor.lane, donor.copy = None, copy
-        donor.token_ids = donor.token_ids[: donor.cached]
-        donor.offers |= dict(_prefixes(donor.token_ids, donor.cached))
-        for key, length in donor.offers.items():
-            if length <= donor.cached:
+        self.forget(entry)
+        entry.slot, entry.copy = None, copy
+        entry.token_ids = entry.token_ids[: entry.cached]
+        entry.lengths |= dict(_prefixes(entry.token_ids, entry.cached))
+        for key, length in entry.lengths.items():
+            if length <= entry.cached:
                 # The latest to end is kept longest.
-                self._donors[key] = donor
-        self._ended[donor] = None
+                self._entries[key] = entry
+        self._ended[entry] = None
         if len(self._ended) > self._keep:
             self.forget(self._ended.popitem(last=False)[0])
 
-    def forget(self, donor: Donor) -> None:
+    def forget(self, entry: CachedPrefix) -> None:
         """Offer a sequence no more."""
-        for key in donor.offers:
-            if self._donors.get(key) is donor:
-                del self._donors[key]
+        for key in entry.lengths:
+            if self._entries.get(key) is entry:
+                del self._entries[key]
 
     def clear(self) -> None:
         """Forget everything, as new weights demand."""
-        self._donors.clear()
+        self._entries.clear()
         self._ended.clear()
 
 
-def _extend(donor: Donor, token_ids: list[int], length: int) -> int:
-    """Lengthen a prefix by what else the donor has cached of it."""
-    most = min(donor.cached, len(token_ids) - 1)
-    while length < most and donor.token_ids[length] == token_ids[length]:
+def _extend(entry: CachedPrefix, token_ids: list[int], length: int) -> int:
+    """Lengthen a prefix by what else the entry has cached of it."""
+    most = min(entry.cached, len(token_ids) - 1)
+    while length < most and entry.token_ids[length] == token_ids[length]:
         length += 1
     return length
 

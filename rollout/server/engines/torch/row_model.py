@@ -1,7 +1,7 @@
 """What one forward pass is asked to do, and what a model must offer to be asked.
 
 A pass takes one token of every decoding row and the next part of every prompt that is being
-prefilled. Rows are told by their lane, a small number a sequence keeps while it is cached.
+prefilled. Rows are told by their slot, a small number a sequence keeps while it is cached.
 
 Shapes: R decoding rows, V vocabulary.
 """
@@ -23,7 +23,7 @@ __all__ = ["Part", "RowModel", "Step"]
 class Part:
     """The next tokens of a prompt."""
 
-    lane: int
+    slot: int
     """Where they are cached."""
     start: int
     """Position of the first; those before it are cached."""
@@ -40,7 +40,7 @@ class Part:
 class Step:
     """One forward pass."""
 
-    lanes: list[int]
+    slots: list[int]
     """Of the decoding rows."""
     tokens_R: Tensor
     """int64; the token each of them feeds."""
@@ -53,10 +53,10 @@ class Step:
 
 
 class RowModel(Protocol):
-    """A language model that remembers keys and values by lane. Weights and caches are opaque."""
+    """A language model that remembers keys and values by slot. Weights and caches are opaque."""
 
     @property
-    def blends(self) -> bool:
+    def supports_mixed_batches(self) -> bool:
         """Whether parts ride in the pass of the decoding rows, instead of costing one."""
         ...
 
@@ -64,16 +64,16 @@ class RowModel(Protocol):
         """Run a pass; return the logits [R, V] of what follows the rows' tokens."""
         ...
 
-    def read(self, lane: int, positions: int) -> Any:
-        """Copy the first `positions` of a lane out."""
+    def read(self, slot: int, positions: int) -> Any:
+        """Copy the first `positions` of a slot out."""
         ...
 
-    def write(self, lane: int, cached: Any, positions: int) -> None:
-        """Fill an empty lane with the first `positions` of what `read` gave."""
+    def write(self, slot: int, cached: Any, positions: int) -> None:
+        """Fill an empty slot with the first `positions` of what `read` gave."""
         ...
 
-    def free(self, lanes: list[int]) -> None:
-        """Empty lanes."""
+    def free(self, slots: list[int]) -> None:
+        """Empty slots."""
         ...
 
     def read_weights(self, folder: Path) -> Any:
@@ -81,7 +81,7 @@ class RowModel(Protocol):
         ...
 
     def use_weights(self, weights: Any) -> None:
-        """Swap in what `read_weights` gave. Every lane must be empty."""
+        """Swap in what `read_weights` gave. Every slot must be empty."""
         ...
 
     def release(self) -> int:

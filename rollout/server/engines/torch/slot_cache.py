@@ -1,9 +1,9 @@
 """A slotted key/value cache that plugs into Hugging Face's own attention.
 
-Each lane owns one row of every layer's buffers. While the decoding rows are lanes 0 .. n-1, as they
+Each slot owns one row of every layer's buffers. While the decoding rows are slots 0 .. n-1, as they
 are whenever nothing ends early, attention reads a view; else it reads a copy of their rows.
 
-Shapes: L lanes, R rows of a pass, S new tokens of each, H key/value heads, T positions,
+Shapes: L slots, R rows of a pass, S new tokens of each, H key/value heads, T positions,
 D head size.
 """
 
@@ -26,10 +26,10 @@ _GROWTH = 256
 class Window:
     """Which part of the cache the current forward pass writes and reads."""
 
-    lanes_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    """Lane of each row."""
+    slots_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Slot of each row."""
     dense: int = 0
-    """R if the lanes are 0 .. R-1 in order, else 0."""
+    """R if the slots are 0 .. R-1 in order, else 0."""
     positions_RS: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     """The positions each row writes."""
     width: int = 0
@@ -39,10 +39,10 @@ class Window:
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """The buffers of one layer, allocated when the first keys show their shape."""
 
-    def __init__(self, window: Window, slots: int, most: int) -> None:
+    def __init__(self, window: Window, num_slots: int, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.window = window
-        self.slots = slots
+        self.num_slots = num_slots
         self.most = most
         self.capacity = 0
         self.keys_LHTD = self.values_LHTD = torch.empty(0)
@@ -55,7 +55,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def _buffer(self, like: Tensor, positions: int) -> Tensor:
         # Zeros, not empty: a masked position still enters 0 * value, and 0 * NaN is NaN.
-        return like.new_zeros(self.slots, like.shape[1], positions, like.shape[3])
+        return like.new_zeros(self.num_slots, like.shape[1], positions, like.shape[3])
 
     def reserve(self, positions: int) -> None:
         """Make room for `positions`, keeping what is stored."""
@@ -76,10 +76,10 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.lazy_initialization(key_states, value_states)
         window = self.window
         self.reserve(window.width)
-        lanes_R1 = window.lanes_R[:, None]
+        lanes_R1 = window.slots_R[:, None]
         self.keys_LHTD[lanes_R1, :, window.positions_RS] = key_states.transpose(1, 2)
         self.values_LHTD[lanes_R1, :, window.positions_RS] = value_states.transpose(1, 2)
-        rows = slice(window.dense) if window.dense else window.lanes_R
+        rows = slice(window.dense) if window.dense else window.slots_R
         keys, values = self.keys_LHTD[rows], self.values_LHTD[rows]
         return keys[:, :, : window.width], values[:, :, : window.width]
 
@@ -100,28 +100,28 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class SlotCache(Cache):
     """One `_SlotLayer` per model layer, all looking through the same `window`."""
 
-    def __init__(self, layers: int, slots: int, most: int) -> None:
-        """`slots` lanes of at most about `most` positions in each of `layers` layers.
+    def __init__(self, layers: int, num_slots: int, most: int) -> None:
+        """`num_slots` slots of at most about `most` positions in each of `layers` layers.
 
         Nothing is allocated until the first pass.
         """
         self.window = Window()
-        self._slot_layers = [_SlotLayer(self.window, slots, most) for _ in range(layers)]
+        self._slot_layers = [_SlotLayer(self.window, num_slots, most) for _ in range(layers)]
         super().__init__(layers=list(self._slot_layers))
 
-    def read(self, lane: int, positions: int) -> list[Tensor]:
-        """Copy the first positions of a lane, each layer's keys and values in turn."""
+    def read(self, slot: int, positions: int) -> list[Tensor]:
+        """Copy the first positions of a slot, each layer's keys and values in turn."""
         return [
-            buffer[lane, :, :positions].clone()
+            buffer[slot, :, :positions].clone()
             for layer in self._slot_layers
             for buffer in (layer.keys_LHTD, layer.values_LHTD)
         ]
 
-    def write(self, lane: int, cached: list[Tensor], positions: int) -> None:
-        """Fill a lane with the first positions of what `read` gave."""
+    def write(self, slot: int, cached: list[Tensor], positions: int) -> None:
+        """Fill a slot with the first positions of what `read` gave."""
         for number, layer in enumerate(self._slot_layers):
-            layer.keys_LHTD[lane, :, :positions] = cached[2 * number][:, :positions]
-            layer.values_LHTD[lane, :, :positions] = cached[2 * number + 1][:, :positions]
+            layer.keys_LHTD[slot, :, :positions] = cached[2 * number][:, :positions]
+            layer.values_LHTD[slot, :, :positions] = cached[2 * number + 1][:, :positions]
 
     @property
     def nbytes(self) -> int:

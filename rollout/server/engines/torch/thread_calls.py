@@ -35,11 +35,11 @@ class Mailbox:
         try:
             result = function()
         except Exception as error:
-            self.tell(_settle, answer, None, error)
+            self.notify(_settle, answer, None, error)
         else:
-            self.tell(_settle, answer, result, None)
+            self.notify(_settle, answer, result, None)
 
-    def tell(self, callback: Callable[..., object], *args: object) -> None:
+    def notify(self, callback: Callable[..., object], *args: object) -> None:
         """From the thread: call on the event loop, unless that has ended before its engine."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)

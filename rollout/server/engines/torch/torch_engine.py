@@ -28,7 +28,7 @@ from rollout.server.engines.engine import (
 )
 from rollout.server.engines.model_folder import check_model_folder
 from rollout.server.engines.torch.batch import Sequence
-from rollout.server.engines.torch.decode_loop import Decoder, Outbox
+from rollout.server.engines.torch.decode_loop import Decoder, SampledChunks
 from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
 
@@ -94,16 +94,16 @@ class TorchEngine:
             torch.set_num_threads(self._threads)
             decoder = self._load()
         except Exception as error:
-            self._mailbox.tell(started.set_exception, error)
+            self._mailbox.notify(started.set_exception, error)
             return
-        self._mailbox.tell(started.set_result, decoder)
+        self._mailbox.notify(started.set_result, decoder)
         try:
             with torch.inference_mode():
                 decoder.run()
         except Exception as error:
             failed = EngineFailed(f"the torch engine failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
-            self._mailbox.tell(self._fail, failed)
+            self._mailbox.notify(self._fail, failed)
 
     def _load(self) -> Decoder:
         model = load_model(
@@ -122,7 +122,7 @@ class TorchEngine:
             model,
             self._mailbox,
             self._deliver,
-            slots=self._max_running,
+            num_slots=self._max_running,
             stream_interval=self._stream_interval,
             prefill_tokens=self._prefill_tokens,
         )
@@ -160,11 +160,11 @@ class TorchEngine:
             del self._chunks[sequence]
             self._mailbox.post(lambda: decoder.cancel(sequence))
 
-    def _deliver(self, outbox: Outbox) -> None:
-        self._mailbox.tell(self._receive, outbox)
+    def _deliver(self, sampled: SampledChunks) -> None:
+        self._mailbox.notify(self._receive, sampled)
 
-    def _receive(self, outbox: Outbox) -> None:
-        for sequence, chunk in outbox:
+    def _receive(self, sampled: SampledChunks) -> None:
+        for sequence, chunk in sampled:
             chunks = self._chunks.get(sequence)
             if chunks is not None:
                 chunks.put_nowait(chunk)

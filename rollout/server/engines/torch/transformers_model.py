@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal language model, and run it by lanes.
+"""Load a Hugging Face causal language model, and run it by slots.
 
 Any architecture runs through its own transformers modules (`TransformersModel`). The Llama family,
 which most are, has a faster way of its own (`llama.LlamaModel`), taken if it computes the same.
@@ -55,16 +55,16 @@ class LoadedModel:
 
 def load_model(
     folder: Path,
-    slots: int,
+    num_slots: int,
     max_context: int | None = None,
     dtype: str = "auto",
     device: str = "auto",
 ) -> LoadedModel:
-    """Load `folder` for `slots` lanes. Raises `ValueError` if it is unusable.
+    """Load `folder` for `num_slots` slots. Raises `ValueError` if it is unusable.
 
     Args:
         folder: config.json, tokenizer, *.safetensors.
-        slots: lanes 0 .. slots-1 exist.
+        num_slots: slots 0 .. num_slots-1 exist.
         max_context: most tokens a sequence may have; by default what the model allows.
         dtype: "float32", "bfloat16" or "auto", bfloat16 on a GPU.
         device: "cpu", "cuda" or "auto", a GPU if there is one.
@@ -77,7 +77,7 @@ def load_model(
     model = _load(folder, _dtype(dtype, place), place)
     # Names and ties, before the model may go.
     names = storages(model.state_dict())
-    rows: RowModel = TransformersModel(model, config, names, slots, most)
+    rows: RowModel = TransformersModel(model, config, names, num_slots, most)
     if is_llama(config):
         with torch.inference_mode():
             faster = LlamaModel(model, names, most)
@@ -132,7 +132,7 @@ def _agree(
     for rows in (one, other):
         for start, end in ((0, 17), (17, len(tokens) - 1)):
             if tokens[start:end]:
-                part = Part(lane=0, start=start, token_ids=tokens[start:end])
+                part = Part(slot=0, start=start, token_ids=tokens[start:end])
                 rows.forward(_step([], [], [part], device))
         position = len(tokens) - 1
         results.append(rows.forward(_step([tokens[-1]], [position], [], device)))
@@ -145,7 +145,7 @@ def _agree(
 
 def _step(tokens: list[int], positions: list[int], parts: list[Part], device: torch.device) -> Step:
     return Step(
-        lanes=list(range(len(tokens))),
+        slots=list(range(len(tokens))),
         tokens_R=torch.tensor(tokens, dtype=torch.int64, device=device),
         positions_R=torch.tensor(positions, dtype=torch.int64, device=device),
         longest=max(positions, default=-1) + 1,
@@ -156,27 +156,27 @@ def _step(tokens: list[int], positions: list[int], parts: list[Part], device: to
 class TransformersModel:
     """A `RowModel` of any architecture: its own modules over a slotted cache."""
 
-    blends = False
+    supports_mixed_batches = False
 
     def __init__(
-        self, model: Any, config: Any, names: Storages, slots: int, max_context: int
+        self, model: Any, config: Any, names: Storages, num_slots: int, max_context: int
     ) -> None:
         """Run `model`, whose text configuration is `config`."""
         self._model = model
         self._names = names
         self._max_context = max_context
-        self._cache_size = (int(config.num_hidden_layers), slots, max_context)
+        self._cache_size = (int(config.num_hidden_layers), num_slots, max_context)
         self._cache = SlotCache(*self._cache_size)
 
     def forward(self, step: Step) -> Tensor | None:
         """One pass for the parts of each length, and one for the rows; their logits [R, V]."""
         for group in _groups(step.parts):
             self._fill(group)
-        if not step.lanes:
+        if not step.slots:
             return None
         width = -(-step.longest // _PROMPT) * _PROMPT
         logits_R1V = self._run(
-            self._model, step.lanes, step.tokens_R[:, None], step.positions_R[:, None], width
+            self._model, step.slots, step.tokens_R[:, None], step.positions_R[:, None], width
         ).logits
         return logits_R1V[:, 0]  # type: ignore[no-any-return]
 
@@ -197,15 +197,15 @@ class TransformersModel:
         positions_RS = (start_R1 + torch.arange(length, device=device)).clamp_(max=last)
         width = min(max(part.start for part in parts) + length, self._max_context)
         # The base model has no head: logits come from the pass that feeds the last token.
-        lanes = [part.lane for part in parts]
-        self._run(self._model.base_model, lanes, tokens_RS, positions_RS, width)
+        slots = [part.slot for part in parts]
+        self._run(self._model.base_model, slots, tokens_RS, positions_RS, width)
 
     def _run(
-        self, module: Any, lanes: list[int], tokens_RS: Tensor, positions_RS: Tensor, width: int
+        self, module: Any, slots: list[int], tokens_RS: Tensor, positions_RS: Tensor, width: int
     ) -> Any:
         window, device = self._cache.window, self._model.device
-        window.lanes_R = torch.tensor(lanes, device=device)
-        window.dense = len(lanes) if lanes == list(range(len(lanes))) else 0
+        window.slots_R = torch.tensor(slots, device=device)
+        window.dense = len(slots) if slots == list(range(len(slots))) else 0
         window.positions_RS, window.width = positions_RS, width
         hidden_RST = torch.arange(width, device=device) > positions_RS[..., None]
         dtype = self._model.dtype
@@ -217,16 +217,16 @@ class TransformersModel:
             use_cache=True,
         )
 
-    def read(self, lane: int, positions: int) -> list[Tensor]:
-        """Copy a lane's first positions."""
-        return self._cache.read(lane, positions)
+    def read(self, slot: int, positions: int) -> list[Tensor]:
+        """Copy a slot's first positions."""
+        return self._cache.read(slot, positions)
 
-    def write(self, lane: int, cached: list[Tensor], positions: int) -> None:
-        """Fill a lane."""
-        self._cache.write(lane, cached, positions)
+    def write(self, slot: int, cached: list[Tensor], positions: int) -> None:
+        """Fill a slot."""
+        self._cache.write(slot, cached, positions)
 
-    def free(self, lanes: list[int]) -> None:
-        """Nothing to do: whoever takes a lane overwrites it."""
+    def free(self, slots: list[int]) -> None:
+        """Nothing to do: whoever takes a slot overwrites it."""
 
     def read_weights(self, folder: Path) -> dict[str, Tensor]:
         """Read and check a checkpoint. Raises `WeightsError`."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from seamflow.errors import SeamflowError
 from seamflow.retry import retrying
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.weights.transport import Incoming, SourceLost, TransferError, for_each_missing
 from rollout.server.weights.transports import TransportContext
 from rollout.server.weights.transports.shard_stream import ShardReceiver
-
-if TYPE_CHECKING:
-    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 __all__ = ["Relay"]
 
@@ -30,7 +26,7 @@ class Relay:
 
     def __init__(self, context: TransportContext) -> None:
         self._context = context
-        self._stub: WeightServiceAsyncStub = WeightServiceStub(context.weights)  # type: ignore[assignment]
+        self._stub = async_stub(WeightServiceStub, context.weights)
         self._receiver = ShardReceiver(_NAME, context.config.weight_encodings)
         self._address = context.config.weight_relay_address or ""
 

@@ -68,10 +68,10 @@ class ShardStream:
     async def fetch(self, incoming: Incoming) -> None:
         """See `WeightTransport.fetch`; waits for a weights service that is away."""
         await for_each_missing(
-            incoming, self._streams, lambda file: self._persistently(incoming, file)
+            incoming, self._streams, lambda file: self._receive_when_available(incoming, file)
         )
 
-    async def _persistently(self, incoming: Incoming, file: WeightFile) -> None:
+    async def _receive_when_available(self, incoming: Incoming, file: WeightFile) -> None:
         backoff = Backoff()
         while True:
             try:

@@ -8,6 +8,7 @@ from random import Random
 
 import grpc.aio
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 
 from bench.harness import processes
 from scheduler.policy.allocation_policy import load_policy
@@ -46,7 +47,7 @@ async def play_real(setting: Setting, mixes: int = 100, variant: Variant | None 
         scheduler.start()
         await listening(scheduler)
         async with grpc.aio.insecure_channel(scheduler.address) as channel:
-            world = RealWorld(SchedulerServiceStub(channel))  # type: ignore[arg-type]
+            world = RealWorld(async_stub(SchedulerServiceStub, channel))
             for random in _randoms(setting, mixes, "mixes of gangs, over gRPC"):
                 verdict += await play(world, random)
                 await world.leave()

@@ -153,11 +153,11 @@ async def test_a_wrong_copy_would_be_noticed(
     """Negative control: with what is cached of another prompt, log-probs are not transformers'."""
     await collect(engine.generate(request(tuple(range(3, 43)))))
     index = engine._decoder._batch._prefixes  # type: ignore[union-attr]
-    donor = next(iter(index._ended))
-    donor.token_ids[:32] = prefix = list(range(13, 45))
+    entry = next(iter(index._ended))
+    entry.token_ids[:32] = prefix = list(range(13, 45))
     for key, length in _prefixes(prefix, 32):
-        donor.offers[key] = length
-        index._donors[key] = donor
+        entry.lengths[key] = length
+        index._entries[key] = entry
     prefilled.clear()
     asked = (*prefix, 9, 8)
     sampled = await collect(engine.generate(request(asked)))
@@ -192,7 +192,7 @@ async def test_a_long_prompt_is_prefilled_in_parts(folders: tuple[Path, Path]) -
     forward = rows.forward
 
     def counting(step: Step) -> torch.Tensor | None:
-        steps.append((len(step.lanes), sum(len(part.token_ids) for part in step.parts)))
+        steps.append((len(step.slots), sum(len(part.token_ids) for part in step.parts)))
         return forward(step)
 
     rows.forward = counting  # type: ignore[method-assign]

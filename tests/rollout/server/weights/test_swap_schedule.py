@@ -12,7 +12,7 @@ import pytest
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
-from rollout.server.weights.swap_schedule import Boundary, RollingOrder, Turns
+from rollout.server.weights.swap_schedule import RollingOrder, RunningTurns, SwapSchedule
 from services.chassis.rpc.server import started
 from services.weights.config import WeightsConfig
 from tests.rollout.server.client import expected_tokens, fake_config, read, serving
@@ -41,7 +41,7 @@ async def most_at_once(stack: AsyncExitStack, folder: Path, limit: int | None) -
     async def change(number: int) -> None:
         nonlocal inside, most
         order = RollingOrder(stub=stub, run_id="run", model="policy", server_id=f"s{number}")
-        async with Boundary(order=order if limit else None).reached():
+        async with SwapSchedule(order=order if limit else None).slot():
             inside += 1
             most = max(most, inside)
             await settle()
@@ -73,7 +73,7 @@ async def test_a_silent_weights_service_holds_no_update_back() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         stub: Any = WeightServiceStub(channel)
         order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
-        async with asyncio.timeout(10), Boundary(order=order, wait_seconds=0.1).reached():
+        async with asyncio.timeout(10), SwapSchedule(order=order, wait_seconds=0.1).slot():
             pass
 
 
@@ -105,7 +105,7 @@ async def test_a_place_is_kept_for_as_long_as_the_change_lasts() -> None:
     """It is asked for again and again before it expires, and no more once it is given back."""
     stub: Any = CountingOrder()
     order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
-    async with asyncio.timeout(10), Boundary(order=order).reached():
+    async with asyncio.timeout(10), SwapSchedule(order=order).slot():
         await stub.asked_thrice.wait()
     asked = stub.asked
     await settle()
@@ -116,17 +116,17 @@ async def test_a_refusal_for_good_is_not_asked_about_again() -> None:
     """The change goes on without an order, at once."""
     stub: Any = CountingOrder(grpc.StatusCode.PERMISSION_DENIED)
     order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
-    async with asyncio.timeout(10), Boundary(order=order, wait_seconds=1e6).reached():
+    async with asyncio.timeout(10), SwapSchedule(order=order, wait_seconds=1e6).slot():
         assert stub.asked == 1
 
 
 async def test_a_turn_boundary_waits_for_the_turns_that_run_and_no_others() -> None:
     """Turns that begin during the wait are not waited for: they would never all have ended."""
-    turns = Turns()
+    turns = RunningTurns()
     reached = asyncio.Event()
 
     async def change() -> None:
-        async with Boundary(turns=turns, wait_seconds=60).reached():
+        async with SwapSchedule(turns=turns, wait_seconds=60).slot():
             reached.set()
 
     with turns.running():
@@ -141,9 +141,9 @@ async def test_a_turn_boundary_waits_for_the_turns_that_run_and_no_others() -> N
 
 async def test_a_turn_that_does_not_end_is_not_waited_for_longer_than_told() -> None:
     """The deadline of the wait holds."""
-    turns = Turns()
+    turns = RunningTurns()
     with turns.running():
-        async with asyncio.timeout(10), Boundary(turns=turns, wait_seconds=0.05).reached():
+        async with asyncio.timeout(10), SwapSchedule(turns=turns, wait_seconds=0.05).slot():
             pass
 
 
