@@ -23,7 +23,7 @@ quickstart: $(VENV)/.quickstart ## Train an agent through every service, on this
 	$(RUN) services.launcher --config examples/quickstart/multiplexed.toml --name $(NAME) --seed $(SEED)
 
 quickstart-control: $(VENV)/.quickstart ## The same with shuffled rewards: nothing must be learned.
-	SEAMFLOW_TRAINER_SHUFFLE_REWARDS=true $(RUN) services.launcher \
+	SEAMFLOW_TRAINER_ALGORITHM__SHUFFLE_REWARDS=true $(RUN) services.launcher \
 		--config examples/quickstart/multiplexed.toml --name $(NAME)-shuffled --seed $(SEED)
 
 bench-quickstart: $(VENV)/.quickstart ## Three seeds in a row and the control; bench/results/quickstart.json.

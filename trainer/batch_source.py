@@ -33,13 +33,13 @@ class BatchSource:
         self, config: TrainerConfig, samples: SampleClient, nodes: NodeClient, num_ranks: int = 1
     ) -> None:
         self._samples, self._nodes = samples, nodes
-        self._stream_groups = config.stream_groups
+        self._stream_groups = config.batch.stream_groups
         self._start_groups = 0  # of the current step; 0: a full batch
-        self._reference_column = config.reference_column
-        self._chunk_tokens = num_ranks * config.micro_batch_tokens
-        self._timeout_seconds = config.batch_timeout_seconds or math.inf
-        self._min_groups = config.batch_min_groups
-        self._request_ahead_seconds = config.request_ahead_seconds
+        self._reference_column = config.algorithm.reference_column
+        self._chunk_tokens = num_ranks * config.batch.micro_batch_tokens
+        self._timeout_seconds = config.batch.timeout_seconds or math.inf
+        self._min_groups = config.batch.min_groups
+        self._request_ahead_seconds = config.gang.request_ahead_seconds
         self._timeouts = metrics.counter(
             "trainer", "batch_timeouts_total", "Waits that ended with a partial batch"
         )
@@ -50,7 +50,7 @@ class BatchSource:
     async def chunks(self, record: StepRecord) -> AsyncIterator[GradientChunk]:
         """Wait for a step's batch and the nodes, and lease the batch. `record` gets the seconds.
 
-        One chunk is the whole batch; with `stream_groups`, chunks follow as groups complete.
+        One chunk is the whole batch; with `batch.stream_groups`, chunks follow as groups complete.
         """
         timeout = BatchTimeout(
             time=time.time() + self._timeout_seconds, min_groups=self._min_groups

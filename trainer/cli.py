@@ -55,7 +55,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        device = DeviceLease(ranks, config.gang_nodes)
+        device = DeviceLease(ranks, config.gang.nodes)
         samples, nodes, publisher = await connect_services(config, stack)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers)
         servicer = TrainerServicer(config, trainer, device, ranks)
@@ -81,12 +81,12 @@ async def connect_services(
         weights,
         config.run_id,
         config.model,
-        phase_seconds=config.publish_phase_seconds,
-        adapter=adapter_settings(config) if config.publish == "adapter" else None,
+        phase_seconds=config.publish.phase_seconds,
+        adapter=adapter_settings(config) if config.publish.content == "adapter" else None,
     )
     return (
         SampleClient(samples, config.run_id),
-        NodeClient(nodes, config.run_id, config.gang_id, config.gang_nodes),
+        NodeClient(nodes, config.run_id, config.gang.id, config.gang.nodes),
         publisher,
     )
 

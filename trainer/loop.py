@@ -59,7 +59,7 @@ class Trainer:
         self._publisher = AsyncPublisher(
             config, publisher, samples, self._checkpointer, self._gather
         )
-        self._metrics = MetricsFile(config.metrics_file)
+        self._metrics = MetricsFile(config.tracking.metrics_file)
         self._trackers = trackers
 
     @property

@@ -69,7 +69,7 @@ class StepRunner:
         with record.phase("train"):
             answers = await self._ranks.do(Optimize(step=record.step))
         self._dump.finish(record.step, self._ranks.world_size, answers[0])
-        record.result(answers[0], self._config.reward)
+        record.result(answers[0], self._config.algorithm.reward)
         self.progress.step = record.step
         self.progress.record = record
 
@@ -85,13 +85,13 @@ class StepRunner:
             chunk.sequences,
             self._algorithm,
             self._config,
-            shuffle if self._config.shuffle_rewards else None,
+            shuffle if self._config.algorithm.shuffle_rewards else None,
         )
         shares = plan_micro_batches(
             chunk.sequences,
             advantages,
             num_ranks=self._ranks.world_size,
-            micro_batch_tokens=self._config.micro_batch_tokens,
+            micro_batch_tokens=self._config.batch.micro_batch_tokens,
             packed=self._ranks.packed,
             whole_groups=self._algorithm.whole_groups,
         )

@@ -52,9 +52,9 @@ def _in_turn() -> list[str]:
 
 
 def _settings(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    settings = {"SEAMFLOW_TRAINER_ALGORITHM": name}
+    settings = {"SEAMFLOW_TRAINER_ALGORITHM__NAME": name}
     if name == "dr_grpo":
-        settings["SEAMFLOW_TRAINER_LOSS_LENGTH"] = str(_MOST_TOKENS)
+        settings["SEAMFLOW_TRAINER_ALGORITHM__LOSS_LENGTH"] = str(_MOST_TOKENS)
     if name in _REFERENCES:
         if "dapo" not in runs:
             raise SystemExit(f"{name}: it needs a folder of dapo's run, put that before it")

@@ -139,10 +139,10 @@ def settings(condition: Condition, *, steps: int, learning_rate: float) -> dict[
     """What a run of the condition is told, as SEAMFLOW_<TABLE>_<NAME>."""
     return {
         "SEAMFLOW_LAUNCHER_MAX_STALENESS": str(condition.bound),
-        "SEAMFLOW_TRAINER_IMPORTANCE": "truncate" if condition.corrected else "none",
-        "SEAMFLOW_TRAINER_ALGORITHM": "bench.quickstart.lag:HeldBack",
+        "SEAMFLOW_TRAINER_ALGORITHM__IMPORTANCE": "truncate" if condition.corrected else "none",
+        "SEAMFLOW_TRAINER_ALGORITHM__NAME": "bench.quickstart.lag:HeldBack",
         "SEAMFLOW_TRAINER_NUM_STEPS": str(steps),
-        "SEAMFLOW_TRAINER_LEARNING_RATE": str(learning_rate),
+        "SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE": str(learning_rate),
     }
 
 

@@ -77,7 +77,7 @@ def run(
     config = f"examples/quickstart/{mode}.toml"
     arguments = ["--config", config, "--name", name, "--seed", str(seed)]
     command = [sys.executable, "-m", "services.launcher", *arguments]
-    extra = {"SEAMFLOW_TRAINER_SHUFFLE_REWARDS": "true"} if shuffled else {}
+    extra = {"SEAMFLOW_TRAINER_ALGORITHM__SHUFFLE_REWARDS": "true"} if shuffled else {}
     subprocess.run(command, env={**os.environ, **extra, **environment}, check=True)
     summary: dict[str, Any] = json.loads(Path("runs", name, "summary.json").read_text())
     return summary

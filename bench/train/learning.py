@@ -123,7 +123,7 @@ def _that_reached(
 def _ours(options: Options, rate: float, seed: int) -> tuple[Learning, Path]:
     """The quickstart; how it went, and the folder with what it began from."""
     settings = {
-        "SEAMFLOW_TRAINER_LEARNING_RATE": str(rate),
+        "SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE": str(rate),
         "SEAMFLOW_TRAINER_NUM_STEPS": str(options.steps),
     }
     summary = seeds.run(options.mode, seed, kind=f"bench-train-{rate:g}", environment=settings)

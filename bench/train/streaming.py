@@ -291,13 +291,15 @@ class _Bench:
             "SEAMFLOW_LAUNCHER_CONCURRENCY": str(step_rollouts * (staleness + 1)),
             "SEAMFLOW_TRAINER_NUM_STEPS": in_all,
             # The only checkpoint is written with the last step, which does not count.
-            "SEAMFLOW_TRAINER_CHECKPOINT_EVERY": in_all,
+            "SEAMFLOW_TRAINER_CHECKPOINT__EVERY": in_all,
         }
         if side == WHOLE:  # with the trainer's own budget: one pass for all groups is cheapest
             return settings
         return settings | {
-            "SEAMFLOW_TRAINER_STREAM_GROUPS": str(self._options.stream_groups),
-            "SEAMFLOW_TRAINER_MICRO_BATCH_TOKENS": str(part_tokens(self._rules["group_size"])),
+            "SEAMFLOW_TRAINER_BATCH__STREAM_GROUPS": str(self._options.stream_groups),
+            "SEAMFLOW_TRAINER_BATCH__MICRO_BATCH_TOKENS": str(
+                part_tokens(self._rules["group_size"])
+            ),
         }
 
 

@@ -133,7 +133,7 @@ class _Bench:
         # TRL saves nothing in a run: one checkpoint, with the last step, which does not count.
         settings = {
             "SEAMFLOW_TRAINER_NUM_STEPS": in_all,
-            "SEAMFLOW_TRAINER_CHECKPOINT_EVERY": in_all,
+            "SEAMFLOW_TRAINER_CHECKPOINT__EVERY": in_all,
             "SEAMFLOW_LAUNCHER_NODES": ",".join(_nodes(self._options.mode)),
         }
         # A Redis that runs elsewhere would not be counted: the run starts its own.

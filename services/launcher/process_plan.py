@@ -193,7 +193,9 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
 
 
 def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
-    reference = {} if config.reference is None else {"reference_column": REFERENCE_COLUMN}
+    reference = (
+        {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
+    )
     environment = _environment(
         "trainer",
         port=layout.ports["trainer"],
@@ -202,8 +204,8 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         trajectory_manager=layout.address("trajectory_manager"),
         weights=layout.address("weights"),
         scheduler=layout.address("scheduler"),
-        checkpoint_folder=layout.folder / "checkpoints",
-        metrics_file=layout.folder / "metrics.jsonl",
+        checkpoint__folder=layout.folder / "checkpoints",
+        tracking__metrics_file=layout.folder / "metrics.jsonl",
         seed=config.seed,
         # Started again it goes on; an older run's checkpoint cannot be here without --resume.
         resume="true",

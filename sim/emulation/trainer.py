@@ -118,10 +118,10 @@ class EmulatedGang:
 async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     """The trainer's own loop and service around an emulated gang."""
     emulation = Emulation(**json.loads((config.model / "emulation.json").read_text()))
-    file = config.checkpoint_folder.parent / "gang.jsonl"
-    gang = EmulatedGang(load_costs(), emulation, config.gang_nodes, config.publish_every, file)
+    file = config.checkpoint.folder.parent / "gang.jsonl"
+    gang = EmulatedGang(load_costs(), emulation, config.gang.nodes, config.publish.every, file)
     async with AsyncExitStack() as stack:
-        device = DeviceLease(gang, config.gang_nodes)  # type: ignore[arg-type]
+        device = DeviceLease(gang, config.gang.nodes)  # type: ignore[arg-type]
         samples, nodes, publisher = await connect_services(config, stack)
         trainer = Trainer(config, gang, device, samples, nodes, publisher, Trackers(config))  # type: ignore[arg-type]
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]

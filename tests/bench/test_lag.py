@@ -56,7 +56,7 @@ def off_policy_tokens(seed: int) -> PolicyTokens:
 
 def trainer_config(*given: str) -> TrainerConfig:
     """The quickstart's, with what the environment says."""
-    needed = ("--run-id", "r", "--model", "m", "--checkpoint-folder", "c")
+    needed = ("--run-id", "r", "--model", "m", "--checkpoint.folder", "c")
     return load(TrainerConfig, "trainer", ["--config", CONFIG, *needed, *given])
 
 
@@ -89,7 +89,11 @@ def test_a_condition_reaches_the_run_and_its_trainer(monkeypatch: pytest.MonkeyP
     launcher = load(LauncherConfig, "launcher", ["--config", CONFIG])
     assert (launcher.max_staleness, launcher.prepare) == (8, "examples.quickstart.prepare")
     config = trainer_config()
-    assert (config.importance, config.num_steps, config.learning_rate) == ("none", 12, 0.5)
+    assert (config.algorithm.importance, config.num_steps, config.optimizer.learning_rate) == (
+        "none",
+        12,
+        0.5,
+    )
     assert isinstance(make_algorithm(config), HeldBack)
 
 
@@ -112,10 +116,13 @@ def test_a_trainer_that_is_held_back_computes_the_same(monkeypatch: pytest.Monke
     monkeypatch.setattr(lag.time, "sleep", slept.append)
     tokens, losses = off_policy_tokens(0), []
     for importance in ("truncate", "none"):
-        usual = make_algorithm(trainer_config("--importance", importance))
+        usual = make_algorithm(trainer_config("--algorithm.importance", importance))
         ours = make_algorithm(
             trainer_config(
-                "--importance", importance, "--algorithm", "bench.quickstart.lag:HeldBack"
+                "--algorithm.importance",
+                importance,
+                "--algorithm.name",
+                "bench.quickstart.lag:HeldBack",
             )
         )
         losses.append(ours.loss(tokens).loss.item())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,11 @@ from services.node_agent import procfs
 from tests.node_agent.scripted_scheduler import ScriptedScheduler
 from tests.redis_server import free_port
 from tests.scheduler.support import ROOT, RUN, Process
+
+
+def as_json(toml: str) -> str:
+    """A TOML value as JSON, the form that flags and variables take."""
+    return json.dumps(tomllib.loads(f"value = {toml}")["value"])
 
 
 class Entry(NamedTuple):
@@ -54,8 +61,8 @@ class Node:
             run_id=RUN,
             capability_tags=",".join(self.ports),
             scheduler=f"127.0.0.1:{self._scheduler_port}",
-            workers=f"[{', '.join(workers)}]",
-            processes=f"{{{', '.join(self._process(name) for name in self.ports)}}}",
+            workers=as_json(f"[{', '.join(workers)}]"),
+            processes=as_json(f"{{{', '.join(self._process(name) for name in self.ports)}}}"),
             state_folder=self.folder / self.state,
             recheck_seconds=0.2,
         )

@@ -68,8 +68,12 @@ def _node(folder: Path, name: str, port: int, scheduler_port: int) -> Process:
         "fake-vocab-size": 200,
     }
     words = [sys.executable, "-m", "rollout.server", *(f"--{k}={v}" for k, v in flags.items())]
-    quoted = ", ".join(f'"{word}"' for word in words)
     path = os.pathsep.join([str(ROOT / "sdk"), str(ROOT)])
+    server = {
+        "command": words,
+        "address": f"127.0.0.1:{port}",
+        "environment": {"PYTHONPATH": path},
+    }
     return Process(
         "services.node_agent",
         folder,
@@ -78,8 +82,7 @@ def _node(folder: Path, name: str, port: int, scheduler_port: int) -> Process:
         capability_tags="rollout",
         scheduler=f"127.0.0.1:{scheduler_port}",
         rollout_server=f"127.0.0.1:{port}",
-        processes=f'{{server = {{command = [{quoted}], address = "127.0.0.1:{port}", '
-        f'environment = {{PYTHONPATH = "{path}"}}}}}}',
+        processes=json.dumps({"server": server}),
         state_folder=folder / "state",
     )
 

@@ -25,7 +25,7 @@ class RecordingSampleClient(SampleClient):
     ) -> sample_pb.LeaseSamplesResponse | None:
         """See `SampleClient.lease`."""
         leased = await super().lease(step, base_weight_version, min_groups)
-        checkpoints = Path(os.environ["SEAMFLOW_TRAINER_CHECKPOINT_FOLDER"])
+        checkpoints = Path(os.environ["SEAMFLOW_TRAINER_CHECKPOINT__FOLDER"])
         with (checkpoints.parent / LEASED).open("a") as file:
             for sample in leased.samples if leased is not None else ():
                 record = {

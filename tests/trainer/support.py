@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,43 @@ import numpy as np
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from trainer.config import TrainerConfig
+
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 16
 # Neither are all tokens alike nor are they their own denominator, as they would be by default.
 JOB_CONFIG = {
     "dtype": "float64",
-    "learning_rate": 3e-3,
-    "micro_batch_tokens": 60,
-    "algorithm": "grpo",
+    "optimizer__learning_rate": 3e-3,
+    "batch__micro_batch_tokens": 60,
+    "algorithm__name": "grpo",
 }
 
 ROUNDING = 1e-6
 """Of weights and losses after a few steps in float64: the model normalises in float32, and what is
 computed once, or together, depends on the micro-batch."""
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of nested tables: {"lora__rank": 4} is {"lora": {"rank": 4}}."""
+    tables: dict[str, Any] = {}
+    for path, value in settings.items():
+        table, _, name = path.rpartition("__")
+        (tables.setdefault(table, {}) if table else tables)[name] = value
+    return tables
+
+
+def trainer_config(**settings: Any) -> TrainerConfig:
+    """Trainer settings; those of nested tables as `optimizer__learning_rate`."""
+    return TrainerConfig.model_validate(nested(settings))
+
+
+def changed(config: TrainerConfig, **settings: Any) -> TrainerConfig:
+    """A copy with other settings."""
+    given = config.model_dump()
+    for name, value in nested(settings).items():
+        given[name] = {**given[name], **value} if isinstance(value, dict) else value
+    return TrainerConfig.model_validate(given)
 
 
 def make_model(folder: Path, seed: int = 0) -> Path:

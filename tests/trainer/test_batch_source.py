@@ -16,15 +16,15 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.metrics import counter
 from tests.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
+from tests.trainer.support import trainer_config
 from trainer import batch_source
 from trainer.batch_progress import BatchProgress
 from trainer.batch_source import BatchSource
 from trainer.clients import NodeClient
-from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepRecord
 
-OVER = {"batch_timeout_seconds": 1e-9}
+OVER = {"batch__timeout_seconds": 1e-9}
 """By the first look."""
 
 
@@ -125,7 +125,7 @@ async def waited(
     tmp_path: Path, first: list[int], second: list[int], return_seconds: float, **fields: Any
 ) -> tuple[list[str], FakeSampleClient]:
     """The calls for the second of two batches, and what there was of it."""
-    config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **fields)
+    config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **fields)
     samples, nodes = FakeSampleClient(*first, *second), FakeNodeClient(return_seconds)
     batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
     for step in (1, 2):
@@ -152,7 +152,9 @@ async def test_nodes_that_came_too_early_are_given_back_once_more(
     assert calls == ["release for 2: 28/32", "ask ahead", "give back", "acquire for 2"]
 
 
-@pytest.mark.parametrize(("fields", "way"), [({"request_ahead_seconds": 0.0}, 60.0), ({}, 0.0)])
+@pytest.mark.parametrize(
+    ("fields", "way"), [({"gang__request_ahead_seconds": 0.0}, 60.0), ({}, 0.0)]
+)
 async def test_nodes_are_not_asked_for_ahead_when_that_is_switched_off(
     tmp_path: Path, fields: dict[str, float], way: float
 ) -> None:
@@ -180,10 +182,10 @@ async def test_a_timeout_asks_for_the_nodes_once_anything_is_complete(tmp_path: 
 
 async def test_the_least_part_can_be_set(tmp_path: Path) -> None:
     """Also the lease keeps to it: groups may grow too old on the way."""
-    _, samples = await waited(tmp_path, [8], [2, 4], 60.0, batch_min_groups=3, **OVER)
+    _, samples = await waited(tmp_path, [8], [2, 4], 60.0, batch__min_groups=3, **OVER)
     assert samples.leased == [(8, 0), (4, 3)]
-    with pytest.raises(ValueError, match="give batch_timeout_seconds too"):
-        await waited(tmp_path, [8], [8], 60.0, batch_min_groups=3)
+    with pytest.raises(ValueError, match=r"give batch\.timeout_seconds too"):
+        await waited(tmp_path, [8], [8], 60.0, batch__min_groups=3)
 
 
 async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
     Trained groups that are replayed are no work of generation. The first release of a trainer's
     life tells nothing: what the one before it leased since its last release is not known.
     """
-    config = TrainerConfig(run_id="run", model=tmp_path, checkpoint_folder=tmp_path, **OVER)
+    config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **OVER)
     samples, nodes = FakeSampleClient(8, 0, 8, 9, 0, 3, 0, 8), FakeNodeClient(60.0)
     batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
     for step in (1, 2, 3, 4, 5):
@@ -211,8 +213,8 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
     tmp_path: Path, shared: bool, begins: int
 ) -> None:
     """Or nobody would bring the rest: then the batch stays whole."""
-    config = TrainerConfig(
-        run_id="run", model=tmp_path, checkpoint_folder=tmp_path, stream_groups=3
+    config = trainer_config(
+        run_id="run", model=tmp_path, checkpoint__folder=tmp_path, batch__stream_groups=3
     )
     samples, nodes = FakeSampleClient(8, 1, 3, 8), FakeNodeClient(0.0, shared)
     batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
@@ -225,7 +227,7 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
 
 async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:
     """The real scheduler takes the node out of rollout, though the batch never becomes whole."""
-    config = TrainerConfig(run_id=RUN, model=tmp_path, checkpoint_folder=tmp_path, **OVER)
+    config = trainer_config(run_id=RUN, model=tmp_path, checkpoint__folder=tmp_path, **OVER)
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         rollout = await register(stub, "both", *BOTH)
         await heartbeat(stub, "both", rollout.epoch)

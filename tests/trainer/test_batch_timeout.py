@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.trainer.training import Training, groups, other_run
 from trainer.batch_progress import BatchProgress
 
-OVER = {"batch_timeout_seconds": 1e-9}
+OVER = {"batch__timeout_seconds": 1e-9}
 """The wait is too long from its beginning on."""
 
 

@@ -22,7 +22,14 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from tests.trainer.services import Neighbours
-from tests.trainer.support import JOB_CONFIG, ROOT, environment, make_samples, read_lines
+from tests.trainer.support import (
+    JOB_CONFIG,
+    ROOT,
+    environment,
+    make_samples,
+    read_lines,
+    trainer_config,
+)
 from trainer.cli import build
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
@@ -48,10 +55,13 @@ class Child:
         self.metrics_file = folder / "metrics.jsonl"
         self._arguments = [
             *("--run-id", "r", "--model", str(model)),
-            *("--checkpoint-folder", str(folder / "checkpoints")),
+            *("--checkpoint.folder", str(folder / "checkpoints")),
             *("--trajectory-manager", neighbours.address, "--weights", neighbours.address),
-            *("--metrics-file", str(self.metrics_file), "--exit-when-finished", "true"),
-            *(f"--{name.replace('_', '-')}={value}" for name, value in JOB_CONFIG.items()),
+            *("--tracking.metrics-file", str(self.metrics_file), "--exit-when-finished"),
+            *(
+                f"--{name.replace('__', '.').replace('_', '-')}={value}"
+                for name, value in JOB_CONFIG.items()
+            ),
         ]
 
     async def start(self, *extra: str, launcher: tuple[str, ...] = ()) -> None:
@@ -145,7 +155,7 @@ async def test_a_crash_between_checkpoint_and_commit_trains_each_sample_once(
     assert code == -signal.SIGKILL, output
     assert ledger.committed == 2
 
-    await child.start("--num-steps", "10", "--resume", "true")
+    await child.start("--num-steps", "10", "--resume")
     code, output = await child.finish()
     assert code == 0, output
     assert ledger.committed == 10
@@ -170,7 +180,7 @@ async def test_a_checkpoint_lost_after_its_commit_is_noticed(
     async with build(config) as service:
         await service.background[0]()
     before = read_lines(tmp_path / "metrics.jsonl")[-1]["sample_ids"]
-    shutil.rmtree(config.checkpoint_folder / "step_000000003")
+    shutil.rmtree(config.checkpoint.folder / "step_000000003")
     async with build(config.replace(resume=True)) as service:
         await service.background[0]()
     records = read_lines(tmp_path / "metrics.jsonl")
@@ -216,7 +226,7 @@ async def test_a_put_off_publish_is_due_at_the_next_step(
 ) -> None:
     """Also where that step would not publish by itself."""
     neighbours.ledger.num_refused = 1
-    config = in_process(tmp_path, model, neighbours, num_steps=4, publish_every=2)
+    config = in_process(tmp_path, model, neighbours, num_steps=4, publish__every=2)
     async with build(config) as service:
         await service.background[0]()
     assert [manifest.step for manifest in neighbours.weights.manifests] == [3, 4]
@@ -228,7 +238,7 @@ async def test_leases_are_kept_alive_until_they_are_committed(
     """Waiting for step 3, with the leases of steps 1 and 2 uncommitted, it extends them."""
     ledger = neighbours.ledger
     ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
-    config = in_process(tmp_path, model, neighbours, num_steps=4, checkpoint_every=4)
+    config = in_process(tmp_path, model, neighbours, num_steps=4, checkpoint__every=4)
     async with build(config) as service, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(service.background[1]())
         training = tasks.create_task(service.background[0]())
@@ -257,7 +267,7 @@ async def test_a_checkpoint_asked_for_during_a_step_is_of_that_step(
         return do(worker, command)
 
     monkeypatch.setattr(Worker, "do", gated)
-    config = in_process(tmp_path, model, neighbours, num_steps=6, checkpoint_every=6, **JOB_CONFIG)
+    config = in_process(tmp_path, model, neighbours, num_steps=6, checkpoint__every=6, **JOB_CONFIG)
     async with build(config) as service:
         [(_, servicer)] = service.servicers
         training = asyncio.create_task(service.background[0]())
@@ -272,7 +282,7 @@ async def test_a_checkpoint_asked_for_during_a_step_is_of_that_step(
         assert [response.step for response in await saving] == [5, 5]
         assert neighbours.ledger.committed == 5
         await training
-    saved = config.checkpoint_folder / "step_000000005"
+    saved = config.checkpoint.folder / "step_000000005"
     state = json.loads((saved / "state.json").read_text())
     assert (state["step"], state["record"]["step"]) == (5, 5)
     straight = straight_run / "checkpoints" / saved.name
@@ -289,7 +299,7 @@ async def test_a_checkpoint_gives_back_nodes_that_it_took_while_they_were_lent(
     lender, ledger = neighbours.lender, neighbours.ledger
     ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
     config = in_process(
-        tmp_path, model, neighbours, num_steps=3, checkpoint_every=3, scheduler=neighbours.address
+        tmp_path, model, neighbours, num_steps=3, checkpoint__every=3, scheduler=neighbours.address
     )
     async with build(config) as service:
         [(_, servicer)] = service.servicers
@@ -317,11 +327,11 @@ def in_process(
     folder: Path, model: Path, neighbours: Neighbours, **values: object
 ) -> TrainerConfig:
     """The config of a trainer that runs in the test's own process."""
-    return TrainerConfig(
+    return trainer_config(
         run_id="r",
         model=model,
-        checkpoint_folder=folder / "checkpoints",
-        metrics_file=folder / "metrics.jsonl",
+        checkpoint__folder=folder / "checkpoints",
+        tracking__metrics_file=folder / "metrics.jsonl",
         trajectory_manager=neighbours.address,
         weights=neighbours.address,
         **values,

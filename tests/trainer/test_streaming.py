@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from services.chassis.errors import ConfigError
-from tests.trainer.support import ROUNDING, make_samples
+from tests.trainer.support import ROUNDING, make_samples, trainer_config
 from tests.trainer.training import Training, groups, other_run
 from trainer import batch_source, clients
 from trainer.algorithms.base import make_algorithm
@@ -24,7 +24,7 @@ from trainer.data.token_sequence import sequence
 from trainer.policy.commands import Accumulate
 from trainer.rank_group import RankGroup
 
-STREAMED: dict[str, Any] = {"stream_groups": 1, "micro_batch_tokens": 8}
+STREAMED: dict[str, Any] = {"batch__stream_groups": 1, "batch__micro_batch_tokens": 8}
 """A group of two rollouts has 12 tokens to compute: each is a part."""
 
 
@@ -87,7 +87,7 @@ async def test_without_streaming_a_step_begins_with_its_last_group(
 ) -> None:
     """Negative control: the same agents, and all is one part."""
     await training.begin("a", "b", "c")
-    async with going_on(training, 1, micro_batch_tokens=8):
+    async with going_on(training, 1, batch__micro_batch_tokens=8):
         await training.play(4)
         await asyncio.sleep(0.3)
         assert not parts
@@ -99,7 +99,7 @@ async def test_a_streamed_step_is_the_step_of_its_batch(training: Training, tmp_
     """To rounding, in float64, over three steps."""
     names = [f"t{number}" for number in range(9)]
     whole = other_run(training, tmp_path / "whole")
-    for run, values in ((training, STREAMED), (whole, {"micro_batch_tokens": 8})):
+    for run, values in ((training, STREAMED), (whole, {"batch__micro_batch_tokens": 8})):
         await run.begin(*names, max_staleness=3)
         await run.play(18)
         await run.train(3, dtype="float64", **values)
@@ -138,7 +138,7 @@ async def test_a_timeout_closes_an_open_step(
     now = [0.0]
     monkeypatch.setattr(batch_source, "time", SimpleNamespace(time=lambda: now[0]))
     monkeypatch.setattr(clients, "_LEASE_POLL_SECONDS", 0.05)
-    values = {"batch_timeout_seconds": 100.0, "batch_min_groups": 2, **STREAMED}
+    values = {"batch__timeout_seconds": 100.0, "batch__min_groups": 2, **STREAMED}
     await training.begin("a", "b", "c")
     async with going_on(training, 1, **values) as records:
         await training.play(2)
@@ -155,7 +155,7 @@ async def test_pages_cut_no_group(
 ) -> None:
     """Each sample comes in a page of its own, and the wait is over from its beginning on."""
     monkeypatch.setattr(clients, "_PAGE_BYTES", 1)
-    values = {"batch_timeout_seconds": 1e-9, "batch_min_groups": 3, **STREAMED}
+    values = {"batch__timeout_seconds": 1e-9, "batch__min_groups": 3, **STREAMED}
     await training.begin("a", "b", "c", "d")
     await training.play(6)
     (record,) = await training.train(1, **values)
@@ -175,7 +175,7 @@ async def test_an_open_step_is_no_batch_for_a_trainer_that_waits_for_all(
     again = training.samples()
     await again.reconcile(0)
     assert await again.progress(1, 0) == BatchProgress(1, 3)
-    (first,) = await training.train(1, batch_timeout_seconds=1e-9)
+    (first,) = await training.train(1, batch__timeout_seconds=1e-9)
     assert groups(first) == ["a/0", "a/1"]
 
 
@@ -210,12 +210,12 @@ def test_what_compares_a_whole_step_cannot_be_streamed_to(tmp_path: Path) -> Non
     """The message names the setting, the value and the cure."""
 
     def config(algorithm: str) -> TrainerConfig:
-        return TrainerConfig(
+        return trainer_config(
             run_id="r",
             model=tmp_path,
-            checkpoint_folder=tmp_path,
-            algorithm=algorithm,
-            stream_groups=2,
+            checkpoint__folder=tmp_path,
+            algorithm__name=algorithm,
+            batch__stream_groups=2,
         )
 
     make_algorithm(config("rloo"))

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from services.chassis.rpc.server import Service
 from tests.trainer.services import Neighbours
-from tests.trainer.support import read_lines
+from tests.trainer.support import read_lines, trainer_config
 from tests.trajectory_manager.client import RULES, Client
 from trainer.cli import build
 from trainer.clients import SampleClient
-from trainer.config import TrainerConfig
 
 
 class Training:
@@ -66,15 +65,15 @@ class Training:
         """A trainer that does not train yet."""
         weights = Neighbours(self._folder / "weights")
         async with weights.serving():
-            config = TrainerConfig(
+            config = trainer_config(
                 run_id=self.client.run_id,
                 model=self.model,
-                checkpoint_folder=self.checkpoints,
-                metrics_file=self.metrics_file,
+                checkpoint__folder=self.checkpoints,
+                tracking__metrics_file=self.metrics_file,
                 trajectory_manager=f"127.0.0.1:{self.port}",
                 weights=weights.address,
                 num_steps=num_steps,
-                learning_rate=3e-3,
+                optimizer__learning_rate=3e-3,
                 resume=True,
                 **values,
             )

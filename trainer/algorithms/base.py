@@ -70,7 +70,7 @@ class PolicyTokens:
     weights_BT: torch.Tensor
     """Weight of its loss; see `TokenWeights`."""
     reference_logprobs_BT: torch.Tensor
-    """Log-prob under a frozen model, from the column `reference_column`; 0 without one."""
+    """Log-prob under a frozen model, from `algorithm.reference_column`; 0 without one."""
     staleness_BT: torch.Tensor
     """Versions published since the weights it was sampled with."""
     loss_mask_BT: torch.Tensor
@@ -148,21 +148,22 @@ ALGORITHMS = {
 
 
 def make_algorithm(config: TrainerConfig) -> Algorithm:
-    """The algorithm that `config.algorithm` names: a built-in, or "package.module:Name".
+    """The algorithm that `config.algorithm.name` names: a built-in, or "package.module:Name".
 
     Raises:
         ConfigError: it does not exist, rejects a setting, or cannot be streamed.
     """
-    algorithm: Algorithm = plugins.make("algorithm", config.algorithm, ALGORITHMS, config)
+    algorithm: Algorithm = plugins.make("algorithm", config.algorithm.name, ALGORITHMS, config)
     for name in ("whole_step", "whole_groups", "critic"):
         if not hasattr(algorithm, name):
             raise ConfigError(
-                f"algorithm {config.algorithm} has no attribute {name}: set it to True or False, "
-                "see trainer.algorithms.base.Algorithm"
+                f"algorithm {config.algorithm.name} has no attribute {name}: set it to True or "
+                "False, see trainer.algorithms.base.Algorithm"
             )
-    if config.stream_groups and algorithm.whole_step:
+    if config.batch.stream_groups and algorithm.whole_step:
         raise ConfigError(
-            f"stream_groups is {config.stream_groups}: {config.algorithm} compares the rewards of "
-            "a whole step, set it to 0 or use an algorithm that compares within groups"
+            f"batch.stream_groups is {config.batch.stream_groups}: {config.algorithm.name} "
+            "compares the rewards of a whole step, set it to 0 or use an algorithm that compares "
+            "within groups"
         )
     return algorithm

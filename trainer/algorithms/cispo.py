@@ -24,15 +24,15 @@ def build(config: TrainerConfig) -> PolicyGradient:
     Raises:
         ValueError: `importance` is not "truncate".
     """
-    if config.importance != "truncate":
+    if config.algorithm.importance != "truncate":
         raise ValueError(
-            f"importance is {config.importance!r}: cispo truncates ratios at 1 + clip_high, "
-            "leave it at 'truncate'"
+            f"algorithm.importance is {config.algorithm.importance!r}: cispo truncates ratios at "
+            "1 + clip_high, leave it at 'truncate'"
         )
-    high = 0.28 if config.clip_high is None else config.clip_high
+    high = 0.28 if config.algorithm.clip_high is None else config.algorithm.clip_high
     return PolicyGradient.of(
         config,
-        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        baseline=partial(standardised, epsilon=config.algorithm.advantage_epsilon),
         importance=Correction(way="truncate", floor=0.0, cap=1 + high),
         aggregation="token_mean",
         of_logprobs=True,

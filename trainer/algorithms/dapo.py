@@ -22,7 +22,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
-        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        baseline=partial(standardised, epsilon=config.algorithm.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.28),
         aggregation="token_mean",
     )

@@ -24,7 +24,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
-        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        baseline=partial(standardised, epsilon=config.algorithm.advantage_epsilon),
         importance=Correction.of(config),
         aggregation="token_mean",
     )

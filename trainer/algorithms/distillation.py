@@ -5,7 +5,7 @@
 
 A_t and rho carry no gradient: in expectation this is the gradient of -KL(pi_theta || pi_teacher),
 token by token (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). The teacher's log-probs are the
-column `reference_column`; rewards are reported but not trained on.
+column `algorithm.reference_column`; rewards are reported but not trained on.
 """
 # ruff: noqa: N803, N806 -- arrays carry shape suffixes
 
@@ -33,11 +33,11 @@ class Distillation:
         """Build the algorithm from `config`.
 
         Raises:
-            ValueError: `reference_column` is not set.
+            ValueError: `algorithm.reference_column` is not set.
         """
-        if not config.reference_column:
+        if not config.algorithm.reference_column:
             raise ValueError(
-                "reference_column is not set: give the column with the teacher's log-probs"
+                "algorithm.reference_column is not set: give the column of the teacher's log-probs"
             )
         self._gradient = PolicyGradient.of(
             config,
@@ -52,7 +52,7 @@ class Distillation:
         return self._gradient.advantages(rollouts)
 
     def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
-        """Every token of the step counts the same, unless `loss_weights` is set."""
+        """Every token of the step counts the same, unless `algorithm.loss_aggregation` is set."""
         return self._gradient.token_weights(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:

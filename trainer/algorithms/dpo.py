@@ -22,7 +22,7 @@ __all__ = ["build"]
 
 def build(config: TrainerConfig) -> GroupwiseObjective:
     """Build the algorithm from `config`."""
-    return GroupwiseObjective(config, partial(_group_losses, beta=config.kl_beta))
+    return GroupwiseObjective(config, partial(_group_losses, beta=config.algorithm.beta))
 
 
 def _group_losses(rollouts: WholeRollouts, beta: float) -> torch.Tensor:

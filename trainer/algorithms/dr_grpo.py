@@ -4,7 +4,8 @@
     J = 1/R sum_r 1/L sum_t min(rho_t * A, clip(rho_t, 1 - low, 1 + high) * A)
 
 Without the standard deviation, which favours tasks that are nearly solved or nearly unsolved, and
-with a constant L (`loss_length`) instead of each rollout's length, which favours long failures.
+with a constant L (`algorithm.loss_length`) instead of each rollout's length, which favours long
+failures.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`.
 
     Raises:
-        ValueError: `loss_length` is not set.
+        ValueError: `algorithm.loss_length` is not set.
     """
     return PolicyGradient.of(
         config,

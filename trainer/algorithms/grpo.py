@@ -23,7 +23,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
-        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        baseline=partial(standardised, epsilon=config.algorithm.advantage_epsilon),
         importance=TrustRegion.of(config, low=0.2, high=0.2),
         aggregation="sequence_mean",
     )

@@ -38,7 +38,7 @@ def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""
     return PolicyGradient.of(
         config,
-        baseline=partial(standardised, epsilon=config.advantage_epsilon),
+        baseline=partial(standardised, epsilon=config.algorithm.advantage_epsilon),
         importance=_SequenceImportance(region=TrustRegion.of(config, low=3e-4, high=4e-4)),
         aggregation="sequence_mean",
     )

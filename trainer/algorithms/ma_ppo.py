@@ -14,4 +14,4 @@ __all__ = ["build"]
 
 def build(config: TrainerConfig) -> ActorCritic:
     """Build the algorithm from `config`."""
-    return ActorCritic(config, action_tokens=config.macro_action_tokens)
+    return ActorCritic(config, action_tokens=config.algorithm.macro_action_tokens)

@@ -27,12 +27,12 @@ __all__ = ["build", "build_with_baseline"]
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""
-    return _built(config, partial(whitened, epsilon=config.advantage_epsilon))
+    return _built(config, partial(whitened, epsilon=config.algorithm.advantage_epsilon))
 
 
 def build_with_baseline(config: TrainerConfig) -> PolicyGradient:
     """Build the variant with the mean of the group as a baseline."""
-    return _built(config, partial(whitened_centred, epsilon=config.advantage_epsilon))
+    return _built(config, partial(whitened_centred, epsilon=config.algorithm.advantage_epsilon))
 
 
 def _built(

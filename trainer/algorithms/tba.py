@@ -22,7 +22,7 @@ __all__ = ["build"]
 
 def build(config: TrainerConfig) -> GroupwiseObjective:
     """Build the algorithm from `config`."""
-    return GroupwiseObjective(config, partial(_squared_imbalance, beta=config.kl_beta))
+    return GroupwiseObjective(config, partial(_squared_imbalance, beta=config.algorithm.beta))
 
 
 def _squared_imbalance(rollouts: WholeRollouts, beta: float) -> torch.Tensor:

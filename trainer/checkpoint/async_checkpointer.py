@@ -41,7 +41,7 @@ class AsyncCheckpointer:
     async def save_if_due(self, record: StepRecord, weight_version: int) -> None:
         """Start a checkpoint of the finished step of `record`, if its step is to have one."""
         last = record.step == self._config.num_steps
-        if last or record.step % self._config.checkpoint_every == 0:
+        if last or record.step % self._config.checkpoint.every == 0:
             await self.start(record, weight_version)
 
     async def start(self, record: StepRecord, weight_version: int) -> None:
@@ -51,7 +51,7 @@ class AsyncCheckpointer:
         """
         with record.phase("checkpoint"):
             await self._writing.wait()
-            partial = checkpoint_files.begin(self._config.checkpoint_folder, record.step)
+            partial = checkpoint_files.begin(self._config.checkpoint.folder, record.step)
             await self._ranks.save(partial)
         checkpoint = checkpoint_files.Checkpoint(
             run_id=self._config.run_id,
@@ -85,7 +85,7 @@ class AsyncCheckpointer:
 
     async def _write(self, partial: Path, checkpoint: checkpoint_files.Checkpoint) -> None:
         await self._ranks.wait_written(partial)
-        keep = self._config.keep_checkpoints
+        keep = self._config.checkpoint.keep
         await asyncio.to_thread(checkpoint_files.complete, partial, checkpoint, keep)
         self.step = checkpoint.step
         # A separate task: an outage of the manager must not delay the next checkpoint.

@@ -1,6 +1,6 @@
 """The files of a checkpoint: one safetensors file for each rank, and JSON.
 
-    checkpoint_folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
+    checkpoint.folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
                                   state.json                        `Checkpoint`
                                   .complete                         written last
 
@@ -193,7 +193,7 @@ def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) ->
             found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
             raise ValueError(
                 f"checkpoint {folder} holds {found} for parameter {name}, the model has "
-                f"{shard.dtype} {tuple(shard.shape)}: its model, dtype, lora_rank or lora_targets "
+                f"{shard.dtype} {tuple(shard.shape)}: its model, dtype, lora.rank or lora.targets "
                 "is different; set it back"
             )
     stored_names = {name.partition(".")[2] for name in tensors if name.startswith("parameter.")}
@@ -201,5 +201,5 @@ def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) ->
     if unused:
         raise ValueError(
             f"checkpoint {folder} holds {unused[0]}, which the current settings do not train: set "
-            "lora_rank and lora_targets back"
+            "lora.rank and lora.targets back"
         )

@@ -19,13 +19,13 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, Checkpoint] | None:
         ValueError: `resume` is not set and there is a checkpoint, or it is of another run, model or
             kind of training.
     """
-    found = checkpoint_files.newest(config.checkpoint_folder)
+    found = checkpoint_files.newest(config.checkpoint.folder)
     if found is None:
         return None
     folder, checkpoint = found
     if not config.resume:
         raise ValueError(
-            f"checkpoint_folder {config.checkpoint_folder} holds a checkpoint of step "
+            f"checkpoint.folder {config.checkpoint.folder} holds a checkpoint of step "
             f"{checkpoint.step}: set resume to continue from it, or give another folder"
         )
     if checkpoint.run_id != config.run_id:
@@ -33,10 +33,10 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, Checkpoint] | None:
             f"checkpoint {folder} is of run {checkpoint.run_id!r}, not {config.run_id!r}: "
             "give the run's own checkpoint_folder"
         )
-    if bool(checkpoint.base) != bool(config.lora_rank):
+    if bool(checkpoint.base) != bool(config.lora.rank):
         raise ValueError(
             f"checkpoint {folder} was written with{'' if checkpoint.base else 'out'} an adapter, "
-            f"and lora_rank is {config.lora_rank}: set it back"
+            f"and lora.rank is {config.lora.rank}: set it back"
         )
     if checkpoint.base != config.base():
         raise ValueError(

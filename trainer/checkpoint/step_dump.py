@@ -51,7 +51,7 @@ class StepDump:
 
 
 class StepDumpWriter:
-    """Dumps every `dump_every`-th step of a run; 0: none."""
+    """Dumps every `checkpoint.dump_every`-th step of a run; 0: none."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class StepDumpWriter:
 
     def start(self, step: int) -> Path | None:
         """Create the folder of a step's dump; None: the step is not dumped."""
-        if self._config.dump_every == 0 or step % self._config.dump_every:
+        if self._config.checkpoint.dump_every == 0 or step % self._config.checkpoint.dump_every:
             return None
         self._step, self._num_chunks = step, 0
         folder = self._folder(step)
@@ -90,7 +90,7 @@ class StepDumpWriter:
         (self._folder(step) / _STEP).write_text(json.dumps(content, indent=1))
 
     def _folder(self, step: int) -> Path:
-        return self._config.checkpoint_folder / "dumps" / f"step_{step:09d}"
+        return self._config.checkpoint.folder / "dumps" / f"step_{step:09d}"
 
 
 def read_dump(folder: Path) -> StepDump:
@@ -101,24 +101,25 @@ def read_dump(folder: Path) -> StepDump:
     """
     file = folder / _STEP
     if not file.exists():
-        raise ValueError(
-            f"{folder} has no {_STEP}: give a folder that dump_every wrote for a finished step"
-        )
+        raise ValueError(f"{folder} has no {_STEP}: give the folder of a dump of a finished step")
     content: dict[str, Any] = json.loads(file.read_text())
-    settings = content["settings"]
-    config = TrainerConfig(
-        run_id="replay",
-        model=Path(settings.pop("model")),
-        checkpoint_folder=folder,
-        **settings,
-    )
+    settings = {"run_id": "replay", "checkpoint.folder": folder, **content["settings"]}
     return StepDump(
         folder=folder,
         step=content["step"],
         world_size=content["world_size"],
-        config=config,
+        config=TrainerConfig.model_validate(_nested(settings)),
         metrics=content["metrics"],
     )
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name, as nested tables."""
+    nested: dict[str, Any] = {}
+    for path, value in settings.items():
+        table, _, name = path.rpartition(".")
+        (nested.setdefault(table, {}) if table else nested)[name] = value
+    return nested
 
 
 def _other_settings(config: TrainerConfig) -> dict[str, str | int | bool]:

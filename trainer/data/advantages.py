@@ -90,13 +90,15 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
     for item in sequences:
         counts[item.rollout_id] += int(item.loss_mask_T.sum())
     num_tokens_R = np.array([counts[name] for name in members], np.int64)
-    rewards_R = np.array([_reward(item, config.reward) for item in members.values()], np.float64)
-    if config.overlong_tokens:
+    rewards_R = np.array(
+        [_reward(item, config.algorithm.reward) for item in members.values()], np.float64
+    )
+    if config.algorithm.overlong_tokens:
         rewards_R += overlong_penalty(
-            num_tokens_R, config.overlong_tokens, config.overlong_buffer_tokens
+            num_tokens_R, config.algorithm.overlong_tokens, config.algorithm.overlong_buffer_tokens
         )
-    if config.kl_reward:
-        rewards_R -= config.kl_reward * _divergences(sequences, members, config.kl_reward_estimator)
+    if config.kl.reward:
+        rewards_R -= config.kl.reward * _divergences(sequences, members, config.kl.reward_estimator)
     return Rollouts(
         rewards_R=rewards_R,
         group_ids=[item.group_id for item in members.values()],

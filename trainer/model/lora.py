@@ -34,7 +34,7 @@ _PARTS = ("lora_A", "lora_B")
 
 
 def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
-    """Freeze the model and add adapters to its linear layers: those of `lora_targets`, or all.
+    """Freeze the model and add adapters to its linear layers: those of `lora.targets`, or all.
 
     Experts stacked into one tensor are not separate layers and get no adapter.
 
@@ -45,12 +45,12 @@ def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ValueError(
-            f"lora_rank is {config.lora_rank} but peft is not installed: pip install "
-            "'seamflow[lora]', or set lora_rank to 0"
+            f"lora.rank is {config.lora.rank} but peft is not installed: pip install "
+            "'seamflow[lora]', or set lora.rank to 0"
         ) from error
-    layers = _chosen(model, config.lora_targets)
+    layers = _chosen(model, config.lora.targets)
     transposed = any(not isinstance(layer, nn.Linear) for layer in layers.values())
-    if transposed and config.publish == "adapter":
+    if transposed and config.publish.content == "adapter":
         raise ValueError(
             f"publish is 'adapter' but {type(model).__name__} stores its matrices transposed: "
             "publish weights"
@@ -70,7 +70,7 @@ def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
     for target in targets:
         if target not in names:
             raise ValueError(
-                f"lora_targets has {target!r}, but the model has no linear layer of that name: use "
+                f"lora.targets has {target!r}, but the model has no linear layer of that name: use "
                 f"{', '.join(sorted(names))}"
             )
     chosen: dict[str, nn.Module] = {
@@ -81,7 +81,7 @@ def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
     inputs: Any = model.get_input_embeddings()  # type: ignore[operator]
     if output in chosen.values() and output.weight is inputs.weight:
         raise ValueError(
-            "lora_targets has the output layer, which shares its weights with the input "
+            "lora.targets has the output layer, which shares its weights with the input "
             "embeddings: remove it"
         )
     return chosen
@@ -93,8 +93,8 @@ def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(config.model),
-        "r": config.lora_rank,
-        "lora_alpha": config.lora_alpha or 2.0 * config.lora_rank,
+        "r": config.lora.rank,
+        "lora_alpha": config.lora.alpha or 2.0 * config.lora.rank,
         # Dropout would make log-probs differ from the engine's.
         "lora_dropout": 0.0,
     }

@@ -70,9 +70,9 @@ def load_sharded(
     # Dropout would make log-probs differ from the engine's. Gradients are not affected.
     model.eval()
     use_onednn(model)
-    if config.lora_rank:
+    if config.lora.rank:
         add_adapter(model, config)
-    packed = config.packing and can_pack(model)
+    packed = config.batch.packing and can_pack(model)
     if critic:
         add_value_head(model)
     shard = partial(

@@ -53,9 +53,9 @@ class Policy:
         self._totals = _Totals()
         self._optimizer = torch.optim.AdamW(
             self._groups(),
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
+            lr=config.optimizer.learning_rate,
+            betas=(config.optimizer.beta1, config.optimizer.beta2),
+            weight_decay=config.optimizer.weight_decay,
             fused=True,
         )
 
@@ -84,16 +84,16 @@ class Policy:
                 self.model.zero_grad(set_to_none=True)
                 raise NonFiniteError(
                     f"{name} of step {step} is {metrics[name]}: the weights were not updated; "
-                    "lower learning_rate or max_grad_norm, or check the step's rewards"
+                    "lower optimizer.learning_rate or max_grad_norm, or check the step's rewards"
                 )
         metrics["learning_rate"] = learning_rate(self._config, step)
-        scale = min(1.0, self._config.max_grad_norm / (metrics["grad_norm"] + 1e-6))
+        scale = min(1.0, self._config.optimizer.max_grad_norm / (metrics["grad_norm"] + 1e-6))
         self._update(scale / totals.denominator, metrics["learning_rate"])
         return metrics
 
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors to publish, gathered one at a time. Collective."""
-        if self._config.publish == "adapter":
+        if self._config.publish.content == "adapter":
             for name in filter(is_adapter, self._parameters):
                 yield published_name(name), self._whole(name)
         else:
@@ -247,12 +247,16 @@ class _Totals:
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
     """Learning rate of optimizer step `step` (from 1): warm-up, then constant or linear decay."""
-    if step < config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
-    if config.learning_rate_schedule == "constant":
-        return config.learning_rate
+    if step < config.optimizer.warmup_steps:
+        return config.optimizer.learning_rate * step / config.optimizer.warmup_steps
+    if config.optimizer.schedule == "constant":
+        return config.optimizer.learning_rate
     remaining = config.num_steps - step + 1
-    return config.learning_rate * remaining / (config.num_steps - config.warmup_steps + 1)
+    return (
+        config.optimizer.learning_rate
+        * remaining
+        / (config.num_steps - config.optimizer.warmup_steps + 1)
+    )
 
 
 def _shard(parameter: nn.Parameter) -> nn.Parameter:

@@ -69,7 +69,7 @@ class AsyncPublisher:
         self.weight_version = 0 if manifest is None else manifest.weight_version
         self.started_version = self.weight_version
         published = 0 if manifest is None else manifest.step
-        due = step if self._is_last(step) else step - step % self._config.publish_every
+        due = step if self._is_last(step) else step - step % self._config.publish.every
         if published > step or published < due:
             await self.start(await self._gather(), step)
             await self.wait()
@@ -81,7 +81,7 @@ class AsyncPublisher:
         The time training waits is the step's phase "publish".
         """
         step, last = record.step, self._is_last(record.step)
-        if not (self._postponed or last or step % self._config.publish_every == 0):
+        if not (self._postponed or last or step % self._config.publish.every == 0):
             return
         with record.phase("publish"):
             # Before the weights are copied, as the host has room for one copy; and while the device
@@ -137,7 +137,7 @@ class AsyncPublisher:
 
     def _commit_condition(self, step: int) -> Callable[[], Awaitable[None]] | None:
         """What the commit waits for; with less than a checkpoint per step it waits for none."""
-        if self._config.checkpoint_every > 1:
+        if self._config.checkpoint.every > 1:
             return None
         return partial(self._checkpointer.wait_committed, step)
 

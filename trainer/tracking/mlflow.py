@@ -1,4 +1,4 @@
-"""Tracker for MLflow: the server of MLFLOW_TRACKING_URI, or a database in `tracker_folder`."""
+"""Tracker for MLflow: the server of MLFLOW_TRACKING_URI, or a database in `tracking.folder`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAG = "seamflow.run_id"
 
 
 class MLflow:
-    """A run of the experiment `tracker_project`; a resumed run continues it."""
+    """A run of the experiment `tracking.project`; a resumed run continues it."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
@@ -47,7 +47,7 @@ class MLflow:
         return client
 
     def _find_run(self, client: MlflowClient) -> str | None:
-        experiment = client.get_experiment_by_name(self._config.tracker_project)
+        experiment = client.get_experiment_by_name(self._config.tracking.project)
         if experiment is None:
             return None
         ours = f"tags.`{_TAG}` = '{self._config.run_id}'"
@@ -59,9 +59,9 @@ class MLflow:
         return found
 
     def _create_run(self, client: MlflowClient) -> str:
-        experiment = client.get_experiment_by_name(self._config.tracker_project)
+        experiment = client.get_experiment_by_name(self._config.tracking.project)
         number = (
-            client.create_experiment(self._config.tracker_project)
+            client.create_experiment(self._config.tracking.project)
             if experiment is None
             else experiment.experiment_id
         )

@@ -1,4 +1,4 @@
-"""TensorBoard: `tensorboard --logdir <tracker_folder>`, which any number of runs may share."""
+"""TensorBoard: `tensorboard --logdir <tracking.folder>`, which any number of runs may share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TensorBoard"]
 
 
 class TensorBoard:
-    """Event files in `tracker_folder`/<run_id>."""
+    """Event files in `tracking.folder`/<run_id>."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._folder = config.tracking_folder / config.run_id

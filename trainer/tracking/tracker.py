@@ -51,7 +51,7 @@ class Trackers:
         Raises:
             ConfigError: a tracker is unknown, or its library is not installed.
         """
-        self._feeds = [_Feed(name, _made(name, config)) for name in config.trackers]
+        self._feeds = [_Feed(name, _made(name, config)) for name in config.tracking.trackers]
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Queue a step for every tracker."""

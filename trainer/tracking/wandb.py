@@ -15,7 +15,7 @@ _STEP = "training/step"
 
 
 class WeightsAndBiases:
-    """A run of the same id in `tracker_project`; a resumed run continues it.
+    """A run of the same id in `tracking.project`; a resumed run continues it.
 
     Its x-axis is `training/step`: W&B's own step cannot go back to repeat a step after a crash.
     """
@@ -40,7 +40,7 @@ class WeightsAndBiases:
         folder = self._config.tracking_folder
         folder.mkdir(parents=True, exist_ok=True)
         return wandb.init(
-            project=self._config.tracker_project,
+            project=self._config.tracking.project,
             id=self._config.run_id,
             name=self._config.run_id,
             config=self._config.reproducibility_settings(),

@@ -78,17 +78,7 @@ def command_line(config_class: type[ServerConfig], table: str, argv: Sequence[st
         SystemExit: code 0 after --help or --version.
     """
     parser = _parser(config_class, table)
-    given = CliSettingsSource[Any](
-        _loaded_class(config_class, table),
-        root_parser=parser,
-        cli_prog_name=table,
-        cli_parse_args=list(argv),
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_ignore_unknown_args=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-    )()
+    given = _flags(_loaded_class(config_class, table), parser, argv)
     options = [option for action in parser._actions for option in action.option_strings]
     passed_on = _passed_on(config_class, given.pop(_UNKNOWN, []), options)
     for name in passed_on.keys() & given.keys():
@@ -154,6 +144,25 @@ def _loaded_class(config_class: type[ServerConfig], table: str) -> type[BaseSett
         env_prefix=_prefix(table), env_nested_delimiter=_DELIMITER
     )
     return cast("type[BaseSettings]", loaded)
+
+
+def _flags(
+    loaded: type[BaseSettings], parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> dict[str, Any]:
+    try:
+        return CliSettingsSource[Any](
+            loaded,
+            root_parser=parser,
+            cli_prog_name=parser.prog,
+            cli_parse_args=list(argv),
+            cli_kebab_case=True,
+            cli_implicit_flags=True,
+            cli_ignore_unknown_args=True,
+            cli_avoid_json=True,
+            cli_hide_none_type=True,
+        )()
+    except ValueError as error:  # a list or table that is neither JSON nor a comma-separated list
+        raise UsageError(f"{error}; give lists of tables, and tables, as JSON") from error
 
 
 def _parser(config_class: type[ServerConfig], table: str) -> argparse.ArgumentParser:

@@ -38,12 +38,12 @@ _PAGE = 1000
 _SETTINGS = {
     "drain-seconds": "0",
     "admin-port": "-1",
-    "algorithm": "grpo",
+    "algorithm.name": "grpo",
     "dtype": "float32",
-    "learning-rate": "1e-3",
-    "micro-batch-tokens": "60",
+    "optimizer.learning-rate": "1e-3",
+    "batch.micro-batch-tokens": "60",
     # Two may be taken away, as the control with an older checkpoint does.
-    "keep-checkpoints": "3",
+    "checkpoint.keep": "3",
     "exit-when-finished": "true",
     "resume": "true",
 }
@@ -69,7 +69,7 @@ class Job:
             "run-id": self.run_id,
             "num-steps": str(STEPS),
             "model": str(self.rig.model),
-            "checkpoint-folder": str(self.checkpoints),
+            "checkpoint.folder": str(self.checkpoints),
             "metrics-file": str(self._metrics_file),
             "trajectory-manager": self.rig.manager.address,
             "weights": self.rig.weights.address,

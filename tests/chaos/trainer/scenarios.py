@@ -28,7 +28,7 @@ __all__ = [
     "resized",
 ]
 
-STREAMED = ("--stream-groups=1",)
+STREAMED = ("--batch.stream-groups=1",)
 """Flags of a trainer that begins a step with its first group."""
 _LIVE_STALENESS = 3
 """Producers are at most so many steps ahead, so that the trainer waits for them at times."""

@@ -97,7 +97,7 @@ async def test_dead_engine_ends_the_process_with_70() -> None:
     [
         (("--engine", "torhc"), "did you mean torch?"),
         (("--engine", "no.such:Engine"), "no.such"),
-        (("--engine", "fake", "--max-running", "0"), "max_running is 0"),
+        (("--engine", "fake", "--max-running", "0"), "max_running is '0'"),
     ],
 )
 async def test_unusable_configuration_exits_78_by_name(flags: tuple[str, ...], named: str) -> None:

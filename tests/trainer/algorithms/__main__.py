@@ -53,7 +53,7 @@ def _formula_error(name: str, seed: int) -> float:
 def _penalty_error(estimator: str, seed: int) -> float:
     rollouts, objective = rollouts_of(*make_case(seed)), grpo_near_reference(estimator)
     loss = -objective(rollouts, [rollout.start for rollout in rollouts])
-    settings = config("grpo", kl_loss=BETA, kl_estimator=estimator)
+    settings = config("grpo", kl__loss=BETA, kl__estimator=estimator)
     return _error(settings, seed, loss, differences(objective, rollouts))
 
 
@@ -61,7 +61,7 @@ def _trl_error(name: str, seed: int) -> float:
     rollouts = rollouts_of(*make_case(seed))
     loss, wanted = trl_loss(name, rollouts, _advantages(name, rollouts))
     near = name == "grpo near a reference"
-    settings = config("grpo", kl_loss=BETA) if near else config(name)
+    settings = config("grpo", kl__loss=BETA) if near else config(name)
     return _error(settings, seed, loss, wanted)
 
 

@@ -23,7 +23,7 @@ from tests.trainer.support import JOB_CONFIG, ROUNDING
 from trainer.algorithms.terms.actor_critic import generalised_advantages
 
 ACTIONS = {"ppo": 1, "ma_ppo": MACRO, "turn_ppo": None}
-CRITIC = {**JOB_CONFIG, "algorithm": "ppo"}
+CRITIC = {**JOB_CONFIG, "algorithm__name": "ppo"}
 
 
 @pytest.mark.parametrize("algorithm", ACTIONS)
@@ -80,7 +80,7 @@ def test_the_critics_layer_has_a_learning_rate_of_its_own(
     model: Path, tmp_path: Path, given: float, rate: float
 ):
     """AdamW's first step is as long as its rate."""
-    values = {**CRITIC, "critic_learning_rate": given}
+    values = {**CRITIC, "algorithm__critic_learning_rate": given}
     out = run(1, model, tmp_path, steps=[1], save_after=1, config=values)
     saved = load_file(out / "checkpoints/step_000000001/rank_00000_of_00001.safetensors")
     assert saved["parameter.value_head.bias"].abs().item() == pytest.approx(rate, rel=1e-5)
@@ -88,7 +88,7 @@ def test_the_critics_layer_has_a_learning_rate_of_its_own(
 
 def test_a_critic_comes_to_expect_the_reward(model: Path, tmp_path: Path):
     """Its error falls to a fraction while the same samples are trained on again and again."""
-    values = {**CRITIC, "learning_rate": 1e-2, "gae_lambda": 1.0}
+    values = {**CRITIC, "optimizer__learning_rate": 1e-2, "algorithm__gae_lambda": 1.0}
     out = run(1, model, tmp_path, steps=[1] * 60, config=values)
     errors = [metrics["value_error"] for metrics in json.loads((out / "metrics.json").read_text())]
     assert errors[-1] < errors[0] / 4

@@ -68,7 +68,7 @@ def test_distance_from_the_reference_is_in_the_loss(estimator: str):
     rollouts = rollouts_of(samples, logits)
     wanted = differences(grpo_near_reference(estimator), rollouts)
     loss = {"loss": 0.0}
-    settings = config("grpo", kl_loss=BETA, kl_estimator=estimator)
+    settings = config("grpo", kl__loss=BETA, kl__estimator=estimator)
     assert greatest_error(ours(samples, logits, settings, sums=loss), wanted) < 1e-6
     objective = grpo_near_reference(estimator)(rollouts, [r.start for r in rollouts])
     assert loss["loss"] == pytest.approx(-objective, rel=1e-6)
@@ -84,7 +84,7 @@ def test_distance_from_the_reference_is_in_the_reward(estimator: str):
         far = distances(rollout.behaviour, rollout.reference, estimator).sum()
         rollout.reward -= BETA * far
     wanted = differences(grpo, rollouts)
-    found = ours(samples, logits, config("grpo", kl_reward=BETA, kl_reward_estimator=estimator))
+    found = ours(samples, logits, config("grpo", kl__reward=BETA, kl__reward_estimator=estimator))
     assert greatest_error(found, wanted) < 1e-6
 
 
@@ -101,9 +101,15 @@ def test_distance_from_the_reference_is_reported():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kl_loss": 0.1, "reference_column": ""}, r"kl_loss is 0.1 but reference_column is not"),
-        ({"kl_reward": 0.1, "reference_column": ""}, r"kl_reward is 0.1 but .* give the column"),
-        ({"kl_loss": 0.1, "kl_estimator": "k1"}, r"kl_estimator is 'k1' .* take k2"),
+        (
+            {"kl__loss": 0.1, "algorithm__reference_column": ""},
+            "kl.loss is 0.1 but algorithm.reference_column is",
+        ),
+        (
+            {"kl__reward": 0.1, "algorithm__reference_column": ""},
+            "kl.reward is 0.1 but .* give the column",
+        ),
+        ({"kl__loss": 0.1, "kl__estimator": "k1"}, r"kl.estimator is 'k1' .* use k2"),
     ],
 )
 def test_a_distance_that_cannot_be_had_is_refused(settings: dict[str, object], message: str):
@@ -115,7 +121,7 @@ def test_a_distance_that_cannot_be_had_is_refused(settings: dict[str, object], m
 def test_distillation_needs_a_teacher():
     """The message names the setting and the cure."""
     with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
-        make_algorithm(config("distillation", reference_column=""))
+        make_algorithm(config("distillation", algorithm__reference_column=""))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,12 @@ def test_importance_of_each_token_is_bounded_as_configured(
         outside = rho > 1 + HIGH if advantage > 0 else rho < 1 - LOW
         kept = ~outside if algorithm == "dapo" and way != "none" else np.ones_like(rho)
         wanted.append(weight(rho) * kept * advantage / num_tokens)
-    settings = config(algorithm, importance=way, importance_cap=2.0, importance_floor=0.5)
+    settings = config(
+        algorithm,
+        algorithm__importance=way,
+        algorithm__importance_cap=2.0,
+        algorithm__importance_floor=0.5,
+    )
     assert greatest_error(ours(samples, logits, settings), wanted) < 1e-9
 
 
@@ -149,7 +160,7 @@ def test_tokens_of_older_weights_weigh_less():
     """By the versions of each span, not of the sample."""
     samples, logits = make_case(0)
     plain = ours(samples, logits, config("dapo"))
-    decayed = ours(samples, logits, config("dapo", staleness_decay=0.5))
+    decayed = ours(samples, logits, config("dapo", algorithm__staleness_decay=0.5))
     seen = set()
     for sample, one, other in zip(samples, plain, decayed, strict=True):
         versions = [
@@ -173,19 +184,30 @@ def test_any_algorithm_takes_any_weights_of_tokens(way: str):
         "sequence_sum": lambda n: 1 / len(rollouts),
         "constant": lambda n: 1 / (LENGTH * len(rollouts)),
     }
-    plain = ours(samples, logits, config("dapo", loss_weights="token_mean"))
+    plain = ours(samples, logits, config("dapo", algorithm__loss_aggregation="token_mean"))
     total = sum(len(r.start) for r in rollouts)
     wanted = [each * total * scales[way](len(each)) for each in plain]
-    assert greatest_error(ours(samples, logits, config("dapo", loss_weights=way)), wanted) < 1e-12
+    assert (
+        greatest_error(
+            ours(samples, logits, config("dapo", algorithm__loss_aggregation=way)), wanted
+        )
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "counted"),
     [
-        ({"algorithm": "decoupled_ppo", "importance_cap": 2.0}, lambda rho: (0, (rho > 2).sum())),
-        ({"algorithm": "decoupled_ppo", "importance": "none"}, lambda rho: (0, 0)),
         (
-            {"algorithm": "decoupled_ppo", "importance": "mask", "importance_cap": 2.0},
+            {"algorithm__importance_cap": 2.0},
+            lambda rho: (0, (rho > 2).sum()),
+        ),
+        ({"algorithm__importance": "none"}, lambda rho: (0, 0)),
+        (
+            {
+                "algorithm__importance": "mask",
+                "algorithm__importance_cap": 2.0,
+            },
             lambda rho: ((rho > 2).sum(), 0),
         ),
         ({"algorithm": "gspo"}, None),
@@ -198,7 +220,7 @@ def test_tokens_that_were_left_out_or_held_back_are_counted(
     samples, logits = make_case(2)
     rho = np.concatenate([np.exp(r.start - r.behaviour) for r in rollouts_of(samples, logits)])
     found = {"clip_fraction": 0.0, "cap_fraction": 0.0}
-    ours(samples, logits, config(**settings), sums=found)
+    ours(samples, logits, config(**{"algorithm": "decoupled_ppo", **settings}), sums=found)
     if counted is None:
         assert found["clip_fraction"] > 0
         assert found["cap_fraction"] == 0
@@ -208,7 +230,7 @@ def test_tokens_that_were_left_out_or_held_back_are_counted(
 
 def test_an_algorithm_has_a_clip_range_of_its_own():
     """GSPO's is a thousand times smaller; what is configured holds for any."""
-    plain = {"clip_low": None, "clip_high": None}
+    plain = {"algorithm__clip_low": None, "algorithm__clip_high": None}
     regions = {
         name: make_algorithm(config(name, **plain)).importance  # type: ignore[attr-defined]
         for name in ("dapo", "grpo", "gspo")
@@ -222,12 +244,12 @@ def test_an_algorithm_has_a_clip_range_of_its_own():
 def test_a_bound_that_has_no_effect_is_refused():
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="importance is 'mask': cispo truncates"):
-        make_algorithm(config("cispo", importance="mask"))
-    with pytest.raises(ValueError, match=r"importance_cap is 0.4: give a finite number above"):
-        config("dapo", importance_cap=0.4)
+        make_algorithm(config("cispo", algorithm__importance="mask"))
+    with pytest.raises(ValueError, match=r"importance_cap is 0.4: give a number above"):
+        config("dapo", algorithm__importance_cap=0.4)
 
 
 def test_a_constant_length_has_to_be_given():
     """The message names the setting and the cure."""
-    with pytest.raises(ConfigError, match=r"algorithm dr_grpo: loss_length is 0.*give the most"):
-        make_algorithm(config("dr_grpo", loss_length=0))
+    with pytest.raises(ConfigError, match=r"algorithm.loss_length is 0.*give the maximum"):
+        make_algorithm(config("dr_grpo", algorithm__loss_length=0))

@@ -87,13 +87,15 @@ def test_balance_is_where_the_reward_over_beta_is_the_distance():
 def test_what_the_objective_needs_is_said(algorithm: str):
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
-        make_algorithm(config(algorithm, reference_column=""))
-    for name in ("kl_loss", "kl_reward"):
-        with pytest.raises(ConfigError, match=rf"{name} is 0.1: .* set it to 0 and kl_beta"):
+        make_algorithm(config(algorithm, algorithm__reference_column=""))
+    for name in ("kl__loss", "kl__reward"):
+        with pytest.raises(
+            ConfigError, match=rf"{name.replace('__', '.')} is 0.1: .* to 0 and use algorithm.beta"
+        ):
             make_algorithm(config(algorithm, **{name: 0.1}))
     with pytest.raises(ConfigError, match=r"staleness_decay is 0.5: .* set it to 1.0"):
-        make_algorithm(config(algorithm, staleness_decay=0.5))
+        make_algorithm(config(algorithm, algorithm__staleness_decay=0.5))
     with pytest.raises(
-        ConfigError, match=r"loss_weights is 'token_mean': .* set it to 'algorithm'"
+        ConfigError, match=r"loss_aggregation is 'token_mean': .* set it to 'algorithm'"
     ):
-        make_algorithm(config(algorithm, loss_weights="token_mean"))
+        make_algorithm(config(algorithm, algorithm__loss_aggregation="token_mean"))

@@ -14,7 +14,7 @@ from services.scoring.config import ScoringConfig
 from tests.trainer.support import make_model
 from tests.trainer.training import Training
 
-REFERENCE = {"reference_column": "ref_logprobs"}
+REFERENCE = {"algorithm__reference_column": "ref_logprobs"}
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def test_the_distance_from_the_first_model_grows_from_nothing(training: Tr
     """The reference is what training begins with; its log-probs came over two services."""
     await begun(training)
     async with scoring(training, training.model):
-        first, second = await training.train(2, kl_loss=0.1, dtype="float64", **REFERENCE)
+        first, second = await training.train(2, kl__loss=0.1, dtype="float64", **REFERENCE)
     assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert second["reference_kl"] > 1e-6
 

@@ -22,7 +22,7 @@ pytest.importorskip("trl")
 def settings(name: str) -> TrainerConfig:
     """Of one of TRL's."""
     if name == "grpo near a reference":
-        return config("grpo", kl_loss=BETA)
+        return config("grpo", kl__loss=BETA)
     return config(name)
 
 

@@ -149,7 +149,7 @@ async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_publishe
 ) -> None:
     """With a checkpoint every other step a crash undoes published steps whatever they wait for."""
     disk = PatientDisk(monkeypatch)
-    await (await training.fill(STEPS)).train(STEPS, checkpoint_every=2)
+    await (await training.fill(STEPS)).train(STEPS, checkpoint__every=2)
     assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
 
 

@@ -31,7 +31,7 @@ async def dumped(training: Training, tmp_path: Path) -> Path:
     """Four steps, of which the second and the fourth are written."""
     await training.begin(*(f"t{number}" for number in range(12)), max_staleness=4)
     await training.play(24)
-    await training.train(4, dump_every=2)
+    await training.train(4, checkpoint__dump_every=2)
     return tmp_path / "checkpoints" / "dumps"
 
 
@@ -67,4 +67,4 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, missing: str) -> None:
         folder.mkdir()
     done = replay(folder)
     assert done.returncode == 1
-    assert f"{folder} has no step.json: give a folder that dump_every wrote" in done.stderr
+    assert f"{folder} has no step.json: give the folder of a dump" in done.stderr

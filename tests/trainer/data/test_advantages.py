@@ -104,7 +104,7 @@ def test_the_penalty_is_part_of_the_reward():
     """By the tokens that the rollout sampled, before any comparison."""
     sequences = [sequence(sample) for sample in make_samples(4)]
     lengths = np.array([int(item.loss_mask_T.sum()) for item in sequences])
-    shaped = config("dapo", overlong_tokens=8, overlong_buffer_tokens=4)
+    shaped = config("dapo", algorithm__overlong_tokens=8, algorithm__overlong_buffer_tokens=4)
     difference = (
         compute_advantages(sequences, Identity(), shaped).advantages_N
         - compute_advantages(sequences, Identity(), DAPO).advantages_N
@@ -116,6 +116,6 @@ def test_the_penalty_is_part_of_the_reward():
 def test_a_missing_reward_is_named():
     """The message holds the rollout, the wanted name and the names there are."""
     sequences = [sequence(sample) for sample in make_samples(4)]
-    settings = config("dapo", reward="score")
+    settings = config("dapo", algorithm__reward="score")
     with pytest.raises(ValueError, match=r"no reward 'score' but \['reward'\]"):
         compute_advantages(sequences, make_algorithm(settings), settings)

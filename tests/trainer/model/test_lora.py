@@ -18,7 +18,15 @@ from rollout.server.weights.merge_lora import merge_lora
 from tests.rollout.server.weights.test_weight_cache import cache_of
 from tests.rollout.server.weights.weight_service import TinyWeightService
 from tests.trainer.ranks.gang_run import run_rank
-from tests.trainer.support import JOB_CONFIG, ROUNDING, make_model, read_lines, torchrun
+from tests.trainer.support import (
+    JOB_CONFIG,
+    ROUNDING,
+    changed,
+    make_model,
+    read_lines,
+    torchrun,
+    trainer_config,
+)
 from tests.trainer.training import Training
 from trainer.checkpoint.resume import find_checkpoint
 from trainer.config import TrainerConfig
@@ -32,7 +40,7 @@ from trainer.model.lora import (
 )
 from trainer.publish.weight_folder import write_folder
 
-LORA = {**JOB_CONFIG, "lora_rank": 4, "lora_targets": ["q_proj", "v_proj", "down_proj"]}
+LORA = {**JOB_CONFIG, "lora__rank": 4, "lora__targets": ["q_proj", "v_proj", "down_proj"]}
 
 
 def run(model: Path, out: Path, **job: Any) -> Path:
@@ -50,14 +58,16 @@ def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(model: Path, **fields: Any) -> TrainerConfig:
     """Of a trainer with an adapter."""
     given: dict[str, Any] = {**LORA, **fields}
-    return TrainerConfig(run_id="r", model=model, checkpoint_folder=Path("unused"), **given)
+    return trainer_config(run_id="r", model=model, checkpoint__folder=Path("unused"), **given)
 
 
 def test_only_adapted_layers_change(model: Path, straight: Path) -> None:
     """The published weights have the model's names; what has no adapter is as it was."""
     before, after = load_file(model / "model.safetensors"), weights_of(straight)
     changed = {name for name in before if not torch.equal(before[name].double(), after[name])}
-    adapted = {name for name in before if any(f".{each}." in name for each in LORA["lora_targets"])}
+    adapted = {
+        name for name in before if any(f".{each}." in name for each in LORA["lora__targets"])
+    }
     assert changed == adapted
     assert len(adapted) == 6
     assert after.keys() >= before.keys()
@@ -94,11 +104,13 @@ def test_what_is_published_computes_what_the_trainer_did(
     model: Path, straight: Path, tmp_path: Path, setting: dict[str, Any]
 ) -> None:
     """Adapter alone: peft's own sum of both, and a rollout server's, are the whole weights."""
-    config = {**LORA, "publish": "adapter", **setting}
+    config = {**LORA, "publish__content": "adapter", **setting}
     out = run(model, tmp_path / "run", config=config)
     parts = load_file(out / "weights.safetensors")
     folder = tmp_path / "published"
-    write_folder(folder, model, parts, adapter_settings(settings(model, publish="adapter")))
+    write_folder(
+        folder, model, parts, adapter_settings(settings(model, publish__content="adapter"))
+    )
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "adapter_config.json",
@@ -124,7 +136,9 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
     """By what does not fit; nothing is left that looks whole."""
     parts = {"base_model.model.model.layers.7.q_proj.lora_A.weight": torch.zeros(4, 16)}
     parts["base_model.model.model.layers.7.q_proj.lora_B.weight"] = torch.zeros(16, 4)
-    write_folder(tmp_path, model, parts, adapter_settings(settings(model, publish="adapter")))
+    write_folder(
+        tmp_path, model, parts, adapter_settings(settings(model, publish__content="adapter"))
+    )
     with pytest.raises(WeightsError, match=r"layers\.7.*another model"):
         merge_lora(tmp_path, model)
     assert not (tmp_path / "whole").exists()
@@ -135,13 +149,13 @@ def test_an_adapter_to_other_weights_is_refused(
 ) -> None:
     """Of the same shapes: nothing else would notice. Nor does a run go on with another model."""
     other = make_model(tmp_path / "other", seed=1)
-    config = settings(model, publish="adapter")
+    config = settings(model, publish__content="adapter")
     folder = tmp_path / "published"
     parts = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 16)}
     write_folder(folder, model, parts, adapter_settings(config))
     with pytest.raises(WeightsError, match="adapter to other weights"):
         merge_lora(folder, other)
-    config = config.replace(checkpoint_folder=straight / "checkpoints", resume=True)
+    config = changed(config, checkpoint__folder=straight / "checkpoints", resume=True)
     assert find_checkpoint(config) is not None
     with pytest.raises(ValueError, match="adapter for other weights"):
         find_checkpoint(config.replace(model=other))
@@ -152,9 +166,9 @@ def test_an_adapter_of_other_layers_is_not_resumed(
 ) -> None:
     """With fewer, what was trained would be lost without a word."""
     load = str(straight / "checkpoints/step_000000001")
-    config = {**LORA, "lora_targets": ["q_proj", "v_proj"]}
+    config = {**LORA, "lora__targets": ["q_proj", "v_proj"]}
     job = {"config": config, "model": str(model), "out": str(tmp_path), "steps": [], "load": load}
-    with pytest.raises(AssertionError, match=r"down_proj.*lora_targets"):
+    with pytest.raises(AssertionError, match=r"down_proj.*lora.targets"):
         torchrun(1, "tests.trainer.ranks.gang_run", json.dumps(job))
 
 
@@ -168,7 +182,9 @@ async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
         if is_adapter(name):
             parts[published_name(name)] = torch.nn.init.normal_(parameter.data)
     published = tmp_path / "published"
-    write_folder(published, model, parts, adapter_settings(settings(model, publish="adapter")))
+    write_folder(
+        published, model, parts, adapter_settings(settings(model, publish__content="adapter"))
+    )
     for name in ("manifest.json", ".complete"):  # the weights service's own
         (published / name).unlink()
     service, token_ids = TinyWeightService(), torch.arange(12)[None]
@@ -187,14 +203,14 @@ async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"lora_targets": ("q_proj", "vproj")}, "lora_targets has 'vproj'.*take of .*v_proj"),
-        ({"lora_targets": ("lm_head",)}, "shares its weights with the input"),
-        ({"lora_rank": 0}, "lora_targets is .* but lora_rank is 0"),
+        ({"lora__targets": ("q_proj", "vproj")}, "lora.targets has 'vproj'.*use .*v_proj"),
+        ({"lora__targets": ("lm_head",)}, "shares its weights with the input"),
+        ({"lora__rank": 0}, "lora.targets is .* but lora.rank is 0"),
         (
-            {"lora_rank": 0, "lora_targets": (), "publish": "adapter"},
-            "publish is 'adapter' but lora_rank is 0",
+            {"lora__rank": 0, "lora__targets": (), "publish__content": "adapter"},
+            "publish.content is 'adapter' but lora.rank is 0",
         ),
-        ({"lora_rank": -1}, "lora_rank is -1"),
+        ({"lora__rank": -1}, "(?s)lora.rank.*greater than or equal to 0"),
     ],
     ids=str,
 )
@@ -216,7 +232,7 @@ async def test_a_run_publishes_adapters(training: Training) -> None:
     """Through all services: each version is an adapter, small, and the steps are trained."""
     await training.begin(*(f"t{number}" for number in range(6)), max_staleness=2)
     await training.play(12)
-    records = await training.train(2, lora_rank=2, publish="adapter")
+    records = await training.train(2, lora__rank=2, publish__content="adapter")
     assert [record["weight_version"] for record in records] == [1, 2]
     assert len(read_lines(training.metrics_file)) == 2
     whole = (training.model / "model.safetensors").stat().st_size
@@ -243,7 +259,7 @@ def test_gpt2s_transposed_matrices_are_merged_and_not_published_alone(model: Pat
     """Its layers keep [in, out] where others keep [out, in]."""
     config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=16, n_positions=32)
     adapted = GPT2LMHeadModel(config).eval()
-    targets = {"lora_targets": ("c_attn", "c_fc")}
+    targets = {"lora__targets": ("c_attn", "c_fc")}
     add_adapter(adapted, settings(model, **targets))
     for name, parameter in adapted.named_parameters():
         if is_adapter(name):
@@ -257,4 +273,4 @@ def test_gpt2s_transposed_matrices_are_merged_and_not_published_alone(model: Pat
     with torch.no_grad():
         torch.testing.assert_close(whole(token_ids).logits, adapted(token_ids).logits)
     with pytest.raises(ValueError, match="publish weights"):
-        add_adapter(GPT2LMHeadModel(config), settings(model, publish="adapter", **targets))
+        add_adapter(GPT2LMHeadModel(config), settings(model, publish__content="adapter", **targets))

@@ -114,7 +114,7 @@ def trained(model: Path, out: Path, setting: dict[str, Any]) -> dict[str, Tensor
 
 @pytest.mark.parametrize(
     "setting",
-    [{}, {"activation_checkpointing": True}, {"lora_rank": 4, "lora_targets": ["down_proj"]}],
+    [{}, {"activation_checkpointing": True}, {"lora__rank": 4, "lora__targets": ["down_proj"]}],
     ids=str,
 )
 def test_a_sharded_model_learns_the_same(

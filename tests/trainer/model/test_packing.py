@@ -193,7 +193,7 @@ def test_a_packing_spells_every_row(rows: list[list[int]]):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"packing": False}, {"activation_checkpointing": True}], ids=str
+    "setting", [{"batch__packing": False}, {"activation_checkpointing": True}], ids=str
 )
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
@@ -204,7 +204,7 @@ def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
     assert losses(other) == pytest.approx(losses(straight_run), abs=OF_A_RUN)
     assert greatest_difference(other, straight_run) < OF_A_RUN
     packed = fmean(packing(straight_run))
-    assert (fmean(packing(other)) < 1.0 < packed) == ("packing" in setting)
+    assert (fmean(packing(other)) < 1.0 < packed) == ("batch__packing" in setting)
 
 
 def test_checkpointed_activations_are_computed_again(

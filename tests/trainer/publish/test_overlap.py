@@ -95,7 +95,7 @@ async def test_a_write_that_fails_ends_training_at_once(
     await training.fill(STEPS, rollouts=12)
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(DependencyUnavailable, match="no space left"):
-            await training.train(STEPS, publish_every=2)
+            await training.train(STEPS, publish__every=2)
     assert len(read_lines(training.metrics_file)) == 2
 
 
@@ -114,7 +114,7 @@ async def test_a_publish_put_off_beside_training_is_tried_again_until_a_newer_on
         await finish(self, begun, *given, **named)
 
     monkeypatch.setattr(publisher.Publisher, "finish", failing)
-    records = await (await training.fill(STEPS)).train(STEPS, publish_every=2)
+    records = await (await training.fill(STEPS)).train(STEPS, publish__every=2)
     assert [record["weight_version"] for record in records] == versions
     assert tried.count(1) >= 2
     assert tried.count(2) == 1
@@ -135,10 +135,10 @@ async def test_a_version_is_published_again_that_a_crash_cut_off_between_two(
     await training.fill(STEPS, rollouts=18)
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_SECONDS / 4):
-            await training.train(6, publish_every=2)  # trains three steps and waits for more
+            await training.train(6, publish__every=2)  # trains three steps and waits for more
     assert training.published() == []
     monkeypatch.setattr(publisher.Publisher, "finish", finish)
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_SECONDS / 4):
-            await training.train(6, publish_every=2)
+            await training.train(6, publish__every=2)
     assert len(training.published()) == 1

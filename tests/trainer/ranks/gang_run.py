@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from tests.trainer.support import make_samples
+from tests.trainer.support import make_samples, trainer_config
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
@@ -60,7 +60,7 @@ def accumulate(
         sequences,
         given,
         num_ranks=rank0.world_size,
-        micro_batch_tokens=config.micro_batch_tokens,
+        micro_batch_tokens=config.batch.micro_batch_tokens,
         packed=rank0.worker.packed,
         whole_groups=algorithm.whole_groups,
     )
@@ -98,7 +98,7 @@ def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Pa
         parts: list[list[int]] = job.get("parts", [[0, 1, 2]])  # type: ignore[assignment]
         metrics.append(train(rank0, config, step, parts))
         if step == job.get("save_after"):
-            partial = checkpoint_files.begin(config.checkpoint_folder, step)
+            partial = checkpoint_files.begin(config.checkpoint.folder, step)
             rank0.do(Save(folder=str(partial)))
             while not all(answer["written"] for answer in rank0.do(Written(folder=str(partial)))):
                 pass
@@ -121,7 +121,7 @@ def run_rank(job: dict[str, object]) -> None:
     """Run this process's rank of the job."""
     out = Path(str(job["out"]))
     values = {**job["config"], "model": Path(str(job["model"]))}  # type: ignore[dict-item]
-    config = TrainerConfig(run_id="r", checkpoint_folder=out / "checkpoints", **values)
+    config = trainer_config(run_id="r", checkpoint__folder=out / "checkpoints", **values)
     ranks = join(config)
     worker = Worker(config)
     if ranks.rank == 0:

@@ -19,7 +19,7 @@ from tests.trainer.algorithms.formulas import (
     VALUE_WEIGHT,
     Rollout,
 )
-from tests.trainer.support import VOCABULARY, make_samples
+from tests.trainer.support import VOCABULARY, make_samples, trainer_config
 from trainer.algorithms.base import PolicyTokens, make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.advantages import compute_advantages
@@ -33,23 +33,23 @@ UNBOUNDED = 1e9
 def config(algorithm: str, **settings: object) -> TrainerConfig:
     """An algorithm as its paper has it: no bound on the importance of a token."""
     values = {
-        "clip_low": LOW,
-        "clip_high": HIGH,
-        "importance_cap": UNBOUNDED,
-        "advantage_epsilon": EPSILON,
-        "loss_length": LENGTH,
-        "reference_column": "ref_logprobs",
-        "kl_beta": BETA,
-        "discount": GAMMA,
-        "gae_lambda": LAMBDA,
-        "value_weight": VALUE_WEIGHT,
-        "macro_action_tokens": MACRO,
+        "algorithm__clip_low": LOW,
+        "algorithm__clip_high": HIGH,
+        "algorithm__importance_cap": UNBOUNDED,
+        "algorithm__advantage_epsilon": EPSILON,
+        "algorithm__loss_length": LENGTH,
+        "algorithm__reference_column": "ref_logprobs",
+        "algorithm__beta": BETA,
+        "algorithm__discount": GAMMA,
+        "algorithm__gae_lambda": LAMBDA,
+        "algorithm__value_weight": VALUE_WEIGHT,
+        "algorithm__macro_action_tokens": MACRO,
     }
-    return TrainerConfig(
+    return trainer_config(
         run_id="r",
         model=Path("m"),
-        checkpoint_folder=Path("c"),
-        algorithm=algorithm,
+        checkpoint__folder=Path("c"),
+        algorithm__name=algorithm,
         **(values | settings),  # type: ignore[arg-type]
     )
 
@@ -102,7 +102,7 @@ def ours(
     Statistics and the loss are added to `sums`. `of_values`: by what the critic expects instead.
     """
     algorithm = make_algorithm(settings)
-    sequences = [sequence(sample, settings.reference_column) for sample in samples]
+    sequences = [sequence(sample, settings.algorithm.reference_column) for sample in samples]
     given = compute_advantages(sequences, algorithm, settings)
     (batches,) = plan_micro_batches(
         sequences,

@@ -108,7 +108,7 @@ def test_weights_of_tokens_and_their_denominator_reach_the_gradient(model, tmp_p
     """Twice the constant length: half the loss and half the gradient, whatever the tokens are."""
     first = {}
     for length in (8, 16):
-        config = {**JOB_CONFIG, "algorithm": "dr_grpo", "loss_length": length}
+        config = {**JOB_CONFIG, "algorithm__name": "dr_grpo", "algorithm__loss_length": length}
         out = run(1, model, tmp_path / str(length), steps=[1], config=config)
         (first[length],) = json.loads((out / "metrics.json").read_text())
     for name in ("loss", "grad_norm"):

@@ -14,6 +14,7 @@ import pytest
 
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
+from tests.trainer.support import trainer_config
 from trainer.config import TrainerConfig
 from trainer.tracking.tracker import TRACKERS, Tracker, Trackers, names
 
@@ -22,8 +23,8 @@ LOSS = "training/loss"
 
 def config(folder: Path, *trackers: str) -> TrainerConfig:
     """A run called "my-run"."""
-    return TrainerConfig(
-        run_id="my-run", model=folder, checkpoint_folder=folder, trackers=tuple(trackers)
+    return trainer_config(
+        run_id="my-run", model=folder, checkpoint__folder=folder, tracking__trackers=tuple(trackers)
     )
 
 

@@ -50,8 +50,8 @@ class ActorCritic:
             action_tokens: longest action, within a turn; None: an action is a turn.
         """
         self._action_tokens = action_tokens
-        self._discount, self._lambda = config.discount, config.gae_lambda
-        self._value_weight = config.value_weight
+        self._discount, self._lambda = config.algorithm.discount, config.algorithm.gae_lambda
+        self._value_weight = config.algorithm.value_weight
         self._gradient = PolicyGradient.of(
             config,
             baseline=_rewards,
@@ -64,7 +64,7 @@ class ActorCritic:
         return self._gradient.advantages(rollouts)
 
     def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
-        """Every token of the step counts the same, unless `loss_weights` is set."""
+        """Every token of the step counts the same, unless `algorithm.loss_aggregation` is set."""
         return self._gradient.token_weights(num_tokens_R)
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:

@@ -82,20 +82,20 @@ class GroupwiseObjective:
         Raises:
             ValueError: there is no reference, or another KL term is set.
         """
-        if not config.reference_column:
+        if not config.algorithm.reference_column:
             raise ValueError(
-                "reference_column is not set: give the column with the reference's log-probs"
+                "algorithm.reference_column is not set: give the column of the reference log-probs"
             )
-        for name in ("kl_loss", "kl_reward"):
-            if getattr(config, name):
+        for name, weight in (("kl.loss", config.kl.loss), ("kl.reward", config.kl.reward)):
+            if weight:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)}: the objective has a KL term already, set "
-                    f"{name} to 0 and use kl_beta"
+                    f"{name} is {weight}: the objective has a KL term already, set {name} to 0 and "
+                    "use algorithm.beta"
                 )
-        for name, usual in (("staleness_decay", 1.0), ("loss_weights", "algorithm")):
-            if getattr(config, name) != usual:
+        for name, usual in (("staleness_decay", 1.0), ("loss_aggregation", "algorithm")):
+            if (given := getattr(config.algorithm, name)) != usual:
                 raise ValueError(
-                    f"{name} is {getattr(config, name)!r}: the objective compares whole rollouts "
+                    f"algorithm.{name} is {given!r}: the objective compares whole rollouts "
                     f"with equal weights; set it to {usual!r}"
                 )
         self._losses = losses

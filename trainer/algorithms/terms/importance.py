@@ -12,7 +12,7 @@ from typing import Self
 import torch
 
 from trainer.algorithms.terms.policy_gradient import Importance, Ratios
-from trainer.config import ImportanceWay, TrainerConfig
+from trainer.config import ImportanceMode, TrainerConfig
 
 __all__ = ["Correction", "TrustRegion"]
 
@@ -25,7 +25,7 @@ class Correction:
     sampling; IcePop was proposed for the former.
     """
 
-    way: ImportanceWay
+    way: ImportanceMode
     """truncate: min(rho, c), as V-trace (arXiv 1802.01561) and truncated importance sampling do.
     mask: rho, and 0 beyond c (masked importance sampling). icepop: rho between `floor` and c, and 0
     outside (IcePop). none: 1, as if the weights in training had sampled everything.
@@ -38,7 +38,11 @@ class Correction:
     @classmethod
     def of(cls, config: TrainerConfig) -> Self:
         """With the settings of `config`."""
-        return cls(way=config.importance, floor=config.importance_floor, cap=config.importance_cap)
+        return cls(
+            way=config.algorithm.importance,
+            floor=config.algorithm.importance_floor,
+            cap=config.algorithm.importance_cap,
+        )
 
     def __call__(self, ratios: Ratios) -> Importance:
         """Importance of each token from its own ratio."""
@@ -73,8 +77,8 @@ class TrustRegion:
     def of(cls, config: TrainerConfig, *, low: float, high: float) -> Self:
         """With the settings of `config`; `low` and `high` are the algorithm's defaults."""
         return cls(
-            low=low if config.clip_low is None else config.clip_low,
-            high=high if config.clip_high is None else config.clip_high,
+            low=low if config.algorithm.clip_low is None else config.algorithm.clip_low,
+            high=high if config.algorithm.clip_high is None else config.algorithm.clip_high,
             correction=Correction.of(config),
         )
 

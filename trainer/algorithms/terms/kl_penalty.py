@@ -56,9 +56,9 @@ class KLPenalty:
     def of(cls, config: TrainerConfig) -> Self:
         """With the settings of `config`."""
         return cls(
-            weight=config.kl_loss,
-            estimator=config.kl_estimator,
-            has_reference=bool(config.reference_column),
+            weight=config.kl.loss,
+            estimator=config.kl.estimator,
+            has_reference=bool(config.algorithm.reference_column),
         )
 
     def __call__(self, tokens: PolicyTokens) -> torch.Tensor:

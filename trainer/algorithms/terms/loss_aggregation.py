@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.algorithms.base import TokenWeights
-from trainer.config import LossWeights, TrainerConfig
+from trainer.config import LossAggregation, TrainerConfig
 
 __all__ = ["constant", "make_aggregation", "sequence_mean", "sequence_sum", "token_mean"]
 
@@ -43,24 +43,28 @@ def constant(num_tokens_R: _Lengths, length: int) -> TokenWeights:
 
 
 def make_aggregation(
-    config: TrainerConfig, default: LossWeights
+    config: TrainerConfig, default: LossAggregation
 ) -> Callable[[_Lengths], TokenWeights]:
     """The aggregation of `config`, or `default` of the algorithm.
 
     Raises:
         ValueError: a constant length is needed and not set.
     """
-    name = default if config.loss_weights == "algorithm" else config.loss_weights
-    if name == "constant" and not config.loss_length:
+    name = (
+        default
+        if config.algorithm.loss_aggregation == "algorithm"
+        else config.algorithm.loss_aggregation
+    )
+    if name == "constant" and not config.algorithm.loss_length:
         raise ValueError(
-            "loss_length is 0, and the loss is divided by it: give the maximum number of tokens a "
-            "rollout may sample"
+            "algorithm.loss_length is 0, and the loss is divided by it: give the maximum number of "
+            "tokens a rollout may sample"
         )
-    aggregations: dict[LossWeights, Callable[[_Lengths], TokenWeights]] = {
+    aggregations: dict[LossAggregation, Callable[[_Lengths], TokenWeights]] = {
         "token_mean": token_mean,
         "sequence_mean": sequence_mean,
         "sequence_sum": sequence_sum,
-        "constant": partial(constant, length=config.loss_length),
+        "constant": partial(constant, length=config.algorithm.loss_length),
     }
     return aggregations[name]
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import KLPenalty
 from trainer.algorithms.terms.loss_aggregation import make_aggregation
-from trainer.config import LossWeights, TrainerConfig
+from trainer.config import LossAggregation, TrainerConfig
 
 __all__ = ["Importance", "PolicyGradient", "Ratios"]
 
@@ -101,21 +101,21 @@ class PolicyGradient:
         *,
         baseline: Callable[[Rollouts], NDArray[np.float64]],
         importance: Callable[[Ratios], Importance],
-        aggregation: LossWeights,
+        aggregation: LossAggregation,
         whole_step: bool = False,
         of_logprobs: bool = False,
     ) -> Self:
         """Build from the settings that all algorithms share; `aggregation` is the default one.
 
         Raises:
-            ValueError: the loss aggregation needs `loss_length`, and it is not set.
+            ValueError: the loss aggregation needs `algorithm.loss_length`, and it is not set.
         """
         return cls(
             baseline=baseline,
             importance=importance,
             aggregation=make_aggregation(config, aggregation),
             penalty=KLPenalty.of(config),
-            staleness_decay=config.staleness_decay,
+            staleness_decay=config.algorithm.staleness_decay,
             whole_step=whole_step,
             of_logprobs=of_logprobs,
         )
