@@ -12,7 +12,7 @@ __all__ = ["SchedulerConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(ServerConfig):
-    """What the scheduler can be told."""
+    """Scheduler settings."""
 
     port: int = 50053
     """gRPC port; 0 takes a free one."""
@@ -21,16 +21,16 @@ class SchedulerConfig(ServerConfig):
     lease_seconds: float = 10.0
     """A node agent that cannot heartbeat for this long stops its work."""
     lease_margin_seconds: float = 2.0
-    """A node is lost this long after its lease ran out."""
+    """Time from the end of a node's lease until the node is lost."""
     policy: str = "preemptive"
-    """Who does what: a built-in policy, or "package.module:Class"."""
+    """Allocation policy: a built-in one, or "package.module:Class"."""
     lending: Literal["gated", "always", "never"] = "gated"
-    """Nodes that can train, or do anything else for a gang, roll out while no gang wants them:
-    when it pays by what was measured, always, or never."""
+    """Whether nodes of gangs do rollout while no gang needs them: gated: when measurements show
+    that it pays; always; or never."""
     min_dwell_seconds: float = 0.0
-    """A node that a gang gave back is not lent before this; set it to what a switch costs."""
+    """Time before a released node is lent; set it to the cost of a switch."""
     leave_seconds: float = 120.0
-    """A node that was given to a gang and is still at its old work after this is done without."""
+    """Time for a node to leave its old work for a gang; after it, the gang gets another node."""
     max_events: int = 100_000
     """Entries the audit log keeps."""
 

@@ -20,7 +20,7 @@ from scheduler.cli import build, service
 from scheduler.config import SchedulerConfig
 from scheduler.model.records import Gang, Node, State
 from scheduler.policy.allocation_policy import AllocationPolicy, PreemptivePolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from services.chassis.rpc.server import Service, started
 from tests.redis_server import free_port
 from tests.scheduler.memory_store import MemoryStore
@@ -44,14 +44,14 @@ def gang(name: str, num_nodes: int, arrival: int = 1, **fields: Any) -> Gang:
 
 def after(
     state: State,
-    change: Callable[[Draft], object],
+    change: Callable[[StateTransaction], object],
     policy: AllocationPolicy = PreemptivePolicy(),  # noqa: B008 -- frozen
     now: float = 0.0,
 ) -> State:
     """The state after one change."""
-    draft = Draft(state, policy, now)
-    change(draft)
-    return draft.state
+    tx = StateTransaction(state, policy, now)
+    change(tx)
+    return tx.state
 
 
 @asynccontextmanager

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.model.lending import Outlook
+from scheduler.model.lending import BatchForecast
 from scheduler.model.records import Gang, State
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from tests.scheduler.support import BOTH, RUN, gang, node
 
 GANG = (RUN, "g")
-HALF = Outlook(remaining_rollouts=50, batch_rollouts=100)
+HALF = BatchForecast(remaining_rollouts=50, batch_rollouts=100)
 BLOCK = 3
 """Cycles before a way is judged."""
 
@@ -29,10 +29,10 @@ class Played:
 
     def do(self, name: str, *arguments: object) -> None:
         """One change."""
-        draft = Draft(self.state, self.policy, self.now)
-        getattr(draft, name)(*arguments)
-        self.state = draft.state
-        self.causes += [event.cause for event in draft.events if event.kind == "kept"]
+        tx = StateTransaction(self.state, self.policy, self.now)
+        getattr(tx, name)(*arguments)
+        self.state = tx.state
+        self.causes += [event.cause for event in tx.events if event.kind == "kept"]
 
     def step(self, batch: int, *, too_early: bool = False) -> str:
         """Wait for 80 s, train for 20 s; what the node does while it is waited."""
@@ -106,7 +106,7 @@ def test_a_batch_that_was_not_full_after_all_is_waited_for_again() -> None:
     played.do("release", GANG, HALF, 3)
     played.do("request", wanted(3))
     played.do("release", GANG, HALF, 3)
-    assert played.causes[-1] == "gang g: kept: judged for batch 3 already"
+    assert played.causes[-1] == "gang g: kept: decided before for batch 3"
     played.now += 80.0
     played.do("request", wanted(3))
     played.now += 20.0
@@ -123,14 +123,14 @@ def test_a_trainer_that_comes_back_goes_on_with_what_was_measured() -> None:
         played.step(batch)
     learned = played.state.lendings[GANG]
     played.do("release", GANG, None, 5)
-    assert played.state.lendings[GANG] == learned.abandoned()
+    assert played.state.lendings[GANG] == learned.abandon_cycle()
     assert played.state.balances[GANG].full_time is None
     played.do("release", GANG)
     assert (played.state.lendings, played.state.balances) == ({}, {})
 
 
 @pytest.mark.parametrize("told", [(HALF, 4), (HALF, 0)])
-def test_a_gang_that_lost_its_nodes_has_none_to_keep(told: tuple[Outlook, int]) -> None:
+def test_a_gang_that_lost_its_nodes_has_none_to_keep(told: tuple[BatchForecast, int]) -> None:
     """Its cycle ends there, and the log does not say that they cannot roll out."""
     played = Played()
     played.do("request", wanted(1))
@@ -156,7 +156,7 @@ def test_a_gang_whose_nodes_went_to_another_meanwhile_has_none_to_keep_either() 
     assert played.state.gangs[GANG].waits_for
     played.do("release", GANG, HALF, 2)
     assert played.causes[num_told:] == []
-    assert played.state.lendings[GANG].is_judged(2)
+    assert played.state.lendings[GANG].is_decided(2)
 
 
 def test_a_cycle_that_ends_where_nodes_cannot_roll_out_does_not_go_on() -> None:
@@ -166,7 +166,7 @@ def test_a_cycle_that_ends_where_nodes_cannot_roll_out_does_not_go_on() -> None:
     played.step(2)
     played.do("register", node("both", "train"))
     played.do("release", GANG, HALF, 3)
-    assert played.causes[-1] == "gang g: kept: its nodes cannot roll out"
+    assert played.causes[-1] == "gang g: kept: its nodes cannot do rollout"
     assert played.state.lendings[GANG].since is None
 
 

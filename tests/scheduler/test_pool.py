@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.model.records import AllocationEvent, NodeState, State
 from scheduler.policy.allocation_policy import PreemptivePolicy
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 from scheduler.pool.pool import Pool
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
 from tests.scheduler.memory_store import MemoryStore
@@ -52,10 +52,10 @@ async def test_unknown_commit_is_read_again(failing: str) -> None:
     first = await pool.register(node("a", *BOTH))
     store.failing = failing
     with pytest.raises(ServiceError):
-        await pool.change(lambda draft: draft.request(gang("g", 1)))
+        await pool.change(lambda tx: tx.request(gang("g", 1)))
     assert pool.state.nodes["a"].assignment == first.assignment, "told nobody"
     store.failing = ""
-    await pool.change(lambda draft: draft.request(gang("g", 1)))
+    await pool.change(lambda tx: tx.request(gang("g", 1)))
     assert pool.state == await store.load()
     assert pool.state.nodes["a"].assignment.tag == "train"
     assert pool.state.nodes["a"].assignment.epoch == first.assignment.epoch + 1
@@ -104,7 +104,7 @@ async def test_a_change_outlives_its_caller() -> None:
     caller.cancel()
     await asyncio.wait({caller})
     store.reachable_now.set()
-    await pool.change(lambda draft: draft.request(gang("g", 1)))
+    await pool.change(lambda tx: tx.request(gang("g", 1)))
     assert pool.state == await store.load()
     numbers = [event.sequence for event in await store.events(0, 100)]
     assert numbers == sorted(set(numbers))
@@ -119,7 +119,7 @@ async def test_a_watcher_that_asks_during_a_commit_is_told_nothing_twice() -> No
     await pool.register(node("b", *BOTH))
     seen = pool.state.last_sequence
     store.reachable_now.clear()
-    change = asyncio.create_task(pool.change(lambda draft: draft.request(gang("g", 2))))
+    change = asyncio.create_task(pool.change(lambda tx: tx.request(gang("g", 2))))
     await asyncio.sleep(0)
     watcher = asyncio.create_task(pool.next_events(seen + 1))
     await asyncio.sleep(0)
@@ -135,11 +135,11 @@ async def test_replaced_scheduler_refuses_and_ends() -> None:
     await old.register(node("a", *BOTH))
     new = await _open(store)
     with pytest.raises(ServiceError) as caught:
-        await old.change(lambda draft: draft.request(gang("g", 1)))
+        await old.change(lambda tx: tx.request(gang("g", 1)))
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
     with pytest.raises(DependencyUnavailable):
         await old.sweep()
-    await new.change(lambda draft: draft.request(gang("g", 1)))
+    await new.change(lambda tx: tx.request(gang("g", 1)))
     assert new.state.nodes["a"].assignment.tag == "train"
 
 
@@ -150,7 +150,7 @@ async def test_deadline_starts_again_with_the_scheduler() -> None:
     for name in "ab":
         epoch = (await old.register(node(name, *BOTH))).assignment.epoch
         await old.heartbeat(name, NodeState.ACTIVE, epoch, epoch)
-    await old.change(lambda draft: draft.request(gang("g", 1)))
+    await old.change(lambda tx: tx.request(gang("g", 1)))
     now[0] = 1000.0
     new = await _open(store, now)
     for later, name in ((0.0, "a"), (59.0, "a"), (60.0, "b")):
@@ -165,7 +165,7 @@ async def _open(
     pool = Pool(
         store=store,
         policy=PreemptivePolicy(),
-        leases=Leases(10.0, MARGIN, lambda: lease_now[0]),
+        leases=NodeLeases(10.0, MARGIN, lambda: lease_now[0]),
         clock=lambda: now[0],
         leave_seconds=60.0,
     )

@@ -16,7 +16,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 
 from scheduler.api.conversion import duration_message
 from scheduler.policy.roofline import train_priority
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 from tests.redis_server import RedisServer
 from tests.scheduler.support import (
     BOTH,
@@ -32,8 +32,8 @@ from tests.scheduler.support import (
 
 
 def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesRequest:
-    outlook = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
-    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=outlook)
+    forecast = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
+    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=forecast)
 
 
 def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
@@ -167,7 +167,7 @@ async def test_dry_run_changes_nothing() -> None:
         assert [entry.assignment.gang_id for entry in plan.nodes] == ["fits"]
         assert list(plan.unplaced_gang_ids) == ["does-not", "does-not"]
         causes = {gang.run_id: gang.cause for gang in plan.unplaced_gangs}
-        assert "1 can do train for run run, it asks for more" in causes[RUN]
+        assert "1 can do train for run run, requested 2" in causes[RUN]
         assert "0 can do train for run other" in causes["other"]
         after = await list_nodes(stub)
         assert after["a"].assignment == before["a"].assignment
@@ -236,7 +236,7 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
             ("policy", "other"),
             ("waiting", "other"),
         ]
-        assert told[1].cause == "gang g2: quota: run other may have 1 nodes, it asks for 2"
+        assert told[1].cause == "gang g2: quota: run other may have 1 nodes, requested 2"
 
 
 async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
@@ -335,7 +335,7 @@ async def test_assignments_survive_a_killed_scheduler(
 def test_leases_start_again_after_an_absence() -> None:
     """A scheduler that was frozen cannot know who was silent: everybody gets a full lease."""
     now = [100.0]
-    leases = Leases(10.0, 2.0, lambda: now[0])
+    leases = NodeLeases(10.0, 2.0, lambda: now[0])
     leases.renew("a")
     expired = []
     for step in (5.0, 5.0, 3.0):

@@ -68,7 +68,7 @@ async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
             await nodes.request_ahead(time.time())
             await nodes.release_again()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
-        again = "gang trainer: kept: judged for batch 2 already"
+        again = "gang trainer: kept: decided before for batch 2"
         assert (await _causes(stub))[1:] == [again, again]
         await nodes.acquire(2)
         await nodes.release()
@@ -131,7 +131,7 @@ async def test_release_tells_what_is_left_of_the_batch() -> None:
         for _ in range(2):
             await nodes.release(2, HALF)
         [cause] = await _causes(stub)
-        assert cause.startswith("gang trainer: kept: cycle 1 of 3 before it is judged; ")
+        assert cause.startswith("gang trainer: kept: cycle 1 of 3 before modes are compared; ")
 
 
 async def _placed(stub: SchedulerServiceStub) -> None:

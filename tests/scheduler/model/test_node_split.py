@@ -88,16 +88,16 @@ def test_the_brute_force_notices_a_split_that_takes_a_node_too_many() -> None:
 
 def test_ten_thousand_nodes_are_asked_about_once_each() -> None:
     """Linear: a stage is a look-up, but there are many nodes."""
-    asked = 0
+    request_batch = 0
 
     def counted(nodes: int) -> float:
-        nonlocal asked
-        asked += 1
+        nonlocal request_batch
+        request_batch += 1
         return 1e6 / nodes
 
     found = split_nodes(counted, counted, 10_000)
     assert (found.generation_nodes, found.training_nodes) == (5_000, 5_000)
-    assert asked <= 2 * 10_000
+    assert request_batch <= 2 * 10_000
 
 
 def test_an_uneven_load_takes_the_uneven_split_that_streamrl_found_best() -> None:

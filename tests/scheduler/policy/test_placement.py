@@ -141,7 +141,7 @@ def test_quota_limits_gangs_and_rollout_together() -> None:
         "train",
     ]
     plan = POLICY.plan(nodes, [gang("g", 4)], 0.0, runs)
-    assert plan.waiting == {(RUN, "g"): "quota: run run may have 3 nodes, it asks for 4"}
+    assert plan.waiting == {(RUN, "g"): "quota: run run may have 3 nodes, requested 4"}
     plan = POLICY.plan(nodes, [gang("g", 2), gang("h", 2, 2), gang("late", 1, 3)], 0.0, runs)
     assert members(plan, "g")
     assert plan.waiting == {
@@ -157,7 +157,7 @@ def test_waiting_gangs_say_why() -> None:
     gangs.append(gang("later", 1, 4, needed_time=9.0))
     plan = POLICY.plan(nodes, gangs, 0.0)
     assert plan.waiting == {
-        (RUN, "large"): "nodes: 2 can do train for run run, it asks for more",
-        (RUN, "next"): "nodes: others hold or wait for them",
+        (RUN, "large"): "nodes: 2 can do train for run run, requested 3",
+        (RUN, "next"): "nodes: other gangs hold or wait for them",
         (RUN, "later"): "time: not needed yet",
     }

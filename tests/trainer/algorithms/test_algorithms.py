@@ -229,5 +229,5 @@ def test_a_bound_that_has_no_effect_is_refused():
 
 def test_a_constant_length_has_to_be_given():
     """The message names the setting and the cure."""
-    with pytest.raises(ConfigError, match=r"algorithm dr_grpo: loss_length is 0.*give the most"):
+    with pytest.raises(ConfigError, match=r"algorithm dr_grpo: loss_length is 0.*give the max"):
         make_algorithm(config("dr_grpo", loss_length=0))

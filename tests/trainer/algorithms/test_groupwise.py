@@ -89,7 +89,9 @@ def test_what_the_objective_needs_is_said(algorithm: str):
     with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
         make_algorithm(config(algorithm, reference_column=""))
     for name in ("kl_loss", "kl_reward"):
-        with pytest.raises(ConfigError, match=rf"{name} is 0.1: .* set it to 0 and kl_beta"):
+        with pytest.raises(
+            ConfigError, match=rf"{name} is 0.1: .* set {name} to 0 and use kl_beta"
+        ):
             make_algorithm(config(algorithm, **{name: 0.1}))
     with pytest.raises(ConfigError, match=r"staleness_decay is 0.5: .* set it to 1.0"):
         make_algorithm(config(algorithm, staleness_decay=0.5))

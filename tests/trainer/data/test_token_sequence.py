@@ -55,7 +55,7 @@ def test_a_column_of_log_probs_is_cut_with_its_tokens():
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("other", b"", r"has no column 'other' but \['ref_logprobs'\]: put it into the run's"),
+        ("other", b"", r"has no column 'other' but \['ref_logprobs'\]: add it to the run's"),
         ("ref_logprobs", bytes(4), r"column 'ref_logprobs' has 1 values for \d+ tokens"),
     ],
 )

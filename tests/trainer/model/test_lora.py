@@ -188,7 +188,7 @@ async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"lora_targets": ("q_proj", "vproj")}, "lora_targets has 'vproj'.*take of .*v_proj"),
+        ({"lora_targets": ("q_proj", "vproj")}, "lora_targets has 'vproj'.*use .*v_proj"),
         ({"lora_targets": ("lm_head",)}, "shares its weights with the input"),
         ({"lora_rank": 0}, "lora_targets is .* but lora_rank is 0"),
         (

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler import cli
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 
 __all__ = ["HastyLeases"]
 
 _PART = 0.6
 
 
-class HastyLeases(Leases):
+class HastyLeases(NodeLeases):
     """Shorter, margin and all, than what node agents are told."""
 
     def __init__(self, seconds: float, margin: float, clock: Callable[[], float]) -> None:
