@@ -45,8 +45,8 @@ class Plan:
         after: dict[GangKey | None, set[str]] = defaultdict(set)
         for node in nodes:
             before[node.gang_key].add(node.node_id)
-            wanted = self.assignments.get(node.node_id, _UNASSIGNED)
-            after[node.gang_under(wanted)].add(node.node_id)
+            planned = self.assignments.get(node.node_id, _UNASSIGNED)
+            after[node.gang_under(planned)].add(node.node_id)
         return {
             key
             for key, members in after.items()

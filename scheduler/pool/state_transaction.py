@@ -234,20 +234,22 @@ class StateTransaction:
         plan = self._policy.plan(nodes, list(self._gangs.values()), self._now, self._runs)
         afresh = plan.reformed(nodes, again)
         for node in sorted(nodes, key=lambda node: node.node_id):
-            wanted = plan.assignments.get(node.node_id, _UNASSIGNED)
-            is_new = node.assignment.work != wanted.work or node.node_id in again
-            if is_new or node.gang_under(wanted) in afresh:
-                self._assign(node, wanted, cause, is_registration=node.node_id in again)
+            planned = plan.assignments.get(node.node_id, _UNASSIGNED)
+            is_new = node.assignment.work != planned.work or node.node_id in again
+            if is_new or node.gang_under(planned) in afresh:
+                self._assign(node, planned, cause, is_registration=node.node_id in again)
         self._drop_parked(plan)
         self._log_waiting(plan.waiting)
         return plan
 
-    def _assign(self, node: Node, wanted: Assignment, cause: str, *, is_registration: bool) -> None:
+    def _assign(
+        self, node: Node, planned: Assignment, cause: str, *, is_registration: bool
+    ) -> None:
         self._epoch += 1
-        left_gang = bool(node.assignment.gang_id) and not wanted.gang_id
+        left_gang = bool(node.assignment.gang_id) and not planned.gang_id
         node = replace(
             node,
-            assignment=replace(wanted, epoch=self._epoch),
+            assignment=replace(planned, epoch=self._epoch),
             assigned_time=self._now,
             registered_epoch=self._epoch if is_registration else node.registered_epoch,
             released_time=self._now if left_gang else node.released_time,

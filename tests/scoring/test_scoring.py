@@ -184,7 +184,7 @@ async def test_a_sample_that_cannot_be_scored_holds_up_no_other(
     assert list({name.split("/")[0] for name in await run.columns()}) == ["c"]
     told = capsys.readouterr().out
     assert "the scorer gave values of shape (5,); return one value, or one for each of 6" in told
-    assert "sample 'b/1/1#t2': the scorer gave values that are no number" in told
+    assert "sample 'b/1/1#t2': the scorer gave non-finite values" in told
 
 
 async def test_a_column_that_the_run_does_not_want_is_refused(run: Run) -> None:

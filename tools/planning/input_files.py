@@ -1,4 +1,4 @@
-"""What a planner is told, read from TOML files."""
+"""Input files of the planners, in TOML."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def _named(place: str) -> Iterator[None]:
-    """A complaint within names `place`."""
+    """Add `place` to the message of a ValueError."""
     try:
         yield
     except ValueError as error:

@@ -87,7 +87,7 @@ class VirtualWorld:
     async def pass_time(self, seconds: float) -> None:
         """See `World.pass_time`."""
         self._now += seconds
-        self._change(lambda tx: tx.give_up(_DRAIN_SECONDS))
+        self._change(lambda tx: tx.mark_overdue(_DRAIN_SECONDS))
         self._change(lambda tx: tx.replan("time passed"))
 
     async def states(self) -> Sequence[Mapping[str, Place]]:
