@@ -36,7 +36,7 @@ def node(name: str, *tags: str, **fields: Any) -> Node:
 
 
 def gang(name: str, num_nodes: int, arrival: int = 1, **fields: Any) -> Gang:
-    """A training gang, of `RUN` unless said otherwise."""
+    """A training gang, by default of `RUN`."""
     fields.setdefault("tag", "train")
     fields.setdefault("run_id", RUN)
     return Gang(gang_id=name, num_nodes=num_nodes, arrival=arrival, **fields)
@@ -74,7 +74,7 @@ async def running_scheduler(**settings: Any) -> AsyncIterator[tuple[int, Schedul
 
 
 class Process:
-    """A seamflow process of its own, to kill, freeze and restart.
+    """A separate seamflow process, to kill, freeze and restart.
 
     Args:
         module: what `python -m` runs.
@@ -129,7 +129,7 @@ async def heartbeat(
     state: pb.NodeState = pb.NODE_STATE_ACTIVE,
     wait: float = 0.0,
 ) -> pb.Assignment:
-    """Report that `name` stands at `state` for `epoch`; gives what it shall do."""
+    """Report `state` for `epoch` of node `name`; the assignment of the answer."""
     request = pb.HeartbeatRequest(
         node_id=name,
         reported_epoch=epoch,

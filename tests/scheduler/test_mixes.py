@@ -194,7 +194,7 @@ def _partial(state: State) -> list[str]:
 
 
 def _starved(state: State) -> list[str]:
-    """The runs with a parked gang for which nobody generates: it would be parked for ever."""
+    """The runs with a parked gang and no generating node: the gang would be parked forever."""
     members = [member for member in state.nodes.values() if member.available]
     served = {member.assigned_run for member in members if member.assignment.tag == "rollout"}
     parked = {entry.run_id for entry in state.gangs.values() if entry.parked}

@@ -16,7 +16,7 @@ TRAINING = pb.StageProfile(seconds={8: 300.0, 64: 37.5})
 
 
 def request_batch(**fields: Any) -> pb.PlanSplitRequest:
-    """A request with a good profile of both stages, unless told otherwise."""
+    """A request with a valid profile of both stages by default."""
     return pb.PlanSplitRequest(**{"generation": GENERATION, "training": TRAINING} | fields)
 
 
@@ -37,7 +37,7 @@ async def test_the_faster_of_two_datacentres_gives_nodes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"generation": None, "num_nodes": 64}, "generation.seconds is '0 points': it has 0 node"),
         ({"training": pb.StageProfile(seconds={0: 1.0})}, "training.seconds is '1 points': it has"),
@@ -53,13 +53,13 @@ async def test_the_faster_of_two_datacentres_gives_nodes_back() -> None:
         ({"num_generation_nodes": 7, "num_training_nodes": 8}, "num_generation_nodes is 7: give 8"),
     ],
 )
-async def test_nonsense_is_refused(fields: dict[str, Any], told: str) -> None:
+async def test_nonsense_is_refused(fields: dict[str, Any], message: str) -> None:
     """INVALID_ARGUMENT that names the field, its value and the cure."""
     async with running_scheduler() as (_, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.PlanSplit(request_batch(**fields))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert told in (caught.value.details() or "")
+    assert message in (caught.value.details() or "")
 
 
 async def test_the_largest_pool_is_answered() -> None:

@@ -19,7 +19,7 @@ MARGIN = 2.0
 
 
 class FlakyStore(MemoryStore):
-    """Loses the answer of the commits it is told to, before or after they happened."""
+    """Loses the answers of selected commits, before or after they happened."""
 
     def __init__(self) -> None:
         super().__init__(max_events=100)
@@ -74,7 +74,7 @@ async def test_heartbeats_need_no_store() -> None:
 
 
 async def test_leases_end_when_the_store_is_gone_for_longer_than_the_margin() -> None:
-    """Nobody can tell whether another scheduler has taken over, and moves these nodes' work."""
+    """Another scheduler may have taken over and reassigned these nodes' work."""
     store, now = FlakyStore(), [0.0]
     pool = await _open(store, lease_now=now)
     epoch = (await pool.register(node("a", *BOTH))).assignment.epoch

@@ -82,7 +82,7 @@ async def test_gang_is_granted_only_when_all_nodes_report_it() -> None:
 
 
 async def test_same_gang_asks_for_something_else() -> None:
-    """Asking again is idempotent; asking differently under the same name is refused."""
+    """A repeated request is idempotent; a different one under the same id is rejected."""
     async with running_scheduler() as (_, stub):
         await request_nodes(stub, "g", num_nodes=2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -100,7 +100,7 @@ async def test_stale_heartbeats_are_refused() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await heartbeat(stub, "a", epoch)
             assert caught.value.code() is grpc.StatusCode.ABORTED
-        # What somebody has seen is never given out again, even if the store forgot it.
+        # An epoch seen by a node is never assigned again, even if the store lost it.
         assert (await register(stub, "a", *BOTH)).epoch > new.epoch + 7
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await heartbeat(stub, "nobody", 1)
@@ -129,7 +129,7 @@ async def test_silent_node_is_lost_and_its_gang_re_formed() -> None:
 
 
 async def test_drained_node_gives_its_work_up() -> None:
-    """Draining withdraws the assignment; undoing it brings work back; both are told once."""
+    """Draining withdraws the assignment; ending it brings work back; both are logged once."""
     async with running_scheduler() as (_, stub):
         await register(stub, "a", *BOTH)
         for _ in range(2):
@@ -152,7 +152,7 @@ async def test_leaving_node_gets_nothing_more() -> None:
 
 
 async def test_dry_run_changes_nothing() -> None:
-    """PlanAssignments tells what would happen, and it does not happen."""
+    """PlanAssignments returns what would change, and changes nothing."""
     async with running_scheduler() as (_, stub):
         await register(stub, "a", *BOTH)
         before = await list_nodes(stub)
@@ -230,13 +230,13 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
         assert dict(listed[1].num_nodes) == {"rollout": 1}
 
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id="other"))
-        told = [event for event in (await watch.read()).events if not event.HasField("node")]
+        message = [event for event in (await watch.read()).events if not event.HasField("node")]
         watch.cancel()
-        assert [(event.kind, event.run_id) for event in told] == [
+        assert [(event.kind, event.run_id) for event in message] == [
             ("policy", "other"),
             ("waiting", "other"),
         ]
-        assert told[1].cause == "gang g2: quota: run other may have 1 nodes, requested 2"
+        assert message[1].cause == "gang g2: quota: run other may have 1 nodes, requested 2"
 
 
 async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:

@@ -28,7 +28,7 @@ def late_pool(*more: str) -> State:
 
 
 def test_node_that_does_not_leave_its_old_work_is_done_without() -> None:
-    """One match fewer: the gang moves, the log tells, and the node comes back when it has left."""
+    """The gang moves, the log has an event, and the node is available again when it has left."""
     state = late_pool("b")
     assert state.nodes["a"].assignment.gang_id == "g"
     tx = StateTransaction(state, PreemptivePolicy(), 100.0 + SECONDS)
@@ -62,7 +62,7 @@ def test_without_the_deadline_a_gang_waits_for_ever() -> None:
 
 
 def test_gang_waits_when_no_other_node_fits() -> None:
-    """It holds nothing meanwhile, and says what it waits for."""
+    """It holds no node while it waits, and logs the reason."""
     state = after(late_pool(), lambda tx: tx.mark_overdue(SECONDS), now=100.0 + SECONDS)
     entry = state.gangs[RUN, "g"]
     assert state.members(entry) == []
@@ -83,16 +83,16 @@ def test_node_is_late_only_while_it_does_its_old_work(
 ) -> None:
     """One that has left, or has time left, is not given up."""
     pool = late_pool("b")
-    before, wanted = pool.nodes["a"].reported_epoch, pool.nodes["a"].assignment.epoch
-    epoch = wanted if taken_up else before
-    pool = after(pool, lambda tx: tx.report("a", state, epoch, wanted), now=101.0)
+    before, expected = pool.nodes["a"].reported_epoch, pool.nodes["a"].assignment.epoch
+    epoch = expected if taken_up else before
+    pool = after(pool, lambda tx: tx.report("a", state, epoch, expected), now=101.0)
     pool = after(pool, lambda tx: tx.mark_overdue(SECONDS), now=100.0 + seconds)
     assert pool.nodes["a"].assignment.gang_id == "g"
 
 
 def test_why_a_gang_waits_is_told_once() -> None:
     """Not at each look, but again when the reason is another one."""
-    state, told = State(), []
+    state, message = State(), []
     changes = [
         lambda tx: tx.request(gang("g", 1)),
         lambda tx: tx.replan("look"),
@@ -104,8 +104,8 @@ def test_why_a_gang_waits_is_told_once() -> None:
         tx = StateTransaction(state, PreemptivePolicy(), 0.0)
         change(tx)
         state = tx.state
-        told += [(event.kind.value, event.cause) for event in tx.events if event.node is None]
-    assert told == [
+        message += [(event.kind.value, event.cause) for event in tx.events if event.node is None]
+    assert message == [
         ("waiting", "gang g: nodes: 0 can do train for run run, requested 1"),
         ("policy", "run run: priority 2, max_nodes 1, rollout_share 1"),
         ("waiting", "gang h: quota: run run may have 1 nodes, requested 2"),

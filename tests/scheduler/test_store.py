@@ -73,7 +73,7 @@ async def test_audit_log_is_resumable_and_bounded(store: Store) -> None:
 
 
 async def test_superseded_scheduler_cannot_write(store: Store) -> None:
-    """Only the newest incarnation commits; the refused commit leaves no trace."""
+    """Only the newest incarnation commits; a rejected commit changes nothing."""
     old, new = await store.open(), await store.open()
     assert new > old
     assert not await store.is_newest(old)

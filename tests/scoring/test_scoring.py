@@ -27,7 +27,7 @@ from trajectory_manager.store.redis.connect import redis_store
 
 
 class Run:
-    """A run of groups of two, and scoring services beside it."""
+    """A run of groups of two, with scoring services."""
 
     def __init__(self, client: Client, port: int) -> None:
         self.client, self._port = client, port
@@ -75,7 +75,7 @@ class Run:
         return await self.client.samples.GetReadiness(request)
 
     async def until(self, num_ready: int) -> None:
-        """Wait for so many ready groups."""
+        """Wait for this number of ready groups."""
         await waited_for(lambda: self.readiness(), lambda c: c.num_ready_groups == num_ready)
 
     async def columns(self) -> dict[str, dict[str, list[float]]]:
@@ -182,9 +182,9 @@ async def test_a_sample_that_cannot_be_scored_holds_up_no_other(
         await run.until(1)
         assert not task.done()
     assert list({name.split("/")[0] for name in await run.columns()}) == ["c"]
-    told = capsys.readouterr().out
-    assert "the scorer gave values of shape (5,); return one value, or one for each of 6" in told
-    assert "sample 'b/1/1#t2': the scorer gave non-finite values" in told
+    message = capsys.readouterr().out
+    assert "the scorer gave values of shape (5,); return one value, or one for each of 6" in message
+    assert "sample 'b/1/1#t2': the scorer gave values that are not finite" in message
 
 
 async def test_a_column_that_the_run_does_not_want_is_refused(run: Run) -> None:

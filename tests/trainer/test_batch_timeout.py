@@ -50,7 +50,7 @@ async def test_a_timeout_over_nothing_waits_for_the_first_group(training: Traini
 
 
 async def test_a_part_is_repeated_as_it_was_after_a_crash(training: Training) -> None:
-    """Leased, not committed: the next trainer, for whom batches are whole, gets the same part."""
+    """Leased, not committed: the next trainer, without a timeout, gets the same partial batch."""
     await training.begin("a", "b", "c")
     await training.play(4)
     crashed = training.samples()

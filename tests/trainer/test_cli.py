@@ -1,4 +1,4 @@
-"""Mistakes are refused at the start, with their cure."""
+"""Wrong settings are rejected at startup, with the cure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config(model: Path, tmp_path: Path) -> TrainerConfig:
 
 
 async def refused(config: TrainerConfig, **changes: object) -> str:
-    """The message that a changed config is refused with."""
+    """The error message of a changed config."""
     with pytest.raises(ConfigError) as caught:
         async with build(dataclasses.replace(config, **changes)):
             pytest.fail("was built")

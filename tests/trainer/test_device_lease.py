@@ -88,7 +88,7 @@ async def test_a_suspend_that_was_overtaken_is_refused(device: DeviceLease) -> N
 
 
 async def test_a_gang_moves_once_all_its_nodes_have_given_their_devices() -> None:
-    """Each node is fenced by epochs of its own; one that is taken away takes all ranks along."""
+    """Each node is fenced by separate epochs; suspending one suspends all ranks."""
     device = DeviceLease(Gang(), num_nodes=2)
     await device.start_suspended()
     first = asyncio.create_task(device.resume(8, "a"))

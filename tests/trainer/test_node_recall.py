@@ -24,7 +24,7 @@ NEVER = BatchTimeout()
 def test_the_rate_of_late_says_when_a_batch_is_full(
     seen: list[tuple[float, int]], needed: int, expected: float | None
 ) -> None:
-    """The rate of the last quarter of a batch goes on; too little to see gives no answer."""
+    """Extrapolates the rate of the last quarter of a batch; None if there is too little history."""
     assert predict_full(seen, needed) == expected
 
 

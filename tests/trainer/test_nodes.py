@@ -23,7 +23,7 @@ HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
 
 
 async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
-    """Alone, the node would leave its batch unfinished; beside a rollout node it comes early."""
+    """A lone node would leave its batch unfinished; with another rollout node it returns early."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "both", *BOTH)
@@ -57,7 +57,7 @@ async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
 
 
 async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
-    """They came too early for the batch. After the last step they are anybody's."""
+    """They came too early for the batch. After the last step they are free."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
@@ -122,7 +122,7 @@ async def test_way_back_is_what_the_nodes_measured() -> None:
 
 
 async def test_release_tells_what_is_left_of_the_batch() -> None:
-    """The audit log says why the nodes are kept; a second release says nothing."""
+    """The audit log has the cause of keeping the nodes; a repeated release logs nothing."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")

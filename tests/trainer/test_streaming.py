@@ -46,7 +46,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @asynccontextmanager
 async def going_on(training: Training, num_steps: int, **values: Any) -> AsyncIterator[list[Any]]:
-    """A trainer beside the block; its records, once the block is over."""
+    """Run a trainer concurrently with the block; its records, after the block."""
     records: list[Any] = []
     task = asyncio.create_task(training.train(num_steps, **values))
     try:
@@ -58,7 +58,7 @@ async def going_on(training: Training, num_steps: int, **values: Any) -> AsyncIt
 
 
 async def until(parts: list[int], number: int) -> None:
-    """Wait for so many parts."""
+    """Wait until this number of chunks is computed."""
     async with asyncio.timeout(60):
         while len(parts) < number:
             await asyncio.sleep(0.01)
@@ -153,7 +153,7 @@ async def test_a_timeout_closes_an_open_step(
 async def test_pages_cut_no_group(
     training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sample comes in a page of its own, and the wait is over from its beginning on."""
+    """Each sample is a separate page, and the timeout is over from the start."""
     monkeypatch.setattr(clients, "_PAGE_BYTES", 1)
     values = {"batch_timeout_seconds": 1e-9, "batch_min_groups": 3, **STREAMED}
     await training.begin("a", "b", "c", "d")

@@ -1,8 +1,8 @@
-"""`make chaos-trainer`: SIGKILLs of real trainers, and what training lost by them: nothing.
+"""`make chaos-trainer`: SIGKILLs of real trainers must not change training.
 
-Trainers of a tiny model, on one rank and on two under torchrun, die at random moments and go on.
-What they trained on, their weights and their optimizer state are held against a run that nothing
-disturbed, bit by bit; beside producers that go on writing every sample is accounted for.
+Trainers of a tiny model, on one rank and on two under torchrun, are killed at random times and
+restarted. Their samples, weights and optimizer state are compared with those of an undisturbed run,
+bit by bit; with concurrent producers, every sample is accounted for.
 
 `--quick` divides every count by ten; `--only one-rank live` runs some scenarios.
 """

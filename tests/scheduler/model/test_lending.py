@@ -112,7 +112,7 @@ def test_a_gain_that_only_perfect_scaling_promises_is_looked_for_late() -> None:
 
 
 def test_switches_are_not_counted_twice() -> None:
-    """Whole cycles contain them, so T_toggle has no say once lending was measured."""
+    """Whole cycles contain them, so T_toggle is ignored once lending was measured."""
     lending, decisions = played(LendingState(), World(kept=200.0, lent=190.0), 8)
     assert decisions[-1].lend
     assert decide_lending(lending, inputs(toggle_seconds=1000.0)).lend
@@ -151,14 +151,14 @@ def test_a_small_difference_changes_nothing() -> None:
     assert ways(played(LendingState(), World(kept=200.0, lent=205.0), 8)[1]) == "kkk" + "lll" + "kk"
 
 
-@pytest.mark.parametrize(("lent", "patience"), [(206.0, 12), (216.0, 24), (300.0, 150)])
+@pytest.mark.parametrize(("lent", "timeout"), [(206.0, 12), (216.0, 24), (300.0, 150)])
 def test_the_other_way_is_tried_again_for_a_small_part_of_the_time(
-    lent: float, patience: int
+    lent: float, timeout: int
 ) -> None:
     """The more a try costs the rarer and the shorter it is, and never all the time."""
     tried = "ll" if lent > 220.0 else "lll"
-    _, decisions = played(LendingState(), World(kept=200.0, lent=lent), 2 * patience + 12)
-    kept = patience * "k"
+    _, decisions = played(LendingState(), World(kept=200.0, lent=lent), 2 * timeout + 12)
+    kept = timeout * "k"
     assert ways(decisions).startswith("kkk" + tried + kept + tried + kept + tried)
 
 
@@ -246,7 +246,7 @@ def test_nodes_given_back_for_good_end_what_was_measured() -> None:
 
 
 def test_kept_nodes_stay_as_they_are_until_their_gang_asks() -> None:
-    """What the gate decides is carried out and told; a kept node needs no switch to come back."""
+    """The decision is applied and logged; a kept node needs no switch to return."""
     state = _pool("gated")
     tx = StateTransaction(state, PreemptivePolicy(), 150.0)
     tx.release(GANG, HALF)
@@ -298,7 +298,7 @@ def test_kept_nodes_are_anybodys_who_asks() -> None:
 
 
 def test_nodes_that_cannot_roll_out_are_kept() -> None:
-    """Nobody gains by suspending their trainer."""
+    """Suspending their trainer would gain nothing."""
 
     def fill(tx: StateTransaction) -> None:
         tx.register(node("other", "rollout"), node("train", "train"))
@@ -313,7 +313,7 @@ def test_nodes_that_cannot_roll_out_are_kept() -> None:
 
 @pytest.mark.parametrize(("mode", "tag"), [("always", "rollout"), ("never", "train")])
 def test_gate_can_be_switched_off(mode: LendingMode, tag: str) -> None:
-    """Then what was measured has no say: never the second time, always both times."""
+    """Then measurements are ignored."""
     policy = PreemptivePolicy(lending=mode)
     state = _pool(mode)
     for step in range(3):
@@ -378,7 +378,7 @@ def _pool(mode: LendingMode) -> State:
 
 
 def _arrived(state: State) -> State:
-    """All nodes have reported that they do what they shall do."""
+    """All nodes have taken up their assignments."""
     for entry in state.nodes.values():
         epoch = entry.assignment.epoch
         state = after(

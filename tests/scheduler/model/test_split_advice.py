@@ -1,4 +1,4 @@
-"""Advice on the split of a run's nodes: the rule, what is measured, and what is told of it."""
+"""Advice on the split of a run's nodes: the rule, the measurements and the events."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class World:
         self.do("request", gang("g", self.num_training, batch=self.batch))
 
     def do(self, name: str, *arguments: object) -> None:
-        """One change of the scheduler's state; then every node has done what it shall do."""
+        """One change of the scheduler's state; then every node has taken up its assignment."""
         tx = StateTransaction(self.state, PreemptivePolicy(lending=self.lending), self.now)
         getattr(tx, name)(*arguments)
         for entry in list(tx.state.nodes.values()):
@@ -78,7 +78,7 @@ class World:
         self.events += tx.events
 
     def train(self, num_batches: int) -> None:
-        """So many batches more."""
+        """Run this number of batches."""
         for _ in range(num_batches):
             self.now += self.training_seconds
             self.batch += 1
@@ -100,7 +100,7 @@ class World:
         return self.state.balances[GANG]
 
     @property
-    def told(self) -> list[str]:
+    def message(self) -> list[str]:
         """The advice in the audit log."""
         return [event.cause for event in self.events if event.kind == "advice"]
 
@@ -169,11 +169,11 @@ def test_the_advice_is_told_once_and_forgotten_when_the_nodes_change() -> None:
     """Unknown, add, unknown with one node more, keep; each change stands in the audit log."""
     world = World(work=220.0, training_seconds=50.0, num_generating=3)
     world.train(BATCHES)
-    assert (world.balance.advice, world.told) == (SplitAdvice.UNKNOWN, [])
+    assert (world.balance.advice, world.message) == (SplitAdvice.UNKNOWN, [])
     world.train(20)
     world.add_node()
     world.train(20)
-    assert world.told == [
+    assert world.message == [
         "gang g: add_generation: T_gen 73.3 s with 3 nodes, T_train 50 s with 2; "
         "means of 5 batches",
         "gang g: unknown: not measured with these nodes yet",
@@ -203,7 +203,7 @@ def test_lengths_that_drift_change_the_advice() -> None:
 
 
 def test_noise_around_the_threshold_does_not_flap() -> None:
-    """Negative control: the rule by itself, asked after each batch, does."""
+    """Negative control: the rule applied after each batch does."""
     draw = random.Random(3)
     batches = [batch(draw.uniform(5, 20), 50.0) for _ in range(300)]
     alone = [needs_generation_node(entry) for entry in batches]

@@ -37,7 +37,7 @@ def members(plan: Plan, name: str) -> set[str]:
 
 @pytest.mark.parametrize("tag", ["train", "update", "critic", "reference", "reward", "my own tag"])
 def test_any_tag_can_be_asked_for(tag: str) -> None:
-    """Tags are strings: a node does what it says it can; meanwhile it is lent to rollout."""
+    """Tags are arbitrary strings; while no gang needs the node it is lent to rollout."""
     nodes = [node("a", "rollout", tag), node("b", "rollout")]
     assert POLICY.plan(nodes, [], 0.0).assignments["a"] == Assignment(tag="rollout", lent=True)
     plan = POLICY.plan(nodes, [gang("g", 1, tag=tag)], 0.0)
@@ -130,7 +130,7 @@ def test_a_high_gang_that_must_wait_stops_no_running_one() -> None:
 
 
 def test_quota_limits_gangs_and_rollout_together() -> None:
-    """What is beyond it is not placed, and the reason is told."""
+    """A gang beyond the quota is not placed, with the reason."""
     nodes = [node(name, *BOTH) for name in "abcd"]
     runs = {RUN: RunPolicy(max_nodes=3)}
     plan = POLICY.plan(nodes, [gang("g", 2)], 0.0, runs)

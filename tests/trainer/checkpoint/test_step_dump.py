@@ -15,7 +15,7 @@ from trainer.policy.commands import Accumulate, decode, encode
 
 
 def replay(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compute a step again, in a process of its own."""
+    """Compute a step again, in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "trainer.replay_step", str(folder)],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """A scheduler that does not wait for leases to run out.
 
-A negative control: it tells node agents one lease and gives their work away after part of it.
+A negative control: it reassigns work before the lease of the node agents expires.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PART = 0.6
 
 
 class HastyLeases(NodeLeases):
-    """Shorter, margin and all, than what node agents are told."""
+    """Shorter, margin included, than the lease of node agents."""
 
     def __init__(self, seconds: float, margin: float, clock: Callable[[], float]) -> None:
         super().__init__(_PART * seconds - margin, margin, clock)

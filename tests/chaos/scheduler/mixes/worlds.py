@@ -51,9 +51,9 @@ class VirtualWorld:
         """See `World.fail`."""
         self._change(lambda tx: tx.lose([machine.name]))
 
-    async def drain(self, machine: Machine, wanted: bool) -> None:
+    async def drain(self, machine: Machine, expected: bool) -> None:
         """See `World.drain`."""
-        self._change(lambda tx: tx.drain(machine.name, wanted))
+        self._change(lambda tx: tx.drain(machine.name, expected))
 
     async def obey(self, machines: Iterable[Machine]) -> None:
         """See `World.obey`."""
@@ -143,17 +143,17 @@ class RealWorld:
         (node,) = [node for node in await self._nodes() if node.node_id == machine.name]
         await self._report(node, pb.NODE_STATE_DRAINING)
 
-    async def drain(self, machine: Machine, wanted: bool) -> None:
+    async def drain(self, machine: Machine, expected: bool) -> None:
         """See `World.drain`."""
-        request = pb.DrainNodeRequest(node_id=machine.name, drain=wanted)
+        request = pb.DrainNodeRequest(node_id=machine.name, drain=expected)
         await self._scheduler.DrainNode(request)
 
     async def obey(self, machines: Iterable[Machine]) -> None:
         """See `World.obey`."""
         names = {machine.name for machine in machines}
-        told = [node for node in await self._nodes() if node.node_id in names]
+        message = [node for node in await self._nodes() if node.node_id in names]
         active, idle = pb.NODE_STATE_ACTIVE, pb.NODE_STATE_IDLE
-        reports = [self._report(node, active if node.assignment.tag else idle) for node in told]
+        reports = [self._report(node, active if node.assignment.tag else idle) for node in message]
         await asyncio.gather(*reports)
 
     async def request(self, asks: Sequence[Ask]) -> None:
