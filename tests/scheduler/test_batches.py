@@ -54,7 +54,7 @@ def expected(batch: int = 0, **fields: object) -> Gang:
 
 
 @pytest.mark.parametrize("too_early", [False, True])
-def test_nodes_that_come_too_early_change_neither_the_verdict_nor_what_is_learned(
+def test_nodes_that_return_too_early_change_neither_the_decision_nor_the_measurements(
     too_early: bool,
 ) -> None:
     """Given back once more for the same batch they stay as they were: kept in the first block,
@@ -115,7 +115,7 @@ def test_a_batch_that_was_not_full_after_all_is_waited_for_again() -> None:
     assert [(batch.waited, batch.trained) for batch in balance.batches] == 2 * [(80.0, 20.0)]
 
 
-def test_a_trainer_that_comes_back_goes_on_with_what_was_measured() -> None:
+def test_a_restarted_trainer_continues_the_measurements() -> None:
     """Its first wait has no batch size; a permanent release ends all measurements."""
     played = Played()
     played.do("request", expected(1))
@@ -145,7 +145,7 @@ def test_a_gang_that_lost_its_nodes_has_none_to_keep(message: tuple[BatchForecas
     assert (lending.cycles, lending.since, lending.batches) == (2, None, 0)
 
 
-def test_a_gang_whose_nodes_went_to_another_meanwhile_has_none_to_keep_either() -> None:
+def test_a_gang_whose_nodes_another_gang_took_has_none_to_keep() -> None:
     """It requested ahead too early; measurements continue."""
     played = Played()
     played.do("request", expected(1))
@@ -159,7 +159,7 @@ def test_a_gang_whose_nodes_went_to_another_meanwhile_has_none_to_keep_either() 
     assert played.state.lendings[GANG].is_decided(2)
 
 
-def test_a_cycle_that_ends_where_nodes_cannot_roll_out_does_not_go_on() -> None:
+def test_a_cycle_ends_when_nodes_cannot_do_rollout() -> None:
     """The next one would be measured with it."""
     played = Played()
     played.do("request", expected(1))

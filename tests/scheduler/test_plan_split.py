@@ -53,7 +53,7 @@ async def test_the_faster_of_two_datacentres_gives_nodes_back() -> None:
         ({"num_generation_nodes": 7, "num_training_nodes": 8}, "num_generation_nodes is 7: give 8"),
     ],
 )
-async def test_nonsense_is_refused(fields: dict[str, Any], message: str) -> None:
+async def test_invalid_requests_are_rejected(fields: dict[str, Any], message: str) -> None:
     """INVALID_ARGUMENT that names the field, its value and the cure."""
     async with running_scheduler() as (_, stub):
         with pytest.raises(grpc.aio.AioRpcError) as caught:

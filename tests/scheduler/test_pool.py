@@ -111,7 +111,7 @@ async def test_a_change_outlives_its_caller() -> None:
     assert NodeState.ACTIVE in {e.node.state for e in await store.events(0, 100) if e.node}
 
 
-async def test_a_watcher_that_asks_during_a_commit_is_told_nothing_twice() -> None:
+async def test_a_watcher_gets_no_event_twice_during_a_commit() -> None:
     """The log already holds what the pool does not count yet; that is no store that lost events."""
     store = FlakyStore()
     pool = await _open(store)

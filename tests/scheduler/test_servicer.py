@@ -90,7 +90,7 @@ async def test_same_gang_asks_for_something_else() -> None:
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_stale_heartbeats_are_refused() -> None:
+async def test_stale_heartbeats_are_rejected() -> None:
     """An agent from before the last registration, or one that knows the future, must register."""
     async with running_scheduler() as (_, stub):
         old = await register(stub, "a", *BOTH)
@@ -239,7 +239,7 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
         assert message[1].cause == "gang g2: quota: run other may have 1 nodes, requested 2"
 
 
-async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
+async def test_node_has_its_hardware_and_report() -> None:
     """Its priority comes from its hardware; reports and switches are listed."""
     async with running_scheduler() as (_, stub):
         hardware = pb.Hardware(memory_bytes_per_second=3.35e12, flops=989e12, device_bytes=80)
@@ -293,7 +293,7 @@ async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
         ("DrainNode", pb.DrainNodeRequest()),
     ],
 )
-async def test_nonsense_is_refused(rpc: str, request_: object) -> None:
+async def test_invalid_requests_are_rejected(rpc: str, request_: object) -> None:
     """What makes no sense is INVALID_ARGUMENT."""
     async with running_scheduler() as (_, stub):
         call = getattr(stub, rpc)(request_)

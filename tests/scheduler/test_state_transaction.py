@@ -90,7 +90,7 @@ def test_node_is_late_only_while_it_does_its_old_work(
     assert pool.nodes["a"].assignment.gang_id == "g"
 
 
-def test_why_a_gang_waits_is_told_once() -> None:
+def test_the_reason_of_a_wait_is_logged_once() -> None:
     """Not at each look, but again when the reason is another one."""
     state, message = State(), []
     changes = [
@@ -124,7 +124,7 @@ def test_report_alone_is_no_change_that_must_be_stored() -> None:
     assert tx.events == []
 
 
-def test_many_nodes_register_at_once() -> None:
+def test_many_nodes_register_concurrently() -> None:
     """One plan for all; each has its own epoch."""
     tx = StateTransaction(State(), PreemptivePolicy(), 0.0)
     tx.register(node("a", "rollout"), node("b", *BOTH))
@@ -132,7 +132,7 @@ def test_many_nodes_register_at_once() -> None:
     assert epochs == [entry.registered_epoch for entry in tx.state.nodes.values()] == [1, 2]
 
 
-def test_draft_leaves_what_it_was_made_from() -> None:
+def test_a_transaction_does_not_change_its_base_state() -> None:
     """Neither the state before nor one that was read in between changes."""
     state = after(State(), lambda tx: tx.register(node("a", *BOTH)))
     tx = StateTransaction(state, PreemptivePolicy(), 0.0)

@@ -167,9 +167,7 @@ def test_after_a_pass_that_failed_the_next_is_right(model: Path) -> None:
         ({"model": Path("nowhere")}, r"scorer logprobs: model nowhere: no such folder"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(
-    model: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_load_errors_name_the_model(model: Path, settings: dict[str, Any], message: str) -> None:
     """With the setting, its value and the cure."""
     with pytest.raises(ConfigError, match=message):
         make_scorer(config(**{"model": model, **settings}))

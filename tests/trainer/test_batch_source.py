@@ -142,7 +142,7 @@ async def test_nodes_are_given_back_and_asked_for_before_the_batch_is_full(tmp_p
     assert calls == ["release for 2: 28/32", "ask ahead", "acquire for 2"]
 
 
-async def test_nodes_that_came_too_early_are_given_back_once_more(
+async def test_nodes_that_returned_too_early_are_released_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch was about to be full, and then was not for longer than they need to come back."""
@@ -186,13 +186,13 @@ async def test_the_least_part_can_be_set(tmp_path: Path) -> None:
         await waited(tmp_path, [8], [8], 60.0, batch_min_groups=3)
 
 
-async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: Path) -> None:
+async def test_after_a_partial_batch_the_outlook_is_of_a_full_batch(tmp_path: Path) -> None:
     """The reported outlook is of whole batches."""
     calls, _ = await waited(tmp_path, [3], [0, 8], 60.0, **OVER)
     assert calls == ["release for 2: 32/32", "acquire for 2"]
 
 
-async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
+async def test_done_rollouts_are_reported_once(tmp_path: Path) -> None:
     """Each release reports the rollouts leased since the last one, of full or partial batches.
 
     Trained groups that are replayed are no work of generation. The first release of a trainer's

@@ -59,7 +59,7 @@ async def test_an_incomplete_model_folder_is_named_with_all_it_lacks(
     assert "no tokenizer" in message
 
 
-async def test_an_unknown_algorithm_is_refused_with_the_known_ones(config: TrainerConfig) -> None:
+async def test_an_unknown_algorithm_is_rejected_with_the_known_ones(config: TrainerConfig) -> None:
     """The message lists the built-ins and the form of a plug-in."""
     assert "did you mean grpo?" in await refused(config, algorithm="grppo")
 

@@ -56,7 +56,7 @@ async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
-async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
+async def test_a_repeated_release_keeps_the_decision() -> None:
     """They came too early for the batch. After the last step they are free."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
@@ -75,7 +75,7 @@ async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
 
 
-async def test_batches_that_were_full_at_once_are_told_apart() -> None:
+async def test_batches_that_are_full_immediately_are_distinguished() -> None:
     """The nodes are never given back: each acquire with another number is a batch, no other."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
@@ -96,7 +96,7 @@ async def test_batches_that_were_full_at_once_are_told_apart() -> None:
         assert await measured() == 1
 
 
-async def test_way_back_is_what_the_nodes_measured() -> None:
+async def test_return_seconds_are_measured_by_the_nodes() -> None:
     """The trainer knows how early to ask from its nodes' own switches."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
@@ -121,7 +121,7 @@ async def test_way_back_is_what_the_nodes_measured() -> None:
         assert nodes.return_seconds == 4.0
 
 
-async def test_release_tells_what_is_left_of_the_batch() -> None:
+async def test_a_release_reports_the_rest_of_the_batch() -> None:
     """The audit log has the cause of keeping the nodes; a repeated release logs nothing."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)

@@ -199,7 +199,7 @@ async def test_an_old_trainer_ends_when_a_new_one_has_taken_over(
     assert set(neighbours.ledger.leased) <= {1, 2}
 
 
-async def test_a_publish_that_must_wait_is_put_off_while_training_goes_on(
+async def test_a_publish_that_must_wait_is_postponed_while_training_continues(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:
     """The next step starts from the version that is out; the last one publishes in any case."""
@@ -212,7 +212,7 @@ async def test_a_publish_that_must_wait_is_put_off_while_training_goes_on(
     assert neighbours.ledger.asked == [1, 1, 1, 2]
 
 
-async def test_a_put_off_publish_is_due_at_the_next_step(
+async def test_a_postponed_publish_is_due_at_the_next_step(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:
     """Even if that step would not publish otherwise."""

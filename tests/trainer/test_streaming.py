@@ -108,7 +108,7 @@ async def test_a_streamed_step_is_the_step_of_its_batch(training: Training, tmp_
     assert max(differences) < ROUNDING
 
 
-async def test_a_step_that_a_crash_cut_goes_on_with_the_same_parts(
+async def test_a_step_interrupted_by_a_crash_has_the_same_chunks(
     training: Training, parts: list[int], tmp_path: Path
 ) -> None:
     """The next trainer gets what was leased, then what comes: the weights are equal bit for bit."""
@@ -206,7 +206,7 @@ def test_parts_depend_on_the_order_of_groups_alone(seed: int) -> None:
         assert sum(tokens) >= 80 > sum(tokens[:-3]), "no longer than it must be"
 
 
-def test_what_compares_a_whole_step_cannot_be_streamed_to(tmp_path: Path) -> None:
+def test_an_algorithm_that_compares_a_whole_step_cannot_be_streamed(tmp_path: Path) -> None:
     """The message names the setting, the value and the cure."""
 
     def config(algorithm: str) -> TrainerConfig:

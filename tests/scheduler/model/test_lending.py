@@ -69,7 +69,7 @@ def ways(decisions: list[LendingDecision]) -> str:
     return "".join("l" if decision.lend else "k" for decision in decisions)
 
 
-def test_each_way_is_measured_for_a_block_then_the_faster_one_stays() -> None:
+def test_each_mode_is_measured_for_a_block_then_the_faster_one_stays() -> None:
     """Kept, lent, then the faster mode; the cause shows each quantity."""
     _, decisions = played(LendingState(), World(kept=200.0, lent=150.0), 8)
     assert ways(decisions) == "kkkl" + "llll"
@@ -88,7 +88,7 @@ def test_each_way_is_measured_for_a_block_then_the_faster_one_stays() -> None:
     assert "T_ded 200 s, T_full 210 s" in decisions[6].cause
 
 
-def test_what_cannot_pay_even_at_best_is_not_tried() -> None:
+def test_lending_is_not_tried_if_even_perfect_scaling_does_not_pay() -> None:
     """With perfect scaling of what the gang waits for lending would save too little."""
     _, decisions = played(LendingState(), World(kept=200.0, lent=150.0, kept_wait=20.0), 60)
     assert ways(decisions) == 60 * "k"
@@ -128,14 +128,14 @@ def test_one_long_wait_is_no_reason_to_lend() -> None:
     assert decide_lending(lending, inputs()).lend
 
 
-def test_what_lending_costs_later_is_seen() -> None:
+def test_later_costs_of_lending_are_measured() -> None:
     """Batches are full sooner, but the next ones begin later. Negative control: blind to that."""
     world = World(kept=200.0, lent=230.0, kept_wait=80.0, lent_wait=40.0)
     assert ways(played(LendingState(), world, 12)[1]) == "kkk" + "ll" + "kkkkkkk"
     assert ways(played(LendingState(), world, 12, whole=False)[1]) == "kkk" + 9 * "l"
 
 
-def test_first_cycle_of_a_way_is_not_measured() -> None:
+def test_the_first_cycle_of_a_mode_is_not_measured() -> None:
     """It begins with what the other way left behind."""
     world = World(kept=200.0, lent=260.0, left_behind=500.0)
     lending, _ = played(LendingState(), world, 12)
@@ -152,9 +152,7 @@ def test_a_small_difference_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("lent", "timeout"), [(206.0, 12), (216.0, 24), (300.0, 150)])
-def test_the_other_way_is_tried_again_for_a_small_part_of_the_time(
-    lent: float, timeout: int
-) -> None:
+def test_the_other_mode_is_retried_for_a_small_part_of_the_time(lent: float, timeout: int) -> None:
     """The more a try costs the rarer and the shorter it is, and never all the time."""
     tried = "ll" if lent > 220.0 else "lll"
     _, decisions = played(LendingState(), World(kept=200.0, lent=lent), 2 * timeout + 12)
@@ -179,7 +177,7 @@ def test_a_drift_of_lengths_is_noticed() -> None:
         ({"forecast": BatchForecast(remaining_rollouts=0, batch_rollouts=9)}, False),
     ],
 )
-def test_what_leaves_no_choice_teaches_nothing(changes: dict[str, object], lend: bool) -> None:
+def test_decisions_without_choice_are_not_measured(changes: dict[str, object], lend: bool) -> None:
     """The only nodes are always lent; for nothing none are. The way stays, its cycle is ignored."""
     for world in (World(kept=200.0, lent=100.0), World(kept=200.0, lent=300.0)):
         before, _ = played(LendingState(), world, 12)
@@ -191,7 +189,7 @@ def test_what_leaves_no_choice_teaches_nothing(changes: dict[str, object], lend:
         assert after_it == before
 
 
-def test_a_straggler_alone_says_little_of_a_batch() -> None:
+def test_a_single_straggler_has_little_weight() -> None:
     """60 s for the last of 64 rollouts are not 3,840 s for a batch that was measured at 100 s."""
     keep = LendingDecision(lend=False, reason=LendingReason.BLOCK)
     lending, now = LendingState(cycles=1), 0.0
@@ -235,7 +233,7 @@ def test_a_request_ahead_and_the_one_that_follows_are_one_batch() -> None:
     assert state.lendings[GANG].generation.value == 80.0
 
 
-def test_nodes_given_back_for_good_end_what_was_measured() -> None:
+def test_a_permanent_release_ends_measurements() -> None:
     """What follows is no cycle."""
     state = after(_in_second_cycle(), lambda tx: tx.request(gang("g", 1)), now=50.0)
     state = after(state, lambda tx: tx.release(GANG), now=60.0)
@@ -276,7 +274,7 @@ def test_gate_drives_the_nodes() -> None:
     assert tags == ["train", "train", "train", "rollout"]
 
 
-def test_kept_nodes_step_in_when_nobody_else_generates() -> None:
+def test_kept_nodes_generate_when_no_other_node_does() -> None:
     """The batch that their gang waits for would never be full; negative control: "never"."""
     for mode, tag in (("gated", "rollout"), ("never", "")):
         policy = PreemptivePolicy(lending=mode)
@@ -285,7 +283,7 @@ def test_kept_nodes_step_in_when_nobody_else_generates() -> None:
         assert GANG not in state.gangs
 
 
-def test_kept_nodes_are_anybodys_who_asks() -> None:
+def test_another_gang_may_take_kept_nodes() -> None:
     """Another gang gets them at once, before those that generate; their own waits its turn."""
     state = after(_kept(), lambda tx: tx.register(node("third", *BOTH)))
     state = after(state, lambda tx: tx.request(gang("h", 1)))

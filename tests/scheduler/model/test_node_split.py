@@ -172,13 +172,13 @@ def split_of(counts: list[int], seconds: list[float]) -> Split:
 
 
 @pytest.mark.parametrize("nodes", [-1, 0, 1])
-def test_too_few_nodes_are_refused(nodes: int) -> None:
+def test_too_few_nodes_are_rejected(nodes: int) -> None:
     """Each stage needs one."""
     with pytest.raises(ValueError, match=f"num_nodes is {nodes}: give at least 2"):
         split_nodes(lambda _: 1.0, lambda _: 1.0, nodes)
 
 
-def test_an_empty_datacentre_is_refused() -> None:
+def test_an_empty_datacentre_is_rejected() -> None:
     """Both must be able to do their stage."""
     with pytest.raises(ValueError, match="training_nodes is 0: give at least 1"):
         split_datacentres(lambda _: 1.0, lambda _: 1.0, 1, 0)

@@ -165,7 +165,7 @@ def test_taking_the_advice_leads_to_the_split_of_alg_1(
         assert best.generation_nodes - world.num_generating in (0, 1)
 
 
-def test_the_advice_is_told_once_and_forgotten_when_the_nodes_change() -> None:
+def test_the_advice_is_logged_once_and_reset_when_the_nodes_change() -> None:
     """Unknown, add, unknown with one node more, keep; each change stands in the audit log."""
     world = World(work=220.0, training_seconds=50.0, num_generating=3)
     world.train(BATCHES)
@@ -225,7 +225,7 @@ def test_one_unusual_batch_changes_nothing(usual: float, outlier: float) -> None
         assert advise(window, standing) is standing
 
 
-def test_few_batches_say_nothing() -> None:
+def test_few_batches_give_no_advice() -> None:
     """Also where some were known before."""
     for standing in SplitAdvice:
         assert advise([batch(50.0, 50.0)] * (BATCHES - 1), standing) is SplitAdvice.UNKNOWN
@@ -243,7 +243,7 @@ def test_batches_without_a_measure_do_not_count() -> None:
     assert waits.done(node_counts, 50.0) == waits, "it waits already"
 
 
-def test_what_was_measured_ends_with_the_run() -> None:
+def test_measurements_end_with_the_run() -> None:
     """Nodes given back for good; given back for a batch of which nothing is known, it goes on."""
     world = World(work=180.0, training_seconds=50.0, num_generating=2)
     world.train(BATCHES + 1)

@@ -13,7 +13,7 @@ POLICY = PreemptivePolicy()
 OTHER = "other"
 
 
-def test_rollout_is_what_nodes_do_that_no_gang_holds() -> None:
+def test_nodes_outside_of_gangs_do_rollout() -> None:
     """Every node that can rolls out; one that could train counts as lent."""
     nodes = [node("a", "rollout"), node("b", *BOTH), node("c", "train")]
     plan = POLICY.plan(nodes, [], 0.0)
@@ -118,7 +118,7 @@ def plan_beside_parked(policy: PreemptivePolicy, *others: Node, max_nodes: int =
     return policy.plan(nodes, [gang("g", 1, parked=True)], 0.0, runs)
 
 
-def test_parked_gang_keeps_its_nodes_while_somebody_generates() -> None:
+def test_parked_gang_keeps_its_nodes_while_other_nodes_generate() -> None:
     """For its own run."""
     plan = plan_beside_parked(POLICY, node("c", "rollout"))
     assert {name: entry.tag for name, entry in plan.assignments.items()} == {

@@ -45,7 +45,7 @@ def test_any_tag_can_be_asked_for(tag: str) -> None:
     assert plan.assignments["b"].tag == "rollout"
 
 
-def test_nodes_with_the_most_running_turns_go_on_generating() -> None:
+def test_nodes_with_the_most_running_turns_continue_generating() -> None:
     """Of equals a gang takes those with the fewest turns (RLHFuse keeps the busiest instances)."""
     nodes = [
         node(name, *BOTH, report=NodeReport(num_turns=turns))
@@ -150,7 +150,7 @@ def test_quota_limits_gangs_and_rollout_together() -> None:
     }, "a later gang that would fit starves nobody"
 
 
-def test_waiting_gangs_say_why() -> None:
+def test_waiting_gangs_have_a_reason() -> None:
     """Too few nodes at all, others in the way, or too early."""
     nodes = [node("a", *BOTH, **held("g")), node("b", *BOTH)]
     gangs = [gang("g", 1), gang("large", 3, 2), gang("next", 2, 3)]

@@ -27,7 +27,7 @@ CRITIC = {**JOB_CONFIG, "algorithm": "ppo"}
 
 
 @pytest.mark.parametrize("algorithm", ACTIONS)
-def test_the_critic_learns_what_its_formula_says(algorithm: str):
+def test_the_critic_s_gradient_is_that_of_its_formula(algorithm: str):
     """-dL / dV of each token, by central differences with advantages held."""
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
@@ -76,7 +76,7 @@ def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(model: Pa
 
 
 @pytest.mark.parametrize(("given", "rate"), [(0.0, 30 * 3e-3), (2e-3, 2e-3)])
-def test_the_critics_layer_has_a_learning_rate_of_its_own(
+def test_the_critic_has_a_separate_learning_rate(
     model: Path, tmp_path: Path, given: float, rate: float
 ):
     """AdamW's first step is as long as its rate."""

@@ -43,7 +43,7 @@ def test_gradient_equals_the_papers_objective(algorithm: str, seed: int):
 
 
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
-def test_reference_tells_algorithms_apart(algorithm: str):
+def test_reference_distinguishes_algorithms(algorithm: str):
     """Negative control: no other one's gradient passes for it."""
     samples, logits = make_case(0)
     expected = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
@@ -106,7 +106,7 @@ def test_distance_from_the_reference_is_reported():
         ({"kl_loss": 0.1, "kl_estimator": "k1"}, r"kl_estimator is 'k1' .* take k2"),
     ],
 )
-def test_a_distance_that_cannot_be_had_is_refused(settings: dict[str, object], message: str):
+def test_a_kl_term_without_reference_is_rejected(settings: dict[str, object], message: str):
     """The message names the setting, the value and the cure."""
     with pytest.raises(ValueError, match=message):
         config("grpo", **settings)
@@ -206,7 +206,7 @@ def test_tokens_that_were_left_out_or_held_back_are_counted(
         assert (found["clip_fraction"], found["cap_fraction"]) == counted(rho)
 
 
-def test_an_algorithm_has_a_clip_range_of_its_own():
+def test_each_algorithm_has_a_default_clip_range():
     """GSPO's is a thousand times smaller; what is configured holds for any."""
     plain = {"clip_low": None, "clip_high": None}
     regions = {
@@ -219,7 +219,7 @@ def test_an_algorithm_has_a_clip_range_of_its_own():
     assert make_algorithm(config("grpo")).importance.high == HIGH  # type: ignore[attr-defined]
 
 
-def test_a_bound_that_has_no_effect_is_refused():
+def test_a_bound_without_effect_is_rejected():
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="importance is 'mask': cispo truncates"):
         make_algorithm(config("cispo", importance="mask"))

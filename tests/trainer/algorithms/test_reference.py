@@ -61,7 +61,7 @@ async def test_another_reference_is_far_from_the_beginning_on(
     assert first["reference_kl"] > 0.01
 
 
-async def test_a_reference_that_nobody_scores_is_told(training: Training) -> None:
+async def test_a_missing_reference_column_is_reported(training: Training) -> None:
     """The run does not require the column, so samples lack it: the error names the cure."""
     await training.begin("a", "b", "c")
     await training.play(6)

@@ -155,7 +155,7 @@ async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_publishe
     assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
 
 
-async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
+async def test_a_failing_checkpoint_ends_training_immediately(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the trainer waits for samples that never come; none of its samples is committed."""
@@ -225,7 +225,7 @@ async def test_weights_that_waited_are_published_after_their_checkpoint(
         await (await training.fill(STEPS)).train(STEPS)
 
 
-async def test_what_an_older_trainer_did_until_it_was_fenced_is_gone_on_with(
+async def test_a_trainer_resumes_from_the_last_checkpoint_of_a_fenced_one(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last checkpoint comes after the new one has looked: no step is trained on other samples.

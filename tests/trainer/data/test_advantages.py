@@ -44,7 +44,7 @@ def test_a_group_without_variance_has_no_advantage():
         np.testing.assert_array_equal(found[1::2], 0.0)
 
 
-def test_a_group_of_one_has_nobody_to_be_compared_with():
+def test_a_group_of_one_has_no_advantage():
     """Leave-one-out gives it no advantage, and no division by nothing."""
     np.testing.assert_array_equal(
         baselines.leave_one_out(rollouts([3.0, 1.0, 2.0], "abb")), [0.0, -1.0, 1.0]

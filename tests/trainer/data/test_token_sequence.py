@@ -76,7 +76,7 @@ def test_rewards_of_one_name_add_up_over_turns():
 
 
 @pytest.mark.parametrize("field", ["logprobs", "loss_mask", "spans"])
-def test_parallel_fields_of_different_length_are_refused(field):
+def test_parallel_fields_of_different_length_are_rejected(field):
     """The message names the sample and the field."""
     sample = make_sample(np.random.default_rng(3), "bad", "g")
     if field == "loss_mask":
@@ -102,7 +102,7 @@ def test_packed_samples_are_the_same_sequences():
     ("field", "size"),
     [("token_ids", 3), ("token_ids", 4), ("logprobs", 3), ("logprobs", 4), ("loss_mask", 1)],
 )
-def test_packed_fields_of_different_length_are_refused(field, size):
+def test_packed_fields_of_different_length_are_rejected(field, size):
     """The error of truncated bytes names sample and field."""
     sample = pack(make_sample(np.random.default_rng(3), "bad", "g"))
     if field == "loss_mask":
@@ -114,7 +114,7 @@ def test_packed_fields_of_different_length_are_refused(field, size):
         sequence(sample)
 
 
-def test_greedy_samples_are_refused():
+def test_greedy_samples_are_rejected():
     """At temperature 0, log-probs are meaningless."""
     sample = make_sample(np.random.default_rng(4), "s", "g", temperature=0.0)
     with pytest.raises(ValueError, match="greedy"):

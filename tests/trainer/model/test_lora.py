@@ -91,7 +91,7 @@ def test_two_ranks_compute_what_one_does(model: Path, straight: Path, tmp_path: 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for an old name
 @pytest.mark.parametrize("setting", [{}, {"cpu_offload": True}], ids=str)
-def test_what_is_published_computes_what_the_trainer_did(
+def test_published_weights_compute_the_trainer_s_results(
     model: Path, straight: Path, tmp_path: Path, setting: dict[str, Any]
 ) -> None:
     """Adapter alone: peft's own sum of both, and a rollout server's, are the whole weights."""
@@ -121,7 +121,7 @@ def test_what_is_published_computes_what_the_trainer_did(
     assert AutoModelForCausalLM.from_pretrained(made, local_files_only=True) is not None
 
 
-def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_rejected(model: Path, tmp_path: Path) -> None:
     """By what does not fit; nothing is left that looks whole."""
     parts = {"base_model.model.model.layers.7.q_proj.lora_A.weight": torch.zeros(4, 16)}
     parts["base_model.model.model.layers.7.q_proj.lora_B.weight"] = torch.zeros(16, 4)
@@ -131,7 +131,7 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
     assert not (tmp_path / "whole").exists()
 
 
-def test_an_adapter_to_other_weights_is_refused(
+def test_an_adapter_to_other_weights_is_rejected(
     model: Path, straight: Path, tmp_path: Path
 ) -> None:
     """Shapes are equal, so only the check notices. Nor does a run resume with another model."""
@@ -199,7 +199,9 @@ async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
     ],
     ids=str,
 )
-def test_what_cannot_be_is_told(model: Path, fields: dict[str, Any], message: str) -> None:
+def test_invalid_adapter_settings_are_rejected(
+    model: Path, fields: dict[str, Any], message: str
+) -> None:
     """With the setting and the cure."""
     with pytest.raises(ValueError, match=message):
         add_adapter(AutoModelForCausalLM.from_pretrained(model), settings(model, **fields))

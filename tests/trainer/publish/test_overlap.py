@@ -85,7 +85,7 @@ async def test_without_overlap_the_disk_would_hold_training_up(
         await (await training.fill(STEPS)).train(STEPS)
 
 
-async def test_a_write_that_fails_ends_training_at_once(
+async def test_a_failing_write_ends_training_immediately(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even while the trainer waits for samples that never come."""
@@ -102,7 +102,7 @@ async def test_a_write_that_fails_ends_training_at_once(
 
 
 @pytest.mark.parametrize(("failures", "versions"), [(1, [0, 1, 1, 2]), (10**9, [0, 1, 1, 2])])
-async def test_a_publish_put_off_beside_training_is_tried_again_until_a_newer_one_comes(
+async def test_a_postponed_publish_is_retried_until_newer_weights_supersede_it(
     training: Training, monkeypatch: pytest.MonkeyPatch, failures: int, versions: list[int]
 ) -> None:
     """Under the same number, which what is sampled is compared with all the time."""

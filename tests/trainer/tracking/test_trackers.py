@@ -50,7 +50,7 @@ def test_tensorboard_shows_every_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_goes_on_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the settings that decide what a step computes."""
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -141,7 +141,7 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
         Hanging.released.set()
 
 
-def test_an_unknown_tracker_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_tracker_is_rejected_by_name(tmp_path: Path) -> None:
     """At start, with those there are."""
     with pytest.raises(ConfigError, match=r"trackers is 'tensorbord': .*did you mean tensorboard"):
         Trackers(config(tmp_path, "tensorbord"))
