@@ -1,4 +1,4 @@
-"""What a trainer can be told: table [trainer]."""
+"""Trainer settings, table `[trainer]`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from services.lib.weight_files.folder_names import fingerprint
 __all__ = ["ImportanceWay", "KLEstimator", "LossWeights", "Setting", "TrainerConfig"]
 
 ImportanceWay = Literal["truncate", "mask", "icepop", "none"]
-"""What becomes of the ratio of a token that other weights sampled."""
+"""Importance weight of a token that older weights sampled."""
 LossWeights = Literal["algorithm", "token_mean", "sequence_mean", "sequence_sum", "constant"]
-"""What a token counts in the loss."""
+"""Loss aggregation."""
 KLEstimator = Literal["k1", "k2", "k3"]
-"""How the distance from a reference is estimated from sampled tokens."""
+"""Estimator of the KL divergence from a reference."""
 
 
 Setting = str | int | float | bool | None | list[str]
-"""A setting's value, as JSON has it."""
+"""A setting's value, as in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class TrainerConfig(ServerConfig):
     """Settings of one training gang; every rank reads the same file."""
 
     run_id: str
-    """Training job; it exists already in the trajectory manager."""
+    """Training job; must exist in the trajectory manager."""
     model: Path
     """Hugging Face folder of a causal language model: config, safetensors, tokenizer."""
     checkpoint_folder: Path
@@ -40,96 +40,96 @@ class TrainerConfig(ServerConfig):
     weights: str = "127.0.0.1:50055"
     """Address of the WeightService."""
     scheduler: str | None = None
-    """Address of the SchedulerService; without one the trainer keeps its device for itself."""
+    """Address of the SchedulerService; without one the trainer always holds its devices."""
     gang_id: str = "trainer"
-    """Names this gang to the scheduler."""
+    """Id of this gang in the scheduler."""
     gang_nodes: int = 1
-    """Nodes the gang asks the scheduler for, all or none."""
+    """Nodes that the gang requests, all or none."""
     request_ahead_seconds: float = 30.0
-    """Nodes are asked for before the batch is full, by what their way back takes but never more
-    than this. 0: they are asked for when it is full."""
+    """Request nodes before the batch is full, earlier by the time they need to return, but by at
+    most this. 0: when it is full."""
 
     batch_timeout_seconds: float = 0.0
-    """After so long a wait a step is trained on the groups that are complete. Those that straggle
-    stay for later steps, as long as max_staleness lets them. 0: batches are always whole."""
+    """After this wait, train the step on the groups that are complete. Stragglers move to later
+    steps, within max_staleness. 0: wait for full batches."""
     batch_min_groups: int = 1
-    """Fewer groups than this are waited for even then."""
+    """Minimum number of groups of a step after batch_timeout_seconds."""
 
     stream_groups: int = 0
-    """A step begins when so many of its groups are complete, and goes on as the others come. 0:
-    when all are."""
+    """Start the step once this many groups are ready, and train the others as they complete. 0:
+    wait for all."""
 
     num_steps: int = 100
-    """Optimizer steps in all."""
+    """Optimizer steps of the run."""
     algorithm: str = "dapo"
-    """Built-in algorithm, or "package.module:Name" of your own."""
+    """Built-in algorithm, or a plug-in "package.module:Name"."""
     reward: str = "reward"
     """Name of the reward to train on."""
     shuffle_rewards: bool = False
     """Permute the rewards over a step's rollouts: a control experiment that must not learn."""
     clip_low: float | None = None
-    """Trust region: no push below 1 - clip_low times the behaviour's probability. inf: none; not
-    set: the algorithm's own."""
+    """Trust region: lower clip range of the ratio, 1 - clip_low. inf: none; not set: the
+    algorithm's default."""
     clip_high: float | None = None
-    """Trust region: no push above 1 + clip_high times the behaviour's probability. inf: none; not
-    set: the algorithm's own."""
+    """Trust region: upper clip range of the ratio, 1 + clip_high. inf: none; not set: the
+    algorithm's default."""
     importance: ImportanceWay = "truncate"
-    """Weight of a token that other weights sampled, by its ratio: truncate it at importance_cap,
-    mask tokens beyond it, icepop: mask those below importance_floor too, none: take no notice, as
-    if nothing had been learned since, so that nothing is clipped either."""
+    """Importance weight of a token that older weights sampled. truncate: the ratio, at most
+    importance_cap; mask: 0 for ratios above it; icepop: also 0 below importance_floor; none: 1 for
+    all tokens, without clipping."""
     importance_cap: float = 2.0
-    """Greatest importance weight of a token."""
+    """Largest importance weight of a token."""
     importance_floor: float = 0.5
-    """Least ratio that icepop trains on."""
+    """Smallest ratio that icepop trains on."""
     staleness_decay: float = 1.0
-    """A token weighs this much less for each version it is behind; 1: all alike."""
+    """Factor of a token's weight for each version of staleness; 1: none."""
     advantage_epsilon: float = 1e-4
     """Added to the standard deviation of rewards."""
     loss_weights: LossWeights = "algorithm"
-    """What a token counts: alike in the step, or in its rollout, or a rollout is one action, or by
-    the constant loss_length. algorithm: as the algorithm's authors have it."""
+    """Loss aggregation: mean over the step's tokens; mean over rollouts of their token mean, or of
+    their token sum; or token sum divided by loss_length. algorithm: the algorithm's default."""
     loss_length: int = 0
-    """Tokens that a constant loss is divided by: the most that a rollout may sample."""
+    """Divisor of the "constant" loss: the maximum number of tokens a rollout may sample."""
     overlong_tokens: int = 0
     """Rollouts with more trainable tokens lose 1 of their reward (DAPO's soft punishment); 0: no
-    matter how many."""
+    limit."""
     overlong_buffer_tokens: int = 0
-    """The loss of reward begins so many tokens before that and grows linearly."""
+    """The penalty starts this many tokens before the limit and grows linearly."""
 
     reference_column: str = ""
-    """Column of the samples with log-probs under a frozen model: the reference of the KL terms, the
+    """Column of the samples with log-probs under a frozen model: the reference of KL terms, or the
     teacher of distillation. A scoring service writes it."""
     kl_loss: float = 0.0
-    """Weight of the distance from the reference in the loss."""
+    """Weight of the KL divergence from the reference in the loss."""
     kl_reward: float = 0.0
-    """Weight of a rollout's distance from the reference, summed over its tokens as they were
-    sampled, in its reward."""
+    """Weight of a rollout's KL divergence from the reference at sampling, summed over its tokens,
+    in its reward."""
     kl_estimator: KLEstimator = "k3"
-    """Of the loss. k2: half the square of the difference of log-probs, k3: as in GRPO."""
+    """Estimator in the loss. k2: half the squared difference of log-probs; k3: as in GRPO."""
     kl_reward_estimator: KLEstimator = "k1"
-    """Of the reward. k1: the difference of log-probs, whose push is the gradient of the KL; k2 and
-    k3 hardly push a policy that is near its reference."""
+    """Estimator in the reward. k1: the difference of log-probs, which gives the gradient of the KL;
+    k2 and k3 have almost no gradient near the reference."""
 
     kl_beta: float = 0.1
-    """beta of dpo and tba: how much reward a unit of distance from the reference is worth."""
+    """beta of dpo and tba: reward per unit of KL divergence from the reference."""
 
     discount: float = 1.0
-    """gamma of algorithms with a critic: what a reward is worth an action earlier."""
+    """gamma of algorithms with a critic: discount of a reward per action."""
     gae_lambda: float = 0.95
-    """lambda of generalised advantages: 1 trusts rewards alone, 0 the critic."""
+    """lambda of generalised advantages: 1 uses rewards only, 0 the critic's next value."""
     value_weight: float = 0.5
     """Weight of the critic's squared error in the loss."""
     macro_action_tokens: int = 5
     """Tokens of an action of ma_ppo."""
     critic_learning_rate: float = 0.0
-    """AdamW's of the critic's own layer, which begins at nothing; 0: thirty times learning_rate."""
+    """Learning rate of the critic's layer, initialised to 0; 0: thirty times learning_rate."""
 
     learning_rate: float = 1e-6
-    """AdamW's, at its highest."""
+    """Peak learning rate of AdamW."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """After the warm-up: stay, or fall linearly, to 0 for the step after the last one."""
+    """After the warm-up: constant, or linear decay to 0 after the last step."""
     warmup_steps: int = 0
-    """Steps over which the learning rate grows linearly to its value."""
+    """Steps of linear warm-up."""
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
     beta1: float = 0.9
@@ -139,62 +139,61 @@ class TrainerConfig(ServerConfig):
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     micro_batch_tokens: int = 8192
-    """Tokens of a forward pass on one rank, padding included. A sequence is never cut, nor is a
-    group for tba and dpo: one that is longer is a pass of its own."""
+    """Tokens of a forward pass on one rank, padding included. A longer sequence (for tba and dpo, a
+    longer group) is not split but computed in a separate pass."""
     packing: bool = True
-    """Sequences without padding, prefixes that they share computed once, where the model allows."""
+    """Compute sequences without padding and shared prefixes once, if the model supports it."""
     activation_checkpointing: bool = False
-    """Keep what enters a block only, and compute the rest again: less memory, a third more time."""
+    """Recompute activations in the backward pass: less memory, a third more time."""
     cpu_offload: bool = False
-    """Keep weights, gradients and AdamW's state on the host, and bring to the device what is
-    computed with; the optimizer step runs on the host."""
+    """Keep weights, gradients and AdamW's state on the host and copy weights to the device as
+    needed; the optimizer step runs on the host."""
     lora_rank: int = 0
-    """Train adapters of this rank beside frozen weights; 0: train the weights. Learning rates are
-    about ten times higher with it."""
+    """Train LoRA adapters of this rank on frozen weights; 0: train the weights. LoRA needs learning
+    rates about ten times higher."""
     lora_alpha: float = 0.0
-    """An adapter counts lora_alpha / lora_rank times; 0: twice."""
+    """Adapters are scaled by lora_alpha / lora_rank; 0: by 2."""
     lora_targets: tuple[str, ...] = ()
-    """Names of the linear layers that have one, such as q_proj; none: all but the output. Experts
-    that are stacked into one tensor are no layers, and stay frozen."""
+    """Names of the linear layers with adapters, such as q_proj; none: all except the output layer.
+    Experts stacked into one tensor have no adapters, and stay frozen."""
     seed: int = 0
-    """Seeds everything random in the trainer."""
+    """Seed of everything random in the trainer."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Of the computation and the published weights; bfloat16 keeps float32 master weights."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the ranks compute: gloo on cpu, NCCL on cuda."""
+    """Device of the ranks: gloo on cpu, NCCL on cuda."""
     threads: int = 1
     """CPU threads of each rank."""
 
     checkpoint_every: int = 1
-    """Steps between durable checkpoints; samples are committed with them. One is written while
-    training goes on, from a copy on the host."""
+    """Steps between checkpoints; samples are committed with them. A checkpoint is written in the
+    background, from a copy on the host."""
     keep_checkpoints: int = 2
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     publish: Literal["weights", "adapter"] = "weights"
-    """Whole weights, or the adapter alone: rollout servers add it to the model they started from,
-    which is this one."""
+    """Publish whole weights, or the adapter only: rollout servers merge it into the model they
+    started from, which must be this one."""
     publish_every: int = 1
     """Steps between published weight versions; the last step always publishes."""
     publish_phase_seconds: float = 600.0
-    """Deadline of each phase of a publish: begin, write, commit. One that misses begin is put off
-    to the next step, one that misses write is tried again until newer weights are due; a missed
-    commit ends the process, which asks at its next start."""
+    """Deadline of each phase of a publish: begin, write, commit. A publish that misses begin is
+    postponed to the next step; one that misses write is retried until newer weights are due; a
+    missed commit ends the process, which reads the newest version at its next start."""
     resume: bool = False
-    """Go on from the newest checkpoint, if there is one. Without it an existing one is an error."""
+    """Resume from the newest checkpoint, if there is one. If false, an existing one is an error."""
     metrics_file: Path | None = None
     """JSON lines, one for each step."""
     dump_every: int = 0
-    """A step of so many is written down whole, in checkpoint_folder/dumps, for `python -m
-    trainer.replay_step` to compute again; 0: none. Each is as large as a checkpoint; none
-    is deleted."""
+    """Dump every Nth step to checkpoint_folder/dumps, for `python -m trainer.replay_step`; 0: none.
+    A dump is as large as a checkpoint, and never deleted."""
     trackers: tuple[str, ...] = ()
-    """Besides: tensorboard, wandb, mlflow, or "package.module:Name" of your own."""
+    """tensorboard, wandb, mlflow, or plug-ins "package.module:Name"."""
     tracker_folder: Path | None = None
-    """What trackers write on this disk; not set: `trackers` in the checkpoint folder."""
+    """Local files of trackers; not set: `trackers` in the checkpoint folder."""
     tracker_project: str = "seamflow"
     """W&B's project, MLflow's experiment."""
     exit_when_finished: bool = False
-    """End the process after the last step instead of serving GetStatus until a signal."""
+    """Exit after the last step instead of serving GetStatus until a signal."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -251,19 +250,19 @@ class TrainerConfig(ServerConfig):
 
     @property
     def tracking_folder(self) -> Path:
-        """What trackers write on this disk."""
+        """Folder of the trackers' local files."""
         return self.tracker_folder or self.checkpoint_folder / "trackers"
 
     def base(self) -> str:
-        """Names the frozen weights that an adapter is added to; empty without one."""
+        """Fingerprint of the frozen weights of an adapter; empty without one."""
         return fingerprint(self.model) if self.lora_rank else ""
 
     def reproducibility_settings(self) -> dict[str, Setting]:
-        """The settings that decide what a step computes: two runs that differ here may differ."""
+        """The settings that determine the results of steps."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        # As JSON gives it back.
+        # As decoded from JSON.
         values["lora_targets"] = list(self.lora_targets)
-        return {name: values[name] for name in _MATHEMATICS}
+        return {name: values[name] for name in _REPRODUCIBILITY_SETTINGS}
 
 
 _POSITIVE = (
@@ -303,7 +302,7 @@ _NOT_NEGATIVE = (
     "weight_decay",
     "seed",
 )
-_MATHEMATICS = (
+_REPRODUCIBILITY_SETTINGS = (
     "stream_groups",
     "algorithm",
     "reward",
