@@ -1,1 +1,1 @@
-"""The tag scheduler: nodes say what they can do, it says what they do now."""
+"""The tag scheduler: assigns an activity to every node by its capability tags."""

@@ -1,4 +1,4 @@
-"""Wires the scheduler together: `python -m scheduler`."""
+"""`python -m scheduler`: the scheduler process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import add_SchedulerServic
 from scheduler.api.servicer import SchedulerServicer
 from scheduler.config import SchedulerConfig
 from scheduler.policy.allocation_policy import AllocationPolicy, load_policy
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 from scheduler.pool.pool import Pool
 from scheduler.store.interface import Store
 from scheduler.store.redis_store import RedisStore
@@ -45,12 +45,12 @@ async def service(config: SchedulerConfig, store: Store) -> Service:
     pool = Pool(
         store=store,
         policy=_policy(config),
-        leases=Leases(config.lease_seconds, config.lease_margin_seconds, time.monotonic),
+        leases=NodeLeases(config.lease_seconds, config.lease_margin_seconds, time.monotonic),
         clock=time.time,
         leave_seconds=config.leave_seconds,
     )
     await pool.open()
-    # Also often enough to be confirmed as the newest within the margin.
+    # Often enough that the store confirms this scheduler within the margin.
     pause = min(config.lease_seconds / _SWEEPS_PER_LEASE, config.lease_margin_seconds / 2)
 
     async def sweep_forever() -> None:

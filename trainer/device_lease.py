@@ -1,4 +1,4 @@
-"""The trainer's lease of its nodes' devices: moved out and back when the scheduler says so.
+"""The trainer's lease of its nodes' devices: moved out and back on the scheduler's assignments.
 
 HELD -> MOVING -> SUSPENDED -> MOVING -> HELD ..., moved by `suspend` and `resume` between optimizer
 steps. After a failed move the state is MOVING, usable neither for training nor by others, until a

@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.2
 
 
 def main() -> None:
-    """Clone, `make quickstart`, stop at the first step, and tell what it took."""
+    """Clone, `make quickstart`, stop at the first step; the durations."""
     with tempfile.TemporaryDirectory(prefix="seamflow-install-") as folder:
         figures = measure(Path(folder) / "seamflow")
     versions = {"python": platform.python_version()}

@@ -58,7 +58,7 @@ _LINES = ((True, "with correction", "#4c9be8"), (False, "without correction", "#
 
 
 class HeldBack(PolicyGradient):
-    """DAPO that computes late, and uses no core meanwhile."""
+    """DAPO with a delay before each loss, during which it uses no core."""
 
     def __init__(self, config: TrainerConfig) -> None:
         """As `dapo` would be configured, `importance` included."""
@@ -136,7 +136,7 @@ def in_turn(every: Sequence[Condition], place: int, rounds: int) -> list[Conditi
 
 
 def settings(condition: Condition, *, steps: int, learning_rate: float) -> dict[str, str]:
-    """What a run of the condition is told, as SEAMFLOW_<TABLE>_<NAME>."""
+    """Settings of a run of the condition, as SEAMFLOW_<TABLE>_<NAME>."""
     return {
         "SEAMFLOW_LAUNCHER_MAX_STALENESS": str(condition.bound),
         "SEAMFLOW_TRAINER_ALGORITHM__IMPORTANCE": "truncate" if condition.corrected else "none",
@@ -220,9 +220,9 @@ def _measure(given: argparse.Namespace) -> dict[Condition, list[Outcome]]:
         start: dict[str, str] = {}  # the first run of a seed prepares it
         for condition in in_turn(every, place, len(given.seeds)):
             rules = settings(condition, steps=given.steps, learning_rate=given.learning_rate)
-            told = rules | start
+            environment = rules | start
             kind = f"lag-{condition.name}"
-            summary = seeds.run(given.mode, seed, kind=kind, environment=told)
+            summary = seeds.run(given.mode, seed, kind=kind, environment=environment)
             run = Path("runs", summary["run"])
             start = start or seeds.start_of(run)
             found = outcome(summary, read_steps(run / "metrics.jsonl"))
@@ -265,9 +265,9 @@ def _print(runs: Runs) -> None:
 
 def _draw_heldout(axes: Any, runs: Runs) -> None:
     """A line through the means, bars from lowest to highest, a dot for each run."""
-    for (corrected, label, colour), beside in zip(_LINES, (-0.06, 0.06), strict=True):
+    for (corrected, label, colour), offset in zip(_LINES, (-0.06, 0.06), strict=True):
         line = {
-            condition.bound + beside: [each.heldout for each in many]
+            condition.bound + offset: [each.heldout for each in many]
             for condition, many in runs.items()
             # On-policy runs begin both lines.
             if condition.bound == 0 or condition.corrected is corrected

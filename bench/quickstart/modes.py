@@ -96,7 +96,7 @@ def _figures(runs: Mapping[str, Sequence[Learning]]) -> dict[str, float]:
 
 
 def _of_nodes(runs: Sequence[Learning]) -> dict[str, float]:
-    """Means of what the runs say of each node."""
+    """Means of the runs' measurements of each node."""
     found: dict[str, list[float]] = {}
     for name, node in (item for run in runs for item in run.nodes.items()):
         found.setdefault(f"{name}.idle_share", []).append(node["idle"])

@@ -1,1 +1,1 @@
-"""A whole training run beside TRL's `GRPOTrainer`: tokens per second, and seconds to a target."""
+"""Whole training runs compared with TRL's `GRPOTrainer`: tokens per second, seconds to a target."""

@@ -1,4 +1,4 @@
-"""`make bench-train`: whole training runs beside TRL's `GRPOTrainer`, on the same two cores.
+"""`make bench-train`: whole training runs compared with TRL's `GRPOTrainer`, on two cores.
 
 Tokens per second on two workloads; with `--learn` seconds to a target on the quickstart's task
 instead. Without `--peers all` only our side runs, and nothing is written.
@@ -78,8 +78,8 @@ def _throughput(arguments: argparse.Namespace, with_trl: bool) -> None:
         cores=CORES,
         seed=arguments.seed,
     )
-    with _progress(options.rounds * len(WORKLOADS) * (1 + with_trl)) as told:
-        raw = throughput.measure(options, told)
+    with _progress(options.rounds * len(WORKLOADS) * (1 + with_trl)) as report:
+        raw = throughput.measure(options, report)
     figures = throughput.figures(raw, options.rounds) | {"steps_of_a_run": float(options.steps)}
     if not with_trl:
         Report(bench="train", figures=figures).show()
@@ -104,8 +104,8 @@ def _learn(arguments: argparse.Namespace, with_trl: bool) -> None:
         mode=arguments.mode,
         cores=CORES,
     )
-    with _progress(len(options.seeds) * len(options.rates) * (1 + with_trl)) as told:
-        runs = learning.measure(options, told)
+    with _progress(len(options.seeds) * len(options.rates) * (1 + with_trl)) as report:
+        runs = learning.measure(options, report)
     figures = learning.figures(runs)
     if not with_trl:
         Report(bench="train_learning", figures=figures).show()

@@ -13,7 +13,7 @@ __all__ = ["SumAgent"]
 
 
 class SumAgent:
-    """Asks once, and is paid for what it was told."""
+    """Asks once; the reward is that of the answer."""
 
     async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float]:
         """Answer `task`; returns {"reward": 0..1, "success": 0 or 1}."""

@@ -21,13 +21,13 @@ class Conversation:
     """A rollout of several turns, as tokens."""
 
     messages: Sequence[Message]
-    """What the user says, turn by turn."""
+    """The user's messages, turn by turn."""
     token_ids: list[int] = field(default_factory=list)
     """All tokens so far."""
     sampled: list[int] = field(default_factory=list)
     """1 for those that the model sampled, 0 for the user's."""
     answers: list[str] = field(default_factory=list)
-    """What the model said, turn by turn."""
+    """The model's messages, turn by turn."""
 
     def ask(self, tokenizer: Any) -> None:
         """Append the next message of the user, and whatever ends an answer that was cut."""

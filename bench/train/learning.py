@@ -55,7 +55,7 @@ class Options:
     """Torch threads of TRL."""
 
 
-def measure(options: Options, told: Callable[[str], None]) -> Mapping[str, Runs]:
+def measure(options: Options, report: Callable[[str], None]) -> Mapping[str, Runs]:
     """Run both sides with every rate and seed; returns the runs by side."""
     runs: dict[str, dict[float, list[Learning]]] = {}
     for seed in options.seeds:
@@ -70,7 +70,7 @@ def measure(options: Options, told: Callable[[str], None]) -> Mapping[str, Runs]
                 else:
                     continue
                 runs.setdefault(side, {}).setdefault(rate, []).append(found)
-                told(f"{side}, rate {rate:g}, seed {seed}")
+                report(f"{side}, rate {rate:g}, seed {seed}")
     return runs
 
 

@@ -78,7 +78,7 @@ def speed(lines: Sequence[Mapping[str, Any]], window: Window, cores: float) -> S
     Args:
         lines: a run's metrics, one for each step.
         window: what counts.
-        cores: mean of busy cores meanwhile.
+        cores: mean of busy cores in that time.
 
     Raises:
         ValueError: the run ended before the window did.
@@ -97,7 +97,7 @@ def speed(lines: Sequence[Mapping[str, Any]], window: Window, cores: float) -> S
 
 
 def waits(lines: Sequence[Mapping[str, Any]], window: Window) -> dict[str, float]:
-    """What our own trainer tells of the window's steps.
+    """The window's steps from our trainer's metrics.
 
     Returns:
         publish_stall_share: of the time, weights were gathered or a publish was waited for;
@@ -129,7 +129,7 @@ def watch(
         window: which of them count.
 
     Raises:
-        RuntimeError: it failed, or ended early; with the end of what it said.
+        RuntimeError: it failed, or ended early; with the end of its output.
     """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -142,8 +142,8 @@ def watch(
             _end(process)
         errors.seek(0)
         if code or begin is None or end is None:
-            said = errors.read()[-2000:]
-            raise RuntimeError(f"{' '.join(command[:3])} ended with code {code}: {said}")
+            output = errors.read()[-2000:]
+            raise RuntimeError(f"{' '.join(command[:3])} ended with code {code}: {output}")
     cores = (end[1] - begin[1]) / (end[0] - begin[0])
     return speed(read_steps(metrics), window, cores)
 

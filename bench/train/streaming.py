@@ -1,13 +1,12 @@
-"""`make bench-streaming`: steps that begin with their first group beside steps that wait for all.
+"""`make bench-streaming`: steps that start with their first group against steps that wait for all.
 
 StreamRL's start (arXiv 2504.15930) on all of our services: with `stream_groups` the trainer
 computes groups as they complete, so that little is left once a step's last sample is there. That
 can only show where generation is what takes time: the agent here waits for a tool, a sleep of
 lognormal seconds, and then asks the policy for a short answer.
 
-Two clocks tell how long a step goes on after its last sample: the trainer's, from the lease of it,
-and the agents', from the end of the last rollout, with all that lies between. The claim is judged
-by the second.
+Two clocks measure how long a step continues after its last sample: the trainer's, from the lease of
+the sample, and the agents', from the end of the last rollout. The result uses the second.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from services.launcher.summary import read_steps
 
 __all__ = [
     "ANSWER_TOKENS", "CONFIG", "LONGEST", "SHORTEST", "STREAMED", "WHOLE", "Options", "Run",
-    "ToolAgent", "figures", "main", "measure", "part_tokens", "told",
+    "ToolAgent", "figures", "main", "measure", "part_tokens", "read_run",
     "tool_seconds",
 ]  # fmt: skip
 
@@ -51,7 +50,7 @@ WHOLE, STREAMED = "whole", "streamed"
 """A step begins when all of its groups are complete, or when a few are."""
 MIN_ROUNDS = 3
 CLAIM = 0.1
-"""Of a step's time, at most so much is said to lie after its last sample."""
+"""Largest reported part of a step's time after its last sample."""
 ANSWER_TOKENS = 16
 """Of each answer, whatever is sampled: a group costs the trainer the same every time."""
 SHORTEST, LONGEST = 0.5, 12.0
@@ -71,7 +70,7 @@ class Options:
     steps: int
     """Optimizer steps that count, of each run."""
     stream_groups: int
-    """With so many complete groups a streamed step begins."""
+    """Complete groups at which a streamed step starts."""
     max_staleness: int
     """Versions a sample may be behind: steps that are generated while one is trained."""
     seed: int
@@ -152,8 +151,10 @@ def _raw(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
     }
 
 
-def told(lines: Sequence[Mapping[str, Any]], arrivals: Mapping[str, float], window: Window) -> Run:
-    """What a run's metrics and its agents tell of the steps that count.
+def read_run(
+    lines: Sequence[Mapping[str, Any]], arrivals: Mapping[str, float], window: Window
+) -> Run:
+    """The measured steps, from a run's metrics and its agents.
 
     Args:
         lines: metrics, one for each step.
@@ -279,7 +280,7 @@ class _Bench:
         metrics, window = runs / name / "metrics.jsonl", self._options.window
         speed = watch(command, {**own, **self._settings(side)}, metrics, window)
         _require_all_tokens(runs / name)
-        found = told(read_steps(metrics), _read_arrivals(runs / name), window)
+        found = read_run(read_steps(metrics), _read_arrivals(runs / name), window)
         return Run(figures={**found.figures, **speed.figures()}, shares=found.shares)
 
     def _settings(self, side: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
     user: 4 5 + 7 =        assistant: 5 2
 
-Nothing is learned, as the learning rate is almost zero: a model with random weights goes on until
+Nothing is learned, as the learning rate is almost zero: a model with random weights continues until
 it happens to sample the end, so that lengths are geometric, with a long tail, and stay so. Digits
 pay a little wherever they are, or most groups would have no variance and no gradient.
 
@@ -45,13 +45,13 @@ def payloads(file: Path) -> list[Payload]:
 
 
 def user_message(payload: Payload) -> str:
-    """What the user says: "4 5 + 7 ="."""
+    """The user's message: "4 5 + 7 ="."""
     left, right = payload["terms"]
     return f"{' '.join(str(left))} + {' '.join(str(right))} ="
 
 
 def score(payload: Payload, answer: str) -> tuple[float, bool]:
     """(reward in [0, 1], success): half for the right sum, half for the share of digits."""
-    words, wanted = answer.split(), list(str(sum(payload["terms"])))
+    words, expected = answer.split(), list(str(sum(payload["terms"])))
     share = sum(word in DIGITS for word in words) / max(len(words), 1)
-    return 0.5 * (words == wanted) + 0.5 * share, words == wanted
+    return 0.5 * (words == expected) + 0.5 * share, words == expected

@@ -1,4 +1,4 @@
-"""Useful tokens per second of whole training runs: all of our services beside TRL in one process.
+"""Useful tokens per second of whole training runs: all of our services against TRL in one process.
 
 Both train the same model on the same tasks from the same file, with the same loss, so many rollouts
 a step and so many new tokens at most. A run is a fresh start of either side; they take turns. TRL
@@ -58,12 +58,12 @@ class Options:
         return Window(warm_up=WARM_UP_STEPS, steps=self.steps)
 
 
-def measure(options: Options, told: Callable[[str], None]) -> dict[str, list[float]]:
+def measure(options: Options, report: Callable[[str], None]) -> dict[str, list[float]]:
     """Run all rounds.
 
     Args:
         options: how.
-        told: called with what a run was, when it ended.
+        report: called with the description of a run when it ended.
 
     Returns:
         Samples by "max<tokens>.<side>.<figure>", one for each round.
@@ -77,7 +77,7 @@ def measure(options: Options, told: Callable[[str], None]) -> dict[str, list[flo
                     found = bench.run(side, most, turn)
                     for name, value in found.items():
                         raw.setdefault(f"max{most}.{side}.{name}", []).append(value)
-                    told(f"{side}, at most {most} tokens")
+                    report(f"{side}, at most {most} tokens")
     return raw
 
 
@@ -186,7 +186,7 @@ def _require_all_tokens(run: Path) -> None:
         raise RuntimeError(f"run {run.name}: {wrong}")
 
 
-def _require_threads(metrics: Path, wanted: int) -> None:
+def _require_threads(metrics: Path, threads: int) -> None:
     used = {line["torch_threads"] for line in read_steps(metrics)}
-    if used != {wanted}:
-        raise RuntimeError(f"TRL used {used} torch threads, not {wanted}")
+    if used != {threads}:
+        raise RuntimeError(f"TRL used {used} torch threads, not {threads}")

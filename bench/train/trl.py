@@ -27,7 +27,7 @@ def trl_command(rules: Mapping[str, Any], **flags: object) -> list[str]:
 
 
 def trl_environment(threads: int) -> dict[str, str]:
-    """All variables of the process: so many torch threads, no GPU, nothing from a network."""
+    """All variables of the process: its torch threads, no GPU, no network."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),

@@ -1,4 +1,4 @@
-"""Between the contract's messages and the scheduler's records; refuses what makes no sense."""
+"""Conversion between protobuf messages and the scheduler's records, with validation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.durations import seconds_of, to_timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from scheduler.model.lending import Outlook
+from scheduler.model.lending import BatchForecast
 from scheduler.model.records import (
     ROLLOUT,
     AllocationEvent,
@@ -23,17 +23,17 @@ from scheduler.model.records import (
     State,
     Worker,
 )
-from scheduler.model.split_advice import Advice, Balance
+from scheduler.model.split_advice import SplitAdvice, StageBalance
 from scheduler.policy.roofline import train_priority
 from services.chassis.errors import invalid_argument
 
 __all__ = [
     "assignment_message",
     "event_message",
+    "forecast_record",
     "gang_record",
     "node_message",
     "node_record",
-    "outlook_record",
     "report_record",
     "run_messages",
     "run_policy_record",
@@ -50,8 +50,8 @@ _STATES = {
     NodeState.LOST: pb.NODE_STATE_LOST,
 }
 _ADVICE = {
-    Advice.KEEP: pb.ADVICE_KEEP,
-    Advice.ADD_GENERATION: pb.ADVICE_ADD_GENERATION,
+    SplitAdvice.KEEP: pb.ADVICE_KEEP,
+    SplitAdvice.ADD_GENERATION: pb.ADVICE_ADD_GENERATION,
 }
 _REPORTABLE: dict[int, NodeState] = {
     number: state for state, number in _STATES.items() if state is not NodeState.LOST
@@ -59,7 +59,7 @@ _REPORTABLE: dict[int, NodeState] = {
 
 
 def node_record(request: pb.RegisterNodeRequest) -> Node:
-    """The node that registers.
+    """The node of a registration.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -68,7 +68,7 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
     _require("run_id", request.run_id)
     tags = tuple(sorted(set(request.capability_tags)))
     if not tags or "" in tags:
-        raise invalid_argument("capability_tags", list(tags), "name at least one, none empty")
+        raise invalid_argument("capability_tags", list(tags), "give at least one, none empty")
     for worker in request.workers:
         if worker.tag not in tags:
             raise invalid_argument("workers.tag", worker.tag, "use one of capability_tags")
@@ -94,7 +94,7 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
 
 
 def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
-    """What the node measured, if it says."""
+    """The measurements of a heartbeat, if any."""
     if not request.HasField("report"):
         return None
     return NodeReport(
@@ -106,7 +106,7 @@ def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
 
 
 def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
-    """What the node's last switch took, if it made one.
+    """Seconds of the node's last switch, if it made one.
 
     Raises:
         ServiceError: INVALID_ARGUMENT, negative or not finite.
@@ -116,11 +116,11 @@ def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
     return _not_negative("switch_seconds", request.switch_seconds)
 
 
-def outlook_record(request: pb.ReleaseNodesRequest) -> Outlook | None:
-    """What generation has still to do, if the gang knows.
+def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
+    """The forecast of a release, if any.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT, no part of a batch.
+        ServiceError: INVALID_ARGUMENT, not a part of a batch.
     """
     if not request.HasField("outlook"):
         return None
@@ -131,7 +131,7 @@ def outlook_record(request: pb.ReleaseNodesRequest) -> Outlook | None:
         cure = f"give 0 to batch_rollouts ({batch})"
         raise invalid_argument("outlook.remaining_rollouts", remaining, cure)
     done = int(_not_negative("outlook.done_rollouts", request.outlook.done_rollouts))
-    return Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
+    return BatchForecast(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
@@ -161,7 +161,7 @@ def state_record(state: int) -> NodeState:
 
 
 def gang_record(request: pb.RequestNodesRequest) -> Gang:
-    """The gang that asks.
+    """The gang of a request.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -169,10 +169,10 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
     for field in ("run_id", "gang_id", "tag"):
         _require(field, getattr(request, field))
     if request.tag == ROLLOUT:
-        cure = "nodes that no gang holds roll out by themselves"
+        cure = "nodes outside of gangs do rollout without a request"
         raise invalid_argument("tag", request.tag, cure)
     if request.num_nodes < 1:
-        raise invalid_argument("num_nodes", request.num_nodes, "ask for at least 1")
+        raise invalid_argument("num_nodes", request.num_nodes, "request at least 1")
     needed = request.HasField("needed_time")
     return Gang(
         run_id=request.run_id,
@@ -185,7 +185,7 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
 
 
 def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:
-    """The batch that the nodes are wanted for; 0: not told.
+    """Number of the batch that the nodes are for; 0: unspecified.
 
     Raises:
         ServiceError: INVALID_ARGUMENT, negative.
@@ -194,7 +194,7 @@ def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> in
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
-    """How long a long-poll may wait.
+    """Seconds that a long poll may wait.
 
     Raises:
         ServiceError: INVALID_ARGUMENT, negative or above `limit`.
@@ -206,7 +206,7 @@ def wait_seconds(wait: Duration, limit: float) -> float:
 
 
 def assignment_message(assignment: Assignment) -> pb.Assignment:
-    """What a node shall do."""
+    """The assignment as a message."""
     return pb.Assignment(
         tag=assignment.tag,
         epoch=assignment.epoch,
@@ -219,7 +219,7 @@ def assignment_message(assignment: Assignment) -> pb.Assignment:
 
 
 def run_messages(state: State) -> list[pb.Run]:
-    """Every run that has nodes, gangs or a policy, sorted by name."""
+    """Every run that has nodes, gangs or a policy, sorted by id."""
     standing: dict[str, Counter[str]] = defaultdict(Counter)
     for node in state.nodes.values():
         for run_id in node.runs:
@@ -244,7 +244,7 @@ def run_messages(state: State) -> list[pb.Run]:
 
 
 def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
-    """The node, last heard of at `heartbeat_time`."""
+    """The node as a message, with the time of its last heartbeat."""
     return pb.Node(
         node_id=node.node_id,
         capability_tags=node.capability_tags,
@@ -270,7 +270,7 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
 
 
 def event_message(event: AllocationEvent) -> pb.AllocationEvent:
-    """The entry of the audit log."""
+    """The entry of the audit log as a message."""
     return pb.AllocationEvent(
         sequence=event.sequence,
         event_time=to_timestamp(event.time),
@@ -281,14 +281,14 @@ def event_message(event: AllocationEvent) -> pb.AllocationEvent:
     )
 
 
-def _balance_messages(gang_id: str, balance: Balance) -> list[pb.Balance]:
-    """One, or none while nothing is known."""
-    if balance.team is None or balance.advice is Advice.UNKNOWN:
+def _balance_messages(gang_id: str, balance: StageBalance) -> list[pb.Balance]:
+    """The balance of a gang; none while it is not measured."""
+    if balance.node_counts is None or balance.advice is SplitAdvice.UNKNOWN:
         return []
     message = pb.Balance(
         gang_id=gang_id,
-        num_generation_nodes=balance.team.generating,
-        num_training_nodes=balance.team.training,
+        num_generation_nodes=balance.node_counts.generating,
+        num_training_nodes=balance.node_counts.training,
         generation_seconds=balance.generation_seconds,
         training_seconds=balance.training_seconds,
         advice=_ADVICE[balance.advice],

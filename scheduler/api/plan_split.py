@@ -1,4 +1,4 @@
-"""Between the contract and the plans; refuses what makes no sense."""
+"""PlanSplit: from request to response, with validation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from services.chassis.errors import invalid_argument
 __all__ = ["MAX_NODES", "split_message"]
 
 MAX_NODES = 10_000
-"""Nodes that a split may be asked for: about 10 ms, in which no heartbeat is answered."""
+"""Largest number of nodes of a split: about 10 ms, in which no heartbeat is answered."""
 
 _TWO_DATACENTRES = ("num_generation_nodes", "num_training_nodes")
 
 
 def split_message(request: pb.PlanSplitRequest) -> pb.PlanSplitResponse:
-    """The split that `request` asks for.
+    """Compute the requested split.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -37,7 +37,7 @@ def _split(request: pb.PlanSplitRequest) -> Split:
     if request.num_nodes:
         for field in _TWO_DATACENTRES:
             if getattr(request, field):
-                cure = "leave it out, or leave num_nodes out and give both datacentres"
+                cure = "omit it, or omit num_nodes and give both datacentres"
                 raise invalid_argument(field, getattr(request, field), cure)
         _check_nodes(request, "num_nodes", generation.nodes[0] + training.nodes[0])
         return split_nodes(generation.seconds, training.seconds, request.num_nodes)
@@ -65,5 +65,5 @@ def _profile(field: str, message: pb.StageProfile) -> StageProfile:
 def _check_nodes(request: pb.PlanSplitRequest, field: str, fewest: int) -> None:
     count = getattr(request, field)
     if not fewest <= count <= MAX_NODES:
-        cure = f"give {fewest}, the fewest that the profile knows of, to {MAX_NODES}"
+        cure = f"give {fewest}, the smallest number in the profile, to {MAX_NODES}"
         raise invalid_argument(field, count, cure)

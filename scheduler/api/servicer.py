@@ -1,4 +1,4 @@
-"""`SchedulerService`: what each call means in terms of the pool."""
+"""SchedulerService: translates rpcs into changes of the pool."""
 # ruff: noqa: N802 -- rpcs are named by the contract
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _REQUEST_WAIT_SECONDS = 60.0
 
 
 class SchedulerServicer(SchedulerServiceServicer):
-    """Translates; the rules are in `draft.py` and `policy.py`.
+    """The gRPC service; the rules are in `state_transaction.py` and `allocation_policy.py`.
 
     Args:
-        pool: the nodes.
-        lease_seconds: lease that node agents are told.
+        pool: of nodes.
+        lease_seconds: lease of the node agents.
     """
 
     def __init__(self, pool: Pool, lease_seconds: float) -> None:
@@ -43,7 +43,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def RegisterNode(
         self, request: pb.RegisterNodeRequest, context: Context
     ) -> pb.RegisterNodeResponse:
-        """Let a node join or come back, under a new epoch."""
+        """Register a node, under a new epoch."""
         node = await self._pool.register(conversion.node_record(request))
         return pb.RegisterNodeResponse(
             assignment=conversion.assignment_message(node.assignment),
@@ -53,7 +53,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
-        """Take the report; answer when there is something new to do, or when time is up."""
+        """Apply the report; answer when the assignment changed, or after the wait."""
         seconds = conversion.wait_seconds(request.wait, self._lease_seconds / 2)
         state = conversion.state_record(request.state)
         switch_seconds = conversion.switch_seconds(request)
@@ -66,7 +66,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             report=conversion.report_record(request),
         )
         node = self._pool.state.nodes[request.node_id]
-        # A report of an assignment before the present one says nothing of where it led.
+        # The switch time of an older assignment does not belong to the present tag.
         is_present = request.reported_epoch == node.assignment.epoch
         if is_news and is_present and switch_seconds is not None:
             self._switches.labels(node.assignment.tag).observe(switch_seconds)
@@ -80,10 +80,10 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def RequestNodes(
         self, request: pb.RequestNodesRequest, context: Context
     ) -> pb.RequestNodesResponse:
-        """Let a gang ask; answer when all of its nodes are at work, or when time is up."""
+        """Request nodes for a gang; answer when all are active, or after the wait."""
         gang = conversion.gang_record(request)
         seconds = conversion.wait_seconds(request.wait, _REQUEST_WAIT_SECONDS)
-        await self._pool.change(lambda draft: draft.request(gang))
+        await self._pool.change(lambda tx: tx.request(gang))
         state = await self._pool.until(gang_granted(gang.key), seconds)
         return pb.RequestNodesResponse(
             granted=gang.key in state.gangs and state.granted(gang),
@@ -93,16 +93,16 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def ReleaseNodes(
         self, request: pb.ReleaseNodesRequest, context: Context
     ) -> pb.ReleaseNodesResponse:
-        """Let a gang give its nodes back."""
+        """Release a gang's nodes."""
         key = (request.run_id, request.gang_id)
-        outlook, batch = conversion.outlook_record(request), conversion.batch_number(request)
-        await self._pool.change(lambda draft: draft.release(key, outlook, batch))
+        forecast, batch = conversion.forecast_record(request), conversion.batch_number(request)
+        await self._pool.change(lambda tx: tx.release(key, forecast, batch))
         return pb.ReleaseNodesResponse()
 
     async def ListNodes(
         self, request: pb.ListNodesRequest, context: Context
     ) -> pb.ListNodesResponse:
-        """The nodes that serve a job, with its workers alone; or all nodes, whole."""
+        """The nodes that serve a job, with its workers only; or all nodes and workers."""
         nodes = sorted(self._pool.state.nodes.values(), key=lambda node: node.node_id)
         if request.run_id:
             nodes = [node.seen_by(request.run_id) for node in nodes if request.run_id in node.runs]
@@ -111,32 +111,32 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def WatchAllocations(
         self, request: pb.WatchAllocationsRequest, context: Context
     ) -> AsyncIterator[pb.WatchAllocationsResponse]:
-        """The audit log from anywhere on, then what is added to it."""
+        """Stream the audit log from a sequence on."""
         after = request.after_sequence
         if after < 0:
             raise invalid_argument("after_sequence", after, "it must not be negative")
         while events := await self._pool.next_events(after):
             after = events[-1].sequence
-            told = [
+            events_of_run = [
                 conversion.event_message(event)
                 for event in events
                 if event.concerns(request.run_id)
             ]
-            if told:
-                yield pb.WatchAllocationsResponse(events=told)
+            if events_of_run:
+                yield pb.WatchAllocationsResponse(events=events_of_run)
 
     async def PlanAssignments(
         self, request: pb.PlanAssignmentsRequest, context: Context
     ) -> pb.PlanAssignmentsResponse:
-        """Try the requests on a copy that is thrown away."""
-        draft = self._pool.draft()
+        """Dry run of requests, in a transaction that is not committed."""
+        tx = self._pool.transaction()
         for entry in request.requests:
-            draft.request(conversion.gang_record(entry))
-        plan = draft.replan("dry run")
+            tx.request(conversion.gang_record(entry))
+        plan = tx.replan("dry run")
         before = self._pool.state.nodes
         changed = [
             self._message(node)
-            for node_id, node in sorted(draft.state.nodes.items())
+            for node_id, node in sorted(tx.state.nodes.items())
             if node.assignment != before[node_id].assignment
         ]
         unplaced = [
@@ -152,16 +152,16 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def DrainNode(
         self, request: pb.DrainNodeRequest, context: Context
     ) -> pb.DrainNodeResponse:
-        """Give a node no more work, or work again."""
-        await self._pool.change(lambda draft: draft.drain(request.node_id, request.drain))
+        """Start or end the draining of a node."""
+        await self._pool.change(lambda tx: tx.drain(request.node_id, request.drain))
         return pb.DrainNodeResponse(node=self._message(self._pool.state.nodes[request.node_id]))
 
     async def SetRunPolicy(
         self, request: pb.SetRunPolicyRequest, context: Context
     ) -> pb.SetRunPolicyResponse:
-        """Give a job its place among the others."""
+        """Set priority, quota and share of a job."""
         policy = conversion.run_policy_record(request)
-        await self._pool.change(lambda draft: draft.set_run_policy(request.run_id, policy))
+        await self._pool.change(lambda tx: tx.set_run_policy(request.run_id, policy))
         return pb.SetRunPolicyResponse()
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
@@ -171,7 +171,7 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def PlanSplit(
         self, request: pb.PlanSplitRequest, context: Context
     ) -> pb.PlanSplitResponse:
-        """Split nodes between generation and training, on paper."""
+        """Compute a split of nodes between generation and training; changes nothing."""
         return split_message(request)
 
     def _message(self, node: Node) -> pb.Node:

@@ -1,7 +1,7 @@
-"""Nodes split between generation and training (StreamRL, arXiv 2504.15930, Alg. 1 and its section
+"""Split nodes between generation and training (StreamRL, arXiv 2504.15930, Alg. 1 and its section
 on dynamic adjustment).
 
-Both stages run at the same time, on nodes of their own; the slower one sets the pace.
+Both stages run concurrently on separate nodes; the slower one sets the pace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Split", "adjusted", "split_datacentres", "split_nodes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Who does what, and how long it is predicted to take."""
+    """Nodes and predicted seconds of each stage."""
 
     generation_nodes: int
     """Nodes that generate."""
@@ -38,9 +38,9 @@ class Split:
 def split_nodes(generation: Seconds, training: Seconds, num_nodes: int) -> Split:
     """Alg. 1 in one datacentre: x + y <= n minimising max(P_gen(x), P_train(y)), fewest nodes.
 
-    Exact for any two functions, also for those where more nodes are slower: what k nodes can do is
-    the running minimum up to k. The smallest x and the smallest y that keep the best pace are then
-    found each for itself, so no other split of that pace takes fewer nodes. Linear in `num_nodes`.
+    Exact for any two functions, also if more nodes are slower: the time of k nodes is the running
+    minimum up to k. The smallest x and the smallest y that keep the best pace are then found
+    independently, so no other split of that pace needs fewer nodes. Linear in `num_nodes`.
 
     Raises:
         ValueError: fewer than 2 nodes, or no split that can do both.
@@ -62,8 +62,8 @@ def split_datacentres(
 ) -> Split:
     """Alg. 1 in two datacentres: the faster side shrinks to k minimising |P_fast(k) - T_slow|.
 
-    Both sides are first taken at full size. The minimum is the paper's, to the letter: k may come
-    out a little slower than T_slow where that is closer. Among equally close k the smallest.
+    Both sides start at full size. As in the paper, k may be slightly slower than T_slow if that is
+    closer. Among equally close k, the smallest.
 
     Raises:
         ValueError: a datacentre without nodes, or with too few for its stage.
@@ -87,23 +87,23 @@ def split_datacentres(
 def adjusted(
     split: Split, *, generation: Seconds, training: Seconds, unit: int, num_nodes: int
 ) -> Split:
-    """The split after one look at what an iteration really took: one more unit, or as it was.
+    """Adjust a split to measured times: one more unit for a stage, or unchanged.
 
-    StreamRL's dynamic adjustment: δ = T_gen - T_train, δ' = what one more unit takes off T_gen;
-    when δ >= δ', generation gets the unit. It comes from nodes that do neither, so training goes
-    on, and since T_gen - δ' >= T_train generation stays the slower stage: it never overshoots.
-    Lengths have drifted since the profile was taken, so δ' is the profile's *relative* gain times
-    the T_gen measured. Our extension is the mirror image: a unit for training by the same rule.
+    StreamRL's dynamic adjustment: δ = T_gen - T_train, δ' = the reduction of T_gen by one more
+    unit; when δ >= δ', generation gets the unit. It comes from free nodes, so training continues,
+    and since T_gen - δ' >= T_train generation stays the slower stage: it never overshoots. Lengths
+    drift after the profile was taken, so δ' is the profile's *relative* gain times the measured
+    T_gen. Our extension: a unit for training by the same rule.
 
     Args:
-        split: nodes of each stage as they are, with the seconds *measured* on them.
-        generation: profile of generation, at any length of answers.
+        split: the present nodes of each stage, with the seconds *measured* on them.
+        generation: profile of generation, at any rollout length.
         training: profile of training.
         unit: nodes of one data-parallel unit.
-        num_nodes: all nodes; what the split leaves over is free.
+        num_nodes: all nodes; those not in the split are free.
 
     Returns:
-        The split with the seconds that are now to be expected.
+        The split with the seconds now expected.
     """
     _require_nodes("unit", unit)
     if split.generation_nodes + split.training_nodes + unit > num_nodes:
@@ -121,7 +121,7 @@ def adjusted(
 
 
 def _best_up_to(stage: Seconds, num_nodes: int) -> list[float]:
-    """Element k - 1: the least seconds on k nodes or fewer."""
+    """Element k - 1: the minimum seconds on up to k nodes."""
     return list(accumulate(map(stage, range(1, num_nodes + 1)), min))
 
 
@@ -134,7 +134,7 @@ def _closest(stage: Seconds, num_nodes: int, seconds: float) -> int:
 
 
 def _gain(stage: Seconds, before: int, after: int) -> float:
-    """Seconds on `after` nodes for each second on `before`."""
+    """Ratio of the seconds on `after` nodes to those on `before` nodes."""
     return stage(after) / stage(before)
 
 

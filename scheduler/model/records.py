@@ -1,4 +1,4 @@
-"""What the scheduler knows: nodes, gangs, runs, and the epochs it has given out.
+"""The scheduler's records: nodes, gangs, runs, and assignments with their epochs.
 
 IDLE -> ACTIVATING -> ACTIVE -> DRAINING -> IDLE     moved and reported by the node agent
 any  -> LOST                                         moved by the scheduler when the lease runs out
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from scheduler.model.lending import Lending
-from scheduler.model.split_advice import Balance
+from scheduler.model.lending import LendingState
+from scheduler.model.split_advice import StageBalance
 
 __all__ = [
     "ROLLOUT",
@@ -32,16 +32,16 @@ __all__ = [
 ]
 
 ROLLOUT = "rollout"
-"""Activity tag of every node that no gang holds. Gangs ask for any other tag."""
+"""Activity tag of nodes outside of gangs. Gangs request any other tag."""
 TRAIN = "train"
-"""The tag that trainers ask for."""
+"""The tag that trainers request."""
 
 GangKey = tuple[str, str]
 """run_id and gang_id."""
 
 
 class NodeState(StrEnum):
-    """Where a node stands."""
+    """The state of a node."""
 
     IDLE = "idle"
     ACTIVATING = "activating"
@@ -51,7 +51,7 @@ class NodeState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What an entry of the audit log tells."""
+    """The kind of an entry of the audit log."""
 
     REGISTERED = "registered"
     ASSIGNED = "assigned"
@@ -67,7 +67,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process of a node that others may call."""
+    """A process of a node that serves rpcs."""
 
     tag: str
     """Capability tag it serves."""
@@ -79,7 +79,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a node is made of, all its devices together; 0: not known."""
+    """The hardware of a node, all its devices together; 0: unknown."""
 
     memory_bytes_per_second: float = 0.0
     """Of the device memory."""
@@ -91,21 +91,21 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a node's agent measured last."""
+    """The latest measurements of a node agent."""
 
     used_device_bytes: int = 0
     """Device memory in use."""
     num_turns: int = 0
-    """Turns its rollout server runs or holds in its queue."""
+    """Turns that its rollout server runs or queues."""
     tokens_per_second: float = 0.0
-    """Tokens it samples."""
+    """Sampled tokens per second."""
     used_host_bytes: int = 0
     """Host memory of its worker processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a node shall do."""
+    """What a node must do."""
 
     tag: str = ""
     """Activity tag; empty: nothing."""
@@ -114,17 +114,17 @@ class Assignment:
     gang_id: str = ""
     """Gang it belongs to; empty for rollout."""
     lent: bool = False
-    """True when a node that a gang could ask for does rollout meanwhile."""
+    """True for a node that does rollout while no gang needs it."""
     rank_offset: int = 0
-    """Place of the node among its gang's; every node counts as one rank."""
+    """Index of the node in its gang."""
     world_size: int = 0
     """Nodes of the gang; 0 outside a gang."""
     run_id: str = ""
-    """Training job to do it for; empty: the node's own."""
+    """Training job it is for; empty: the node's own."""
 
     @property
     def work(self) -> tuple[str, str, str, int, int, bool]:
-        """All of it but the epoch: two assignments of the same work need no switch."""
+        """Everything except the epoch: two assignments of the same work need no switch."""
         return (
             self.tag,
             self.run_id,
@@ -137,48 +137,48 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node: what it can do, shall do and reports."""
+    """A node: its capabilities, assignment and report."""
 
     node_id: str
     """Unique name."""
     run_id: str
     """Training job it works for."""
     capability_tags: tuple[str, ...]
-    """What it can do, sorted."""
+    """Its capabilities, sorted."""
     workers: tuple[Worker, ...] = ()
     """Its processes."""
     train_priority: float = 0.0
     """Higher: better suited to a gang."""
     assignment: Assignment = field(default_factory=Assignment)
-    """What it shall do."""
+    """Its present assignment."""
     registered_epoch: int = 0
-    """Epoch of its last registration; a heartbeat that knows less comes from an agent before it."""
+    """Epoch of its last registration; a heartbeat that knows an older one is of an older agent."""
     state: NodeState = NodeState.IDLE
-    """What it reports, or LOST."""
+    """Its reported state, or LOST."""
     reported_epoch: int = 0
-    """Assignment epoch it has taken up."""
+    """Epoch of the assignment that its state refers to."""
     draining: bool = False
-    """An operator wants no work here."""
+    """An operator drains it: it gets no work."""
     leaving: bool = False
-    """Its agent winds the present assignment up by itself: it is about to end."""
+    """Its agent drains the present assignment, and is about to exit."""
     released_time: float | None = None
-    """When a gang last gave it back, seconds since 1970."""
+    """When a gang last released it, seconds since 1970."""
     assigned_time: float | None = None
     """When it got its assignment, seconds since 1970."""
     overdue: bool = False
-    """It did not leave its old activity for a gang in time, and has not left it since."""
+    """It did not leave its old activity for a gang in time, and still has not."""
     warm: bool = False
-    """It has finished a switch since it registered: that first one was a start."""
+    """It finished a switch since it registered; the first one includes its start."""
     hardware: Hardware = field(default_factory=Hardware)
-    """What it is made of."""
+    """Its hardware."""
     switch_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Mean seconds of its switches by the activity tag they led to."""
+    """Mean seconds of its switches, by new activity tag."""
     report: NodeReport | None = field(default=None, compare=False)
-    """Its last measurements. Not stored, so a new one alone is no change of the state."""
+    """Its latest measurements; not stored, and not compared."""
 
     @property
     def assigned_run(self) -> str:
-        """The run it does its assignment for."""
+        """The run of its assignment."""
         return self.assignment.run_id or self.run_id
 
     @property
@@ -187,19 +187,19 @@ class Node:
         return self.gang_under(self.assignment)
 
     def gang_under(self, assignment: Assignment) -> GangKey | None:
-        """The gang that would hold it, had it this assignment."""
+        """The gang that would hold it under `assignment`."""
         run_id = assignment.run_id or self.run_id
         return (run_id, assignment.gang_id) if assignment.gang_id else None
 
     @property
     def num_turns(self) -> int:
-        """Turns it runs, as far as it is known."""
+        """Turns it runs or queues; 0 if unknown."""
         return 0 if self.report is None else self.report.num_turns
 
     def runs_for(self, tag: str) -> tuple[str, ...]:
-        """The runs it can do `tag` for, sorted: those that have a worker for it here.
+        """The runs for which it has a worker of `tag`, sorted.
 
-        A node that names no worker for a tag it can do does it for its own run.
+        A node without a worker for one of its tags serves that tag to its own run.
         """
         if tag not in self.capability_tags:
             return ()
@@ -210,48 +210,48 @@ class Node:
 
     @property
     def runs(self) -> frozenset[str]:
-        """Its own run, and those it has a worker for."""
+        """Its own run, and the runs of its workers."""
         return frozenset((self.run_id, *(worker.run_id or self.run_id for worker in self.workers)))
 
     def seen_by(self, run_id: str) -> Node:
-        """As the processes of one run shall see it: without the workers of others."""
+        """The node with the workers of one run only."""
         mine = tuple(worker for worker in self.workers if (worker.run_id or self.run_id) == run_id)
         return replace(self, workers=mine)
 
     @property
     def taken_up(self) -> bool:
-        """True when the node does what it shall do."""
+        """True when the node is active under its present assignment."""
         return self.state is NodeState.ACTIVE and self.reported_epoch == self.assignment.epoch
 
     @property
     def available(self) -> bool:
-        """True when the node may be given work."""
+        """True when the node may be assigned work."""
         unfit = self.draining or self.leaving or self.overdue
         return not (unfit or self.state is NodeState.LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """A standing request for nodes, all or none."""
+    """A request for nodes, all or none."""
 
     run_id: str
     """Training job."""
     gang_id: str
-    """Names the request within its job."""
+    """Id of the request within its job."""
     tag: str
-    """Capability asked for."""
+    """Requested capability."""
     num_nodes: int
-    """Nodes wanted."""
+    """Number of requested nodes."""
     arrival: int = 0
-    """Place in the order of requests."""
+    """Position in the order of requests."""
     batch: int = 0
-    """Number of the batch it wants its nodes for; 0: not told."""
+    """Number of the batch that the nodes are for; 0: unspecified."""
     needed_time: float | None = None
-    """Takes no node before this, seconds since 1970; None: at once."""
+    """Gets no node before this, seconds since 1970; None: immediately."""
     waits_for: str = ""
     """Why it has no nodes, for people; empty: it has them."""
     parked: bool = False
-    """It gave its nodes back and has them until anybody wants them: lending them does not pay."""
+    """It released its nodes but keeps them until another gang requests them (not lent)."""
 
     @property
     def key(self) -> GangKey:
@@ -261,14 +261,14 @@ class Gang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPolicy:
-    """A run's place among those that share the pool."""
+    """Priority, quota and fair share of a run."""
 
     priority: int = 0
     """Its gangs are placed before those of a lower priority, and preempt them."""
     max_nodes: int = 0
-    """Most nodes it may have at once, gangs and rollout together; 0: no limit."""
+    """Maximum number of nodes, gangs and rollout together; 0: no limit."""
     rollout_share: float = 1.0
-    """Its part of the nodes that no gang holds, relative to the other runs'; above 0."""
+    """Its share of the nodes that no gang holds, relative to the other runs'; above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,37 +286,37 @@ class AllocationEvent:
     node: Node | None = None
     """The node after the change; None: it concerns a gang or a run."""
     run_id: str = ""
-    """The run that a change without a node concerns."""
+    """The run, if the change has no node."""
 
     def concerns(self, run_id: str) -> bool:
-        """True when the run, or any run if it is empty, has to do with the change."""
+        """Whether the event concerns the run; empty: any run."""
         runs = {self.run_id} if self.node is None else self.node.runs
         return not run_id or run_id in runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Everything that survives the scheduler."""
+    """The state of the scheduler, as stored."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """By node_id."""
     gangs: Mapping[GangKey, Gang] = field(default_factory=dict)
-    """Requests that stand."""
+    """Open requests."""
     runs: Mapping[str, RunPolicy] = field(default_factory=dict)
     """Policies that were set, by run_id."""
-    lendings: Mapping[GangKey, Lending] = field(default_factory=dict)
-    """What was measured of gangs that give their nodes back."""
-    balances: Mapping[GangKey, Balance] = field(default_factory=dict)
-    """What the batches of gangs took, and whether more nodes should generate for them."""
+    lendings: Mapping[GangKey, LendingState] = field(default_factory=dict)
+    """Lending measurements, by gang."""
+    balances: Mapping[GangKey, StageBalance] = field(default_factory=dict)
+    """Stage times and advice, by gang."""
     last_epoch: int = 0
-    """Newest epoch given out or seen; never goes back."""
+    """Newest epoch assigned or seen; never decreases."""
     last_arrival: int = 0
-    """Newest place in the order of requests."""
+    """Newest position in the order of requests."""
     last_sequence: int = 0
     """Newest entry of the audit log."""
 
     def members(self, gang: Gang) -> list[Node]:
-        """The nodes assigned to `gang`, in rank order; empty until it is placed."""
+        """The nodes assigned to `gang`, in rank order; empty while it waits."""
         held = [
             node
             for node in self.nodes.values()
@@ -334,6 +334,6 @@ class State:
         return sorted((gang for gang in self.gangs.values() if gang.waits_for), key=order)
 
     def granted(self, gang: Gang) -> bool:
-        """True when all nodes of `gang` do its work under their present epochs."""
+        """True when all nodes of `gang` are active under their present epochs."""
         members = self.members(gang)
         return len(members) == gang.num_nodes and all(node.taken_up for node in members)

@@ -1,20 +1,20 @@
-"""Whether one more node should generate for a run, by what its batches really took.
+"""Whether one more node should generate for a run, from the measured times of its batches.
 
-StreamRL's dynamic adjustment (arXiv 2504.15930) while a run goes on, as advice: with
-δ = T_gen - T_train and δ' what one more unit takes off T_gen, generation gets a unit when δ >= δ'
-(`planning.allocation.adjusted`). The scheduler knows of a batch when its gang began to wait for it,
-when it was full, and when the gang had done with it. From that:
+StreamRL's dynamic adjustment (arXiv 2504.15930) as advice during a run: with δ = T_gen - T_train
+and δ' the reduction of T_gen by one more unit, generation gets a unit when δ >= δ'
+(`node_split.adjusted`). The scheduler knows when a gang began to wait for a batch, when the batch
+was full, and when the gang finished it. From that:
 
-- T_train is the time from full to done; it contains a switch back and a wait for nodes, if any.
-- T_gen is the time from one batch to the next: both stages run at once, and the slower one sets the
-  pace. Where training is slower it is a bound only, since generation that is ahead is held back by
-  the staleness bound. δ is 0 then. For the same reason nothing can be said of a unit for training.
-- There is no profile, so δ' is that of perfect scaling: the most that a unit can take off.
-  Generation stays the slower stage, as the rule wants it; a long tail may leave less of the gain.
+- T_train is the time from full to done; it includes a switch back and a wait for nodes, if any.
+- T_gen is the time from one batch to the next: both stages run concurrently, and the slower one
+  sets the pace. If training is slower, T_gen is an upper bound, since the staleness bound throttles
+  generation, and δ is 0. For the same reason there is no advice to add nodes for training.
+- There is no profile, so δ' is that of perfect scaling: the largest possible reduction. Generation
+  stays the slower stage, as the rule requires; with a long tail the actual gain may be smaller.
 - Nodes lent while their gang waits generate with the others. The rule holds for all of them
-  together, since T_train bounds the pace with them as well as without.
+  together, since T_train bounds the pace with or without them.
 
-A unit is a node. `Balance`: done -> waits -> full -> done, a batch each time around.
+A unit is a node. `StageBalance`: done -> waits -> full -> done, once per batch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,21 @@ from statistics import fmean
 
 from scheduler.model.node_split import Split, adjusted
 
-__all__ = ["Advice", "Balance", "Batch", "Team", "advised", "pays"]
+__all__ = [
+    "BatchTimes",
+    "NodeCounts",
+    "SplitAdvice",
+    "StageBalance",
+    "advise",
+    "needs_generation_node",
+]
 
 _AGREEING = 5
 """Batches in a row that must agree before the advice changes."""
 
 
-class Advice(StrEnum):
-    """What an operator, or an autoscaler, should do."""
+class SplitAdvice(StrEnum):
+    """Advice for an operator or an autoscaler."""
 
     UNKNOWN = "unknown"
     KEEP = "keep"
@@ -41,11 +48,11 @@ class Advice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
+class NodeCounts:
     """The nodes that work for a gang's run."""
 
     generating: int
-    """Nodes that generate all the time."""
+    """Nodes that generate permanently."""
     training: int
     """Nodes of the gang."""
     lent: int = 0
@@ -53,64 +60,67 @@ class Team:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What one batch took, and who made it."""
+class BatchTimes:
+    """The times of one batch, and the nodes that generated it."""
 
-    team: Team
-    """While it was waited for."""
+    node_counts: NodeCounts
+    """Nodes during the wait for the batch."""
     waited: float
-    """Seconds in which the gang had nothing to do."""
+    """Seconds the gang waited."""
     trained: float
-    """T_train: seconds in which it had."""
+    """T_train: seconds the gang trained."""
 
     @property
     def seconds(self) -> float:
-        """T_gen, or a bound of it: see above."""
+        """T_gen, or an upper bound of it."""
         return self.waited + self.trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """What was measured of a gang's newest batches, and what follows from it."""
+class StageBalance:
+    """The measured times of a gang's newest batches, and the advice from them."""
 
-    advice: Advice = Advice.UNKNOWN
+    advice: SplitAdvice = SplitAdvice.UNKNOWN
     """The present advice."""
-    batches: tuple[Batch, ...] = ()
-    """The newest ones that this team made, at most five."""
-    team: Team | None = None
-    """As the gang was done with its last batch; None: it has not been yet."""
+    batches: tuple[BatchTimes, ...] = ()
+    """The newest batches with the same node counts, at most five."""
+    node_counts: NodeCounts | None = None
+    """When the gang finished its last batch; None: it has not finished one yet."""
     done_time: float | None = None
     """When that was, seconds since 1970."""
     full_time: float | None = None
-    """When the batch it works on was full; None: it waits."""
+    """When the current batch was full; None: the gang waits for it."""
 
-    def full(self, now: float) -> Balance:
-        """The batch that the gang waits for, if it waits for one, is full."""
+    def full(self, now: float) -> StageBalance:
+        """The batch is full, if the gang waited for one."""
         return self if self.full_time is not None else replace(self, full_time=now)
 
-    def done(self, team: Team, now: float) -> Balance:
-        """The gang has done with its batch; `team` makes the next one."""
+    def done(self, node_counts: NodeCounts, now: float) -> StageBalance:
+        """The gang finished its batch; `node_counts` generate the next one."""
         if self.full_time is None:
             return self
-        ended = (*self.batches, *self._ended(self.full_time, now))
-        batches = ended[-_AGREEING:] if self._is_of(team) else ()
-        return Balance(
-            advice=advised(batches, self.advice), batches=batches, team=team, done_time=now
+        finished = (*self.batches, *self._ended(self.full_time, now))
+        batches = finished[-_AGREEING:] if self._is_of(node_counts) else ()
+        return StageBalance(
+            advice=advise(batches, self.advice),
+            batches=batches,
+            node_counts=node_counts,
+            done_time=now,
         )
 
-    def waits(self) -> Balance:
-        """The gang waits for its batch again, which was not full after all."""
+    def waits(self) -> StageBalance:
+        """The gang waits for its batch again: it was not full."""
         return replace(self, full_time=None)
 
     @property
     def cause(self) -> str:
         """The advice with its quantities, for people."""
-        if self.advice is Advice.UNKNOWN or self.team is None:
+        if self.advice is SplitAdvice.UNKNOWN or self.node_counts is None:
             return f"{self.advice}: not measured with these nodes yet"
         return (
             f"{self.advice}: T_gen {self.generation_seconds:.3g} s with "
-            f"{self.team.generating} nodes, T_train {self.training_seconds:.3g} s with "
-            f"{self.team.training}; means of {len(self.batches)} batches"
+            f"{self.node_counts.generating} nodes, T_train {self.training_seconds:.3g} s with "
+            f"{self.node_counts.training}; means of {len(self.batches)} batches"
         )
 
     @property
@@ -123,35 +133,39 @@ class Balance:
         """Mean T_train; needs a batch."""
         return fmean(batch.trained for batch in self.batches)
 
-    def _is_of(self, team: Team) -> bool:
-        """Whether as many nodes did the same; lending comes and goes."""
-        return self.team is not None and self.team == replace(team, lent=self.team.lent)
+    def _is_of(self, node_counts: NodeCounts) -> bool:
+        """Whether the node counts are unchanged, apart from lent nodes."""
+        return self.node_counts is not None and self.node_counts == replace(
+            node_counts, lent=self.node_counts.lent
+        )
 
-    def _ended(self, full_time: float, now: float) -> tuple[Batch, ...]:
-        """The batch that ends now, if it tells anything."""
-        team, done_time = self.team, self.done_time
-        if team is None or done_time is None or not done_time <= full_time < now:
+    def _ended(self, full_time: float, now: float) -> tuple[BatchTimes, ...]:
+        """The batch that ends now, if it was measured."""
+        node_counts, done_time = self.node_counts, self.done_time
+        if node_counts is None or done_time is None or not done_time <= full_time < now:
             return ()
-        batch = Batch(team=team, waited=full_time - done_time, trained=now - full_time)
-        return (batch,) if team.generating + team.lent else ()
+        batch = BatchTimes(
+            node_counts=node_counts, waited=full_time - done_time, trained=now - full_time
+        )
+        return (batch,) if node_counts.generating + node_counts.lent else ()
 
 
-def advised(batches: Sequence[Batch], standing: Advice) -> Advice:
+def advise(batches: Sequence[BatchTimes], standing: SplitAdvice) -> SplitAdvice:
     """The advice after these batches: it changes only when all of them agree."""
     if len(batches) < _AGREEING:
-        return Advice.UNKNOWN
-    votes = {pays(batch) for batch in batches}
-    if len(votes) > 1 and standing is not Advice.UNKNOWN:
+        return SplitAdvice.UNKNOWN
+    votes = {needs_generation_node(batch) for batch in batches}
+    if len(votes) > 1 and standing is not SplitAdvice.UNKNOWN:
         return standing
-    return Advice.ADD_GENERATION if votes == {True} else Advice.KEEP
+    return SplitAdvice.ADD_GENERATION if votes == {True} else SplitAdvice.KEEP
 
 
-def pays(batch: Batch) -> bool:
+def needs_generation_node(batch: BatchTimes) -> bool:
     """StreamRL's rule for one batch: δ >= δ', had the pool one node more."""
-    team = batch.team
+    node_counts = batch.node_counts
     split = Split(
-        generation_nodes=team.generating + team.lent,
-        training_nodes=team.training,
+        generation_nodes=node_counts.generating + node_counts.lent,
+        training_nodes=node_counts.training,
         generation_seconds=batch.seconds,
         training_seconds=batch.trained,
     )

@@ -1,4 +1,4 @@
-"""Seconds of a stage by the number of nodes that do it, from a profiler."""
+"""Profile of a stage: measured seconds by number of nodes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from services.lib.measured_points import Point, check_points, columns
+
 __all__ = ["Seconds", "StageProfile"]
 
 Seconds = Callable[[int], float]
-"""Seconds of a stage by number of nodes; infinite where that many cannot do it."""
+"""Seconds of a stage by number of nodes; infinite if they are too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProfile:
     """A measured table: exact at its points, linear in 1 / nodes between them.
 
-    A stage is a part that nodes share and a part that they do not, a + b / nodes; between two
-    points that is the law of those two. Fewer nodes than measured cannot do it (their memory may
-    not suffice), more bring nothing: nobody has seen either.
+    Between two points a stage is modelled as a constant plus a part that scales, a + b / nodes.
+    Fewer nodes than measured cannot do the stage (their memory may not suffice), and more nodes
+    than measured are not faster.
 
     Example: StageProfile.of({8: 120.0, 16: 70.0}).seconds(12) == 86.66…
 
@@ -29,32 +31,28 @@ class StageProfile:
     """
 
     nodes: tuple[int, ...]
-    """Numbers of nodes measured, ascending."""
+    """Measured numbers of nodes, ascending."""
     stage_seconds: tuple[float, ...]
     """Seconds of one iteration's stage on each of them."""
 
     def __post_init__(self) -> None:
-        if not self.nodes or len(self.nodes) != len(self.stage_seconds):
-            raise ValueError(
-                f"it has {len(self.nodes)} node counts and {len(self.stage_seconds)} times: "
-                "give at least one point, a time for each count"
-            )
-        before = (0, math.inf)
-        for point in zip(self.nodes, self.stage_seconds, strict=True):
-            _check(point, before)
-            before = point
+        check_points(
+            self.nodes,
+            self.stage_seconds,
+            _check,
+            before=(0, math.inf),
+            subject="it",
+            unit="node count",
+        )
 
     @classmethod
     def of(cls, table: Mapping[int, float]) -> Self:
         """From nodes -> seconds, in any order."""
-        points = sorted(table.items())
-        return cls(
-            nodes=tuple(count for count, _ in points),
-            stage_seconds=tuple(seconds for _, seconds in points),
-        )
+        nodes, stage_seconds = columns(table)
+        return cls(nodes=nodes, stage_seconds=stage_seconds)
 
     def seconds(self, num_nodes: int) -> float:
-        """Seconds of the stage on `num_nodes` nodes; infinite below the fewest measured."""
+        """Seconds of the stage on `num_nodes` nodes; infinite below the smallest measured."""
         nodes, times = self.nodes, self.stage_seconds
         if num_nodes < nodes[0]:
             return math.inf
@@ -69,7 +67,7 @@ class StageProfile:
         return times[right] + weight * (times[left] - times[right])
 
 
-def _check(point: tuple[int, float], before: tuple[int, float]) -> None:
+def _check(point: Point, before: Point) -> None:
     (nodes, seconds), (nodes_before, seconds_before) = point, before
     if nodes <= nodes_before:
         raise ValueError(

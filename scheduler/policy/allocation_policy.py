@@ -1,7 +1,7 @@
-"""Which node does what: pure functions of nodes, gangs, runs and the clock.
+"""Allocation policies: the assignment of every node, as pure functions of nodes, gangs and time.
 
-A gang preempts rollout and gets all of its nodes or none; every other node that can does rollout
-(SeamlessFlow, arXiv 2508.11553, tag scheduler). Lending is optional, the return is not.
+A gang preempts rollout and gets all of its nodes or none; every other capable node does rollout
+(SeamlessFlow, arXiv 2508.11553, tag scheduler). Lending is optional, returning is not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from scheduler.model import lending as gate
-from scheduler.model.lending import Lending, Stake, Verdict
+from scheduler.model.lending import LendingDecision, LendingInputs, LendingReason, LendingState
 from scheduler.model.records import ROLLOUT, Assignment, Gang, GangKey, Node, RunPolicy
 from scheduler.policy.fair_share import divide
 from scheduler.policy.placement import Placement, place
@@ -21,18 +21,18 @@ from services.chassis import plugins
 __all__ = ["POLICIES", "AllocationPolicy", "LendingMode", "Plan", "PreemptivePolicy", "load_policy"]
 
 LendingMode = Literal["gated", "always", "never"]
-_NOTHING = Assignment()
+_UNASSIGNED = Assignment()
 _NO_RUNS: Mapping[str, RunPolicy] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every available node shall do."""
+    """The assignments of all available nodes."""
 
     assignments: Mapping[str, Assignment]
-    """By node_id, with epoch 0: epochs are given out by whoever carries the plan out."""
+    """By node_id, with epoch 0: the transaction assigns epochs."""
     waiting: Mapping[GangKey, str] = field(default_factory=dict)
-    """Why each gang that holds no node waits, in the order in which they will be placed."""
+    """Why each waiting gang waits, in the order in which they will be placed."""
 
     @property
     def unplaced(self) -> tuple[GangKey, ...]:
@@ -40,13 +40,13 @@ class Plan:
         return tuple(self.waiting)
 
     def reformed(self, nodes: Iterable[Node], renewed: set[str]) -> set[GangKey | None]:
-        """The gangs whose members change, or are there anew (`renewed`, by node_id)."""
+        """The gangs whose members changed or registered again (`renewed`, by node_id)."""
         before: dict[GangKey | None, set[str]] = defaultdict(set)
         after: dict[GangKey | None, set[str]] = defaultdict(set)
         for node in nodes:
             before[node.gang_key].add(node.node_id)
-            wanted = self.assignments.get(node.node_id, _NOTHING)
-            after[node.gang_under(wanted)].add(node.node_id)
+            planned = self.assignments.get(node.node_id, _UNASSIGNED)
+            after[node.gang_under(planned)].add(node.node_id)
         return {
             key
             for key, members in after.items()
@@ -55,7 +55,7 @@ class Plan:
 
 
 class AllocationPolicy(Protocol):
-    """Decides who does what; asked after every change, so it must keep what is well placed."""
+    """Decides assignments; called after every change, so it must keep good assignments."""
 
     def plan(
         self,
@@ -66,23 +66,23 @@ class AllocationPolicy(Protocol):
     ) -> Plan:
         """Assign every available node; `now` is in seconds since 1970.
 
-        A gang is named by exactly `num_nodes` assignments, or is in `waiting`, or was parked.
+        A gang has exactly `num_nodes` assignments, or is in `waiting`, or was parked.
         """
         ...
 
-    def judge(self, lending: Lending, stake: Stake) -> Verdict:
-        """Whether the nodes that a gang gives back shall roll out; else its gang is `parked`."""
+    def decide_lending(self, lending: LendingState, inputs: LendingInputs) -> LendingDecision:
+        """Whether to lend the nodes that a gang releases; if not, the gang is `parked`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptivePolicy:
-    """Gangs by priority and arrival (`placement.py`), rollout everywhere else (`sharing.py`)."""
+    """Gangs by priority and arrival (`placement.py`), then rollout (`fair_share.py`)."""
 
     lending: LendingMode = "gated"
-    """Nodes that a gang could ask for do rollout meanwhile: when it pays, always, or never."""
+    """Whether nodes of gangs do rollout while the gang is idle: when it pays, always, or never."""
     min_dwell_seconds: float = 0.0
-    """A node that a gang gave back is not lent before this has passed."""
+    """A node that a gang released is not lent before this time has passed."""
 
     def __post_init__(self) -> None:
         if self.lending not in get_args(LendingMode):
@@ -96,23 +96,25 @@ class PreemptivePolicy:
         now: float,
         runs: Mapping[str, RunPolicy] = _NO_RUNS,
     ) -> Plan:
-        """See `AllocationPolicy.plan`."""
+        """Place gangs, then divide the other nodes between runs for rollout."""
         pool = {node.node_id: node for node in nodes if node.available}
         placement = place(pool.values(), gangs, runs, now)
         shares = self._shares(pool.values(), placement, gangs, runs, now)
-        assignments = dict.fromkeys(pool, _NOTHING)
+        assignments = dict.fromkeys(pool, _UNASSIGNED)
         for gang in gangs:
-            for rank, node in enumerate(placement.teams.get(gang.key, ())):
+            for rank, node in enumerate(placement.members.get(gang.key, ())):
                 assignments[node.node_id] = _membership(gang, node, rank)
         for name, run_id in shares.items():
             assignments[name] = _rollout(pool[name], run_id)
         return Plan(assignments=assignments, waiting=placement.waiting)
 
-    def judge(self, lending: Lending, stake: Stake) -> Verdict:
-        """See `AllocationPolicy.judge`."""
+    def decide_lending(self, lending: LendingState, inputs: LendingInputs) -> LendingDecision:
+        """Decide by `lending`; if gated, from measurements."""
         if self.lending == "gated":
-            return gate.judge(lending, stake)
-        return Verdict(lend=self.lending == "always", cause=f"lending is {self.lending!r}")
+            return gate.decide_lending(lending, inputs)
+        cause = f"lending is {self.lending!r}"
+        reason = LendingReason.CONFIGURED
+        return LendingDecision(lend=self.lending == "always", reason=reason, cause=cause)
 
     def _shares(
         self,
@@ -122,10 +124,10 @@ class PreemptivePolicy:
         runs: Mapping[str, RunPolicy],
         now: float,
     ) -> dict[str, str]:
-        """The run each node that no gang holds rolls out for, by node_id.
+        """The run for which each node outside of gangs does rollout, by node_id.
 
-        Parked gangs keep their nodes, unless nobody else generates for their run: what such a gang
-        waits for would never come.
+        Parked gangs keep their nodes, unless no other node generates for their run: the batch such
+        a gang waits for would never become full.
         """
         kept = [gang for gang in gangs if gang.parked and placement.keep(gang)]
         while True:
@@ -150,7 +152,7 @@ class PreemptivePolicy:
     def _rested(self, node: Node, now: float) -> bool:
         if node.assignment.tag == ROLLOUT or node.released_time is None:
             return True
-        # A clock that was set back must not keep the node idle: a negative rest counts as over.
+        # If the clock was set back, the elapsed time is negative and counts as over.
         return not 0 <= now - node.released_time < self.min_dwell_seconds
 
 
@@ -162,7 +164,7 @@ def load_policy(name: str, *, lending: LendingMode, min_dwell_seconds: float) ->
     """The built-in policy `name`, or the plug-in "package.module:Class", with the given settings.
 
     Raises:
-        ConfigError: neither a built-in nor a loadable plug-in, or a setting it refuses.
+        ConfigError: it does not exist, or rejects a setting.
     """
     policy: AllocationPolicy = plugins.make(
         "policy", name, POLICIES, lending=lending, min_dwell_seconds=min_dwell_seconds
@@ -171,7 +173,7 @@ def load_policy(name: str, *, lending: LendingMode, min_dwell_seconds: float) ->
 
 
 def _is_lendable(node: Node) -> bool:
-    """Whether it can do something that a gang could ask for."""
+    """Whether a gang could request it."""
     return len(node.capability_tags) > 1
 
 
@@ -190,5 +192,5 @@ def _rollout(node: Node, run_id: str) -> Assignment:
 
 
 def _other_than_own(node: Node, run_id: str) -> str:
-    """As assignments name runs: the node's own is empty."""
+    """The run of an assignment: empty for the node's own run."""
     return "" if run_id == node.run_id else run_id

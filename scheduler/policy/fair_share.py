@@ -1,4 +1,4 @@
-"""How the nodes that no gang holds are divided between runs: a pure, stable function."""
+"""Fair share: divide the nodes outside of gangs between runs. A pure, stable function."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _DEFAULT = RunPolicy()
 def divide(
     nodes: Iterable[Node], used: Mapping[str, int], runs: Mapping[str, RunPolicy]
 ) -> dict[str, str]:
-    """The run each node rolls out for, by node_id; nodes beyond every quota are left out.
+    """The run for which each node does rollout, by node_id; nodes beyond all quotas are left out.
 
-    A node stays with its run unless, between two runs that it serves, the division is off by one
-    node or more.
+    A node stays with its run unless the division between two of its runs is off by one node or
+    more.
 
     Args:
-        nodes: those that shall roll out.
-        used: nodes that each run's gangs hold: they count against its quota.
+        nodes: to divide.
+        used: nodes of each run's gangs, which count against its quota.
         runs: policies by run_id.
     """
     division = _Division(used, runs)
     newcomers: list[Node] = []
-    # The busiest stay first: should a quota have shrunk, the others leave.
+    # The busiest stay first: if a quota was lowered, the others leave.
     for node in sorted(nodes, key=lambda node: (-node.num_turns, node.node_id)):
         run_id = node.assigned_run
         stays = node.assignment.tag == ROLLOUT and run_id in node.runs_for(ROLLOUT)
@@ -35,7 +35,7 @@ def divide(
             division.put(node, run_id)
         else:
             newcomers.append(node)
-    # Those that can go to few runs first; a move may make room for one that found none.
+    # Nodes that serve few runs first; a move may make room for a node left over.
     newcomers.sort(key=lambda node: len(node.runs_for(ROLLOUT)))
     placed = True
     while placed:
@@ -64,7 +64,7 @@ class _Division:
                 self._shared[run_id, other].append(node)
 
     def add(self, node: Node) -> bool:
-        """To the run that is shortest of its share, as seats are dealt out (Sainte-Lague)."""
+        """Add a node to the run furthest below its share (Sainte-Lague method)."""
         open_to = [run_id for run_id in node.runs_for(ROLLOUT) if self.has_room(run_id)]
         if not open_to:
             return False
@@ -85,7 +85,7 @@ class _Division:
             moved = any(self._move(pair, spare[pair]) for pair in sorted(spare))
 
     def _move(self, pair: tuple[str, str], spare: Iterator[Node]) -> bool:
-        """Move one node from the first run of the pair to the second, if that is due."""
+        """Move one node from the first run of a pair to the second, if it is over its share."""
         source, target = pair
         both = self._counts[source] + self._counts[target]
         due = both * self._share(source) / (self._share(source) + self._share(target))

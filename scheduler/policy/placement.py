@@ -1,4 +1,4 @@
-"""Which nodes each gang gets, all or none: pure, and linear in nodes for each waiting gang."""
+"""Placement of gangs, all nodes or none: pure, and linear in nodes for each waiting gang."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _Preference = tuple[bool, bool, bool, float, int, str]
 
 
 class Placement:
-    """Who got what. Filled by `place`.
+    """The nodes of each gang, filled by `place`.
 
     Args:
-        nodes: those that may be given work.
-        gangs: all of them.
+        nodes: available nodes.
+        gangs: all gangs.
         runs: policies by run_id.
     """
 
@@ -40,55 +40,57 @@ class Placement:
         self._taken: set[str] = set()
         self._reserved: set[str] = set()
         self._blocked: set[str] = set()
-        self.teams: dict[GangKey, list[Node]] = {}
+        self.members: dict[GangKey, list[Node]] = {}
         """Nodes of each gang that was placed, in rank order."""
         self.waiting: dict[GangKey, str] = {}
         """Why each other gang waits, in the order in which they will be placed."""
         self.used: Counter[str] = Counter()
-        """Nodes that gangs have, by run."""
+        """Number of nodes of gangs, by run."""
 
     def keep(self, gang: Gang) -> bool:
-        """Leave a gang the nodes it has, if it is whole; a gang of a higher priority took none."""
-        team = [node for node in self._holding[gang.key] if gang.run_id in node.runs_for(gang.tag)]
-        whole = len(team) == gang.num_nodes and not any(self.is_taken(node) for node in team)
+        """Let a gang keep its nodes, if it has all of them still; whether it does."""
+        members = [
+            node for node in self._holding[gang.key] if gang.run_id in node.runs_for(gang.tag)
+        ]
+        whole = len(members) == gang.num_nodes and not any(self.is_taken(node) for node in members)
         if not whole or self._exceeds_quota(gang):
             return False
-        self._take(gang, team)
+        self._take(gang, members)
         return True
 
     def drop(self, gang: Gang) -> None:
-        """Take the nodes of a gang that it was left."""
-        self._taken.difference_update(node.node_id for node in self.teams.pop(gang.key))
+        """Take back the nodes of a gang that `keep` left it."""
+        self._taken.difference_update(node.node_id for node in self.members.pop(gang.key))
         self.used[gang.run_id] -= gang.num_nodes
 
     def place(self, gang: Gang) -> str:
-        """Give a gang the nodes that suit it best; why that is not possible, or "".
+        """Place a gang on the nodes that suit it best; the reason if that is not possible, or "".
 
-        A gang that waits for nodes that others hold reserves the rest of those it could use, one
-        that waits for its run's quota all that is left of it: later gangs cannot starve it. It
-        holds none of them, so they roll out meanwhile. One that can never be placed reserves
-        nothing.
+        A gang that waits for nodes of other gangs reserves the free nodes it could use, and one
+        that waits for its run's quota reserves the rest of the quota: later gangs cannot starve it.
+        Reserved nodes do rollout. A gang that can never be placed reserves nothing.
         """
         able = self._able[gang.run_id, gang.tag]
         limit = self._limit(gang)
         if limit and gang.num_nodes > limit:
-            return f"quota: run {gang.run_id} may have {limit} nodes, it asks for {gang.num_nodes}"
+            return f"quota: run {gang.run_id} may have {limit} nodes, requested {gang.num_nodes}"
         if len(able) < gang.num_nodes:
-            return f"nodes: {len(able)} can do {gang.tag} for run {gang.run_id}, it asks for more"
+            nodes = f"{len(able)} can do {gang.tag} for run {gang.run_id}"
+            return f"nodes: {nodes}, requested {gang.num_nodes}"
         if self._exceeds_quota(gang) or gang.run_id in self._blocked:
             self._blocked.add(gang.run_id)
             return f"quota: run {gang.run_id} may have {limit} nodes"
         free = [node for node in able if not (self.is_taken(node) or self._is_reserved(node))]
         if len(free) < gang.num_nodes:
             self._reserved.update(node.node_id for node in free)
-            return "nodes: others hold or wait for them"
+            return "nodes: other gangs hold or wait for them"
         self._take(gang, heapq.nsmallest(gang.num_nodes, free, key=self._preference(gang)))
         return ""
 
     def _preference(self, gang: Gang) -> Callable[[Node], _Preference]:
-        """Smaller is better: nodes of its own, those no gang works on, idle ones, those suited
-        best, those that would interrupt the fewest turns (the busiest go on generating: RLHFuse),
-        then by name."""
+        """Smaller is better: the gang's present nodes, nodes without a working gang, idle nodes,
+        `train_priority`, the fewest turns to interrupt (the busiest nodes continue: RLHFuse), then
+        by id."""
 
         def key(node: Node) -> _Preference:
             held = node.gang_key
@@ -105,10 +107,12 @@ class Placement:
 
         return key
 
-    def _take(self, gang: Gang, team: list[Node]) -> None:
-        """In rank order: the same nodes always get the same ranks."""
-        self.teams[gang.key] = sorted(team, key=lambda node: (-node.train_priority, node.node_id))
-        self._taken.update(node.node_id for node in team)
+    def _take(self, gang: Gang, members: list[Node]) -> None:
+        """Take nodes for a gang, in rank order: the same nodes always get the same ranks."""
+        self.members[gang.key] = sorted(
+            members, key=lambda node: (-node.train_priority, node.node_id)
+        )
+        self._taken.update(node.node_id for node in members)
         self.used[gang.run_id] += gang.num_nodes
 
     def _limit(self, gang: Gang) -> int:
@@ -129,9 +133,9 @@ class Placement:
 def place(
     nodes: Iterable[Node], gangs: Sequence[Gang], runs: Mapping[str, RunPolicy], now: float
 ) -> Placement:
-    """Higher priorities first; within one, whole gangs stay, then the others by arrival.
+    """Place gangs by priority; within one priority, placed gangs stay, then others by arrival.
 
-    Parked gangs get nothing here: what is left after all others, they may `keep`.
+    Parked gangs are not placed: they may `keep` nodes that no other gang got.
     """
 
     def priority(gang: Gang) -> int:

@@ -1,5 +1,5 @@
-"""Which nodes train: `train_priority` from a node's roofline (SeamlessFlow, arXiv 2508.11553, tag
-scheduler: HBM bandwidth against peak FLOPs)."""
+"""`train_priority` from a node's roofline (SeamlessFlow, arXiv 2508.11553, tag scheduler: HBM
+bandwidth against peak FLOPs)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ def train_priority(memory_bytes_per_second: float, flops: float) -> float:
     """How many times faster the node does an operation of training than one of decoding.
 
     A device attains min(peak, intensity * bandwidth), the roofline: decoding is bound by bandwidth,
-    training by FLOPs. Where each node does what it is relatively better at, both get done soonest;
-    so the nodes with the highest ratio train. It lies between 1 and
-    TRAIN_INTENSITY / DECODE_INTENSITY.
+    training by FLOPs. Both are fastest if each node does what it is relatively better at, so the
+    nodes with the highest ratio train. It is between 1 and TRAIN_INTENSITY / DECODE_INTENSITY.
 
     Example: H800 (3.35e12 B/s, 989e12 FLOP/s) 36.9; H20 (4.0e12, 148e12) 4.6.
 
     Args:
-        memory_bytes_per_second: of the node's device memory; 0: not known.
-        flops: peak of the node in the training dtype; 0: not known.
+        memory_bytes_per_second: of the node's device memory; 0: unknown.
+        flops: peak of the node in the training dtype; 0: unknown.
 
     Returns:
-        The priority; 0 when either is not known.
+        The priority; 0 if either is unknown.
     """
     if not (memory_bytes_per_second > 0 and flops > 0):
         return 0.0

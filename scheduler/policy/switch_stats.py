@@ -1,4 +1,4 @@
-"""What the switches of nodes took: means, as pure functions."""
+"""Mean durations of the switches of nodes: pure functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from statistics import fmean
 
 from scheduler.model.records import ROLLOUT, Node
 
-__all__ = ["switched", "toggle_seconds"]
+__all__ = ["record_switch", "toggle_seconds"]
 
 _NEWEST = 0.5
 """Weight of the newest switch in the mean of a node's switches."""
 
 
-def switched(node: Node, seconds: float) -> Node:
-    """The node with one more switch, to what it shall do, in its means."""
+def record_switch(node: Node, seconds: float) -> Node:
+    """The node with the seconds of a switch to its assignment added to its means."""
     tag = node.assignment.tag
     mean = node.switch_seconds.get(tag, seconds)
     mean += _NEWEST * (seconds - mean)
@@ -23,7 +23,7 @@ def switched(node: Node, seconds: float) -> Node:
 
 
 def toggle_seconds(nodes: Collection[Node], tag: str) -> float:
-    """A switch to rollout and one to `tag`, by their means; one never measured is as the other."""
+    """Mean seconds of a switch to rollout plus one to `tag`; one not measured equals the other."""
     means = [
         fmean(known)
         for name in (ROLLOUT, tag)

@@ -1,24 +1,24 @@
-"""Who was heard of lately, by this process's monotonic clock."""
+"""Node leases, by last heartbeat on the monotonic clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["Leases"]
+__all__ = ["NodeLeases"]
 
 
-class Leases:
+class NodeLeases:
     """Counts each node's lease from the *receipt* of its last heartbeat.
 
     A node agent counts from *sending*, which is earlier, and stops at `seconds`; here a node is
     lost `margin` later, so it has stopped before its work moves.
 
-    A scheduler that was away (restarted, or frozen) cannot know who was silent: everybody gets one
-    full lease from then on.
+    After the scheduler was restarted or frozen, every node gets one full lease, as heartbeats may
+    have been missed.
 
     Args:
-        seconds: lease the node agents were told.
-        margin: seconds on top.
+        seconds: lease of the node agents.
+        margin: additional seconds.
         clock: monotonic seconds.
     """
 
@@ -32,27 +32,27 @@ class Leases:
 
     @property
     def trusted(self) -> bool:
-        """Whether this scheduler was the newest so lately that none after it has lost a node yet.
+        """Whether heartbeats may renew leases: the store confirmed this scheduler recently.
 
-        One that took over waits `seconds + margin`; whoever renews a lease `margin` after it was
-        last confirmed renews it until then, and no longer.
+        A newer scheduler loses no node for `seconds + margin`, so a lease renewed within `margin`
+        of the last confirmation ends before that.
         """
         return self._clock() - self._confirmed <= self._margin
 
     def now(self) -> float:
-        """Seconds, to be given to `confirm`."""
+        """Seconds, the argument of `confirm`."""
         return self._clock()
 
-    def confirm(self, asked: float) -> None:
-        """The store, asked at `asked`, said that this scheduler is the newest."""
-        self._confirmed = max(asked, self._confirmed)
+    def confirm(self, query_time: float) -> None:
+        """The store, queried at `query_time`, confirmed that this scheduler is the newest."""
+        self._confirmed = max(query_time, self._confirmed)
 
     def renew(self, node_id: str) -> None:
-        """A heartbeat of `node_id` came in."""
+        """Renew the lease of a node after its heartbeat."""
         self._heard[node_id] = self._clock()
 
     def expired(self, node_ids: Iterable[str]) -> list[str]:
-        """Those of `node_ids` that were silent for too long; ask several times per lease."""
+        """The nodes of `node_ids` whose lease expired; to be called several times per lease."""
         now = self._clock()
         if now - self._last_look > self._length / 2:
             self._watching_since = now

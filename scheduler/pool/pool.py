@@ -1,4 +1,4 @@
-"""The pool of nodes: one change at a time, committed before it is told to anyone."""
+"""The pool of nodes: one change at a time, committed before it is visible."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from scheduler.model.records import (
     NodeState,
     State,
 )
-from scheduler.model.split_advice import Advice
+from scheduler.model.split_advice import SplitAdvice
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.pool.heartbeats import Leases
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.heartbeats import NodeLeases
+from scheduler.pool.state_transaction import StateTransaction
 from scheduler.store.interface import Store, SupersededError
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
@@ -27,20 +27,20 @@ from services.chassis.log import get_logger
 
 __all__ = ["Pool", "assignment_differs", "gang_granted"]
 
-Change = Callable[[Draft], object]
+Change = Callable[[StateTransaction], object]
 
 _EVENTS_AT_ONCE = 1000
 
 
 class Pool:
-    """Serves reads from its copy of the state, which is true while no other scheduler took over.
+    """Serves reads from its copy of the state, which is valid until another scheduler takes over.
 
     Args:
-        store: what survives; opened by `open`.
-        policy: decides who does what.
-        leases: who was heard of lately.
+        store: persists the state; opened by `open`.
+        policy: decides assignments.
+        leases: of the nodes.
         clock: seconds since 1970.
-        leave_seconds: a node that was given to a gang leaves its old work within this.
+        leave_seconds: time for a node to leave its old work after it was assigned to a gang.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Pool:
         *,
         store: Store,
         policy: AllocationPolicy,
-        leases: Leases,
+        leases: NodeLeases,
         clock: Callable[[], float],
         leave_seconds: float,
     ) -> None:
@@ -72,10 +72,10 @@ class Pool:
         self._overdue = metrics.counter(
             "scheduler", "overdue_nodes_total", "Nodes that did not leave their old work in time."
         )
-        self._standing = metrics.gauge(
+        self._nodes_gauge = metrics.gauge(
             "scheduler", "nodes", "Nodes by activity tag and reported state.", ("tag", "state")
         )
-        self._waiting = metrics.gauge(
+        self._waiting_gangs = metrics.gauge(
             "scheduler",
             "waiting_gangs",
             "Gangs that have no nodes, by what they wait for.",
@@ -95,36 +95,36 @@ class Pool:
         )
 
     async def open(self) -> None:
-        """Take over what an earlier scheduler left; what runs is not touched."""
+        """Take over the state of an earlier scheduler; running assignments stay."""
         self._incarnation = await self._store.open()
         self._state = await self._store.load()
         get_logger().info(
             "pool_opened", incarnation=self._incarnation, nodes=len(self._state.nodes)
         )
-        self._tell([])
+        self._report([])
 
     async def close(self) -> None:
-        """Answer every long-poll now."""
+        """Answer every long poll now."""
         self._closing = True
         self._wake()
 
     @property
     def state(self) -> State:
-        """What holds now."""
+        """The committed state."""
         return self._state
 
     def heartbeat_time(self, node_id: str) -> float | None:
-        """When a node was last heard of, seconds since 1970; None: not since this start."""
+        """Time of a node's last heartbeat, seconds since 1970; None: none since this start."""
         return self._heartbeat_times.get(node_id)
 
-    def draft(self) -> Draft:
-        """A copy to try changes on."""
-        return Draft(self._state, self._policy, self._clock())
+    def transaction(self) -> StateTransaction:
+        """A transaction for a dry run."""
+        return StateTransaction(self._state, self._policy, self._clock())
 
     async def register(self, node: Node) -> Node:
-        """Let a node join or come back; returns it with its new assignment."""
+        """Register a node; returns it with its new assignment."""
         self._heard(node.node_id)
-        await self._apply(lambda draft: draft.register(node))
+        await self._apply(lambda tx: tx.register(node))
         return self._state.nodes[node.node_id]
 
     async def heartbeat(
@@ -137,9 +137,9 @@ class Pool:
         switch_seconds: float | None = None,
         report: NodeReport | None = None,
     ) -> bool:
-        """Take a node's report, and renew its lease if it is the node agent's newest life.
+        """Apply a node's report, and renew its lease if it is of the newest node agent.
 
-        See `Draft.report`. False: the same was reported before, its answer was lost.
+        See `StateTransaction.report`. Returns False if the report changed nothing (a retry).
 
         Raises:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
@@ -147,9 +147,9 @@ class Pool:
         if not self._leases.trusted:
             raise unavailable(Reason.STORE_UNAVAILABLE, "the store does not confirm this scheduler")
         if known > self._state.last_epoch:
-            await self._apply(lambda draft: draft.see_epoch(known))
+            await self._apply(lambda tx: tx.see_epoch(known))
         events = await self._apply(
-            lambda draft: draft.report(
+            lambda tx: tx.report(
                 node_id, state, reported, known, switch_seconds=switch_seconds, report=report
             )
         )
@@ -157,11 +157,11 @@ class Pool:
         return bool(events)
 
     async def change(self, change: Change) -> None:
-        """Commit any other change."""
+        """Commit a change."""
         await self._apply(change)
 
     async def until(self, condition: Callable[[State], bool], seconds: float) -> State:
-        """Wait until `condition` holds, at most `seconds`; returns what holds then."""
+        """Wait until `condition` holds, at most `seconds`; returns the state at that time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not (self._closing or condition(self._state)):
@@ -171,9 +171,9 @@ class Pool:
     async def next_events(self, after: int) -> list[AllocationEvent]:
         """The events after sequence `after`, as soon as there is one; empty when closing.
 
-        A watcher that is ahead of the log (its store was lost) starts again at the oldest kept.
+        A watcher ahead of the log (the store was lost) restarts at the oldest kept event.
         """
-        async with self._one_at_a_time:  # what is being committed is in the log already
+        async with self._one_at_a_time:  # a commit in flight may have written to the log
             if after > self._state.last_sequence:
                 after = 0
         while not (self._closing or self._state.last_sequence > after):
@@ -183,62 +183,62 @@ class Pool:
         return await self._store.events(after, _EVENTS_AT_ONCE)
 
     async def sweep(self) -> None:
-        """Let go of silent nodes, and do what has become due by time alone.
+        """Lose nodes with expired leases, and apply changes that are due by time.
 
         Raises:
             DependencyUnavailable: a newer scheduler has taken over; this one must end.
         """
-        asked = self._leases.now()
+        query_time = self._leases.now()
         try:
             superseded = not await self._store.is_newest(self._incarnation)
             if not superseded:
-                self._leases.confirm(asked)
+                self._leases.confirm(query_time)
                 await self._apply(self._by_time)
         except ServiceError as error:
             get_logger().warning("sweep_failed", reason=error.reason, error=error.message)
             return
         if superseded:
-            raise DependencyUnavailable("store", "another scheduler has taken it over")
+            raise DependencyUnavailable("store", "another scheduler has taken over")
 
-    def _by_time(self, draft: Draft) -> None:
-        nodes = draft.state.nodes.values()
+    def _by_time(self, tx: StateTransaction) -> None:
+        nodes = tx.state.nodes.values()
         held = [node.node_id for node in nodes if node.state is not NodeState.LOST]
-        draft.lose(self._leases.expired(held))
-        # While the scheduler was away no node could learn of its new work.
+        tx.lose(self._leases.expired(held))
+        # While the scheduler was down, no node could get its new assignment.
         if self._clock() - self._opened >= self._leave_seconds:
-            draft.give_up(self._leave_seconds)
-        draft.replan("time passed")
+            tx.mark_overdue(self._leave_seconds)
+        tx.replan("time passed")
 
     async def _apply(self, change: Change) -> list[AllocationEvent]:
-        """Commit a change, also when its caller goes away meanwhile; what it put into the log.
+        """Commit a change, even if its caller is cancelled; returns its events.
 
-        A commit that nobody waits for could land after the next one was drafted without it.
+        An abandoned commit could arrive after a later change that was made without it.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._committed(change)))
+        return await asyncio.shield(asyncio.ensure_future(self._commit(change)))
 
-    async def _committed(self, change: Change) -> list[AllocationEvent]:
+    async def _commit(self, change: Change) -> list[AllocationEvent]:
         async with self._one_at_a_time:
-            before = await self._settled()
-            draft = Draft(before, self._policy, self._clock())
-            change(draft)
-            after = draft.state
+            before = await self._load_if_in_doubt()
+            tx = StateTransaction(before, self._policy, self._clock())
+            change(tx)
+            after = tx.state
             if after == before:
                 self._state = after  # reports of nodes are not stored
                 return []
             self._in_doubt = True
             try:
-                await self._store.commit(self._incarnation, before, after, draft.events)
+                await self._store.commit(self._incarnation, before, after, tx.events)
             except SupersededError as error:
                 message = "another scheduler has taken over"
                 raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
             self._in_doubt = False
             self._state = after
-        self._tell(draft.events)
+        self._report(tx.events)
         self._wake()
-        return draft.events
+        return tx.events
 
-    async def _settled(self) -> State:
-        """The state, read again if the last commit's outcome is unknown."""
+    async def _load_if_in_doubt(self) -> State:
+        """The state; read again if the outcome of the last commit is unknown."""
         if self._in_doubt:
             self._state = await self._store.load()
             self._in_doubt = False
@@ -252,7 +252,7 @@ class Pool:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _tell(self, events: list[AllocationEvent]) -> None:
+    def _report(self, events: list[AllocationEvent]) -> None:
         for event in events:
             node = event.node
             if node is None:
@@ -275,27 +275,27 @@ class Pool:
                 lent=node.assignment.lent,
                 cause=event.cause,
             )
-        self._standing.clear()
+        self._nodes_gauge.clear()
         standing = Counter((node.assignment.tag, node.state) for node in self._state.nodes.values())
         for labels, number in standing.items():
-            self._standing.labels(*labels).set(number)
-        self._waiting.clear()
+            self._nodes_gauge.labels(*labels).set(number)
+        self._waiting_gangs.clear()
         for gang in self._state.waiting():
-            self._waiting.labels(gang.waits_for.partition(":")[0]).inc()
-        self._tell_balances()
+            self._waiting_gangs.labels(gang.waits_for.partition(":")[0]).inc()
+        self._report_balances()
 
-    def _tell_balances(self) -> None:
+    def _report_balances(self) -> None:
         self._advised.clear()
         self._stage_seconds.clear()
         for key, balance in self._state.balances.items():
-            if balance.advice is not Advice.UNKNOWN:
-                self._advised.labels(*key).set(balance.advice is Advice.ADD_GENERATION)
+            if balance.advice is not SplitAdvice.UNKNOWN:
+                self._advised.labels(*key).set(balance.advice is SplitAdvice.ADD_GENERATION)
                 self._stage_seconds.labels(*key, "generation").set(balance.generation_seconds)
                 self._stage_seconds.labels(*key, "training").set(balance.training_seconds)
 
 
 def gang_granted(key: GangKey) -> Callable[[State], bool]:
-    """Holds when all nodes of the gang do its work, or when the gang was released meanwhile."""
+    """Holds when all nodes of the gang are active for it, or when the gang was released."""
 
     def granted(state: State) -> bool:
         gang = state.gangs.get(key)

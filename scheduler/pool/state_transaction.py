@@ -1,11 +1,17 @@
-"""Every change of state the scheduler can make, as pure steps on a draft that is then committed."""
+"""A transaction on the scheduler's state: every possible change, as a pure step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from scheduler.model.lending import Lending, Outlook, Stake, Verdict
+from scheduler.model.lending import (
+    BatchForecast,
+    LendingDecision,
+    LendingInputs,
+    LendingReason,
+    LendingState,
+)
 from scheduler.model.records import (
     ROLLOUT,
     AllocationEvent,
@@ -19,22 +25,22 @@ from scheduler.model.records import (
     RunPolicy,
     State,
 )
-from scheduler.model.split_advice import Balance, Team
+from scheduler.model.split_advice import NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
-from scheduler.policy.switch_stats import switched, toggle_seconds
+from scheduler.policy.switch_stats import record_switch, toggle_seconds
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
 
-__all__ = ["Draft"]
+__all__ = ["StateTransaction"]
 
-_UNCONDITIONAL = Verdict(lend=True, cause="")
+_RELEASED = LendingDecision(lend=True, reason=LendingReason.NO_CHOICE)
 
 
-class Draft:
-    """A copy of the state to change; nothing is true before the store has committed it.
+class StateTransaction:
+    """Changes to a copy of the state; they take effect when the store commits them.
 
     Args:
-        state: what holds now.
-        policy: decides who does what after each change.
+        state: the committed state.
+        policy: decides assignments after each change.
         now: seconds since 1970.
     """
 
@@ -51,12 +57,12 @@ class Draft:
         self._policy = policy
         self._now = now
         self.events: list[AllocationEvent] = []
-        """Entries of the audit log for the changes made."""
+        """Entries of the audit log for these changes."""
 
     @property
     def state(self) -> State:
-        """What would hold."""
-        self._own_nodes = None  # handed out: the next change copies
+        """The state with the changes."""
+        self._own_nodes = None  # shared now: the next change copies
         return State(
             nodes=self._nodes,
             gangs=dict(self._gangs),
@@ -69,14 +75,14 @@ class Draft:
         )
 
     def register(self, *nodes: Node) -> None:
-        """Let nodes join or come back; each always gets a new epoch, and so does its gang.
+        """Register nodes, for the first time or again; each gets a new epoch, as does its gang.
 
-        Only what a node says of itself is taken from `nodes`; an operator's drain stays.
+        An operator's drain and measured switch times stay.
         """
         causes = []
         for node in nodes:
             known = self._nodes.get(node.node_id, node)
-            cause = "came back" if node.node_id in self._nodes else "joined"
+            cause = "registered again" if node.node_id in self._nodes else "registered"
             causes.append(f"{node.node_id} {cause}")
             joined = replace(
                 node,
@@ -98,15 +104,15 @@ class Draft:
         switch_seconds: float | None = None,
         report: NodeReport | None = None,
     ) -> None:
-        """Take a heartbeat: the node stands at `state` for `reported`, and knows epoch `known`.
+        """Apply a heartbeat.
 
         Args:
             node_id: the node.
-            state: where it stands.
-            reported: epoch it has taken up.
-            known: newest epoch it was told.
-            switch_seconds: what the switch to where it stands took.
-            report: what its agent measured.
+            state: its state.
+            reported: epoch of the assignment that `state` refers to.
+            known: newest epoch the node has received.
+            switch_seconds: duration of its last switch, if there was one.
+            report: measurements of its agent.
 
         Raises:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
@@ -119,7 +125,7 @@ class Draft:
             return
         current = reported == node.assignment.epoch
         if switch_seconds is not None and current and node.warm:
-            node = switched(node, switch_seconds)
+            node = record_switch(node, switch_seconds)
         was_overdue = node.overdue
         node = replace(
             node,
@@ -136,17 +142,17 @@ class Draft:
             self.replan(f"{node_id} left its old work")
 
     def see_epoch(self, epoch: int) -> None:
-        """Never give out an epoch that somebody has already seen, even if the store forgot it."""
+        """Never assign an epoch that a node has seen, even if the store lost it."""
         self._epoch = max(self._epoch, epoch)
 
     def request(self, gang: Gang) -> None:
-        """Let `gang` ask for nodes; asking again changes nothing but `needed_time` and `batch`.
+        """Request nodes for `gang`; a repeated request updates `needed_time` and `batch` only.
 
         Raises:
-            ServiceError: ALREADY_EXISTS, the same gang asked for something else.
+            ServiceError: ALREADY_EXISTS, the same gang requested another tag or number of nodes.
         """
         standing = self._gangs.get(gang.key)
-        self._measure(gang, standing)
+        self._measure_request(gang, standing)
         if standing is None or standing.parked:
             self._arrival += 1
             standing = replace(gang, arrival=self._arrival)
@@ -156,28 +162,28 @@ class Draft:
         self._gangs[gang.key] = replace(standing, batch=batch, needed_time=gang.needed_time)
         self.replan(f"gang {gang.gang_id} requested")
 
-    def release(self, key: GangKey, outlook: Outlook | None = None, batch: int = 0) -> None:
-        """Let a gang give its nodes back until it wants them for `batch`, if that is told.
+    def release(self, key: GangKey, forecast: BatchForecast | None = None, batch: int = 0) -> None:
+        """Release a gang's nodes until `batch`, if specified.
 
-        With an `outlook` the policy judges whether lending them pays, once for each batch; without
-        one they are lent. If not, the gang is parked: its nodes need no switch when it asks again,
-        and are anybody's who asks before. A gang that does not exist has no nodes.
+        With a `forecast` the policy decides once per batch whether to lend them; without one they
+        are free. If they are not lent, the gang is parked: its nodes need no switch when it
+        requests them again, unless another gang requested them before.
         """
-        if outlook is None:
-            self._forget(key, batch)
+        if forecast is None:
+            self._end_measurements(key, batch)
         gang = self._gangs.get(key)
-        if gang is None or (gang.parked and outlook is not None):
+        if gang is None or (gang.parked and forecast is not None):
             return
-        verdict = _UNCONDITIONAL if outlook is None else self._judge(gang, outlook, batch)
-        if verdict.lend:
+        decision = _RELEASED if forecast is None else self._decide_release(gang, forecast, batch)
+        if decision.lend:
             del self._gangs[key]
         else:
             self._gangs[key] = replace(gang, parked=True, needed_time=None)
-            self._log(EventKind.KEPT, f"gang {gang.gang_id}: {verdict.cause}", run_id=gang.run_id)
-        self.replan("; ".join(filter(None, (f"gang {gang.gang_id} released", verdict.cause))))
+            self._log(EventKind.KEPT, f"gang {gang.gang_id}: {decision.cause}", run_id=gang.run_id)
+        self.replan("; ".join(filter(None, (f"gang {gang.gang_id} released", decision.cause))))
 
     def set_run_policy(self, run_id: str, policy: RunPolicy) -> None:
-        """Give a run its place among the others."""
+        """Set priority, quota and share of a run."""
         if self._runs.get(run_id) == policy:
             return
         self._runs[run_id] = policy
@@ -188,30 +194,30 @@ class Draft:
         self._log(EventKind.POLICY, cause, run_id=run_id)
         self.replan(cause)
 
-    def drain(self, node_id: str, wanted: bool) -> None:
-        """Give a node no more work, or work again.
+    def drain(self, node_id: str, draining: bool) -> None:
+        """Start or end the draining of a node, which gets no work.
 
         Raises:
             ServiceError: NOT_FOUND.
         """
         node = self._node(node_id)
-        if node.draining == wanted:
+        if node.draining == draining:
             return
-        cause = "drain requested" if wanted else "drain undone"
-        self._put(replace(node, draining=wanted), EventKind.DRAINED, cause)
+        cause = "drain requested" if draining else "drain ended"
+        self._put(replace(node, draining=draining), EventKind.DRAINED, cause)
         self.replan(f"{node_id}: {cause}")
 
     def lose(self, node_ids: Iterable[str]) -> None:
-        """Plan without the nodes whose lease ran out."""
+        """Plan without nodes whose lease expired."""
         lost = sorted(node_ids)
         for node_id in lost:
             node = replace(self._nodes[node_id], state=NodeState.LOST)
-            self._put(node, EventKind.LOST, "no heartbeat within the lease")
+            self._put(node, EventKind.LOST, "lease expired without a heartbeat")
         if lost:
             self.replan(f"lost {', '.join(lost)}")
 
-    def give_up(self, leave_seconds: float) -> None:
-        """Plan without the nodes that were given to a gang so long ago and are still elsewhere."""
+    def mark_overdue(self, leave_seconds: float) -> None:
+        """Plan without nodes that stay at their old work longer than `leave_seconds`."""
         late = [node for node in self._nodes.values() if self._is_late(node, leave_seconds)]
         for node in late:
             cause = f"did not leave its old work within {leave_seconds:g} s"
@@ -220,46 +226,47 @@ class Draft:
             self.replan(f"overdue: {', '.join(sorted(node.node_id for node in late))}")
 
     def replan(self, cause: str, renewed: Iterable[str] = ()) -> Plan:
-        """Carry the policy's plan out: each changed assignment gets its own new epoch.
+        """Apply the policy's plan: each changed assignment gets a new epoch.
 
-        A gang whose members changed, or one of whose members registered again (`renewed`), starts
-        afresh: all of it gets new epochs.
+        If members of a gang changed or registered again (`renewed`), all of it gets new epochs.
         """
         nodes, again = list(self._nodes.values()), set(renewed)
         plan = self._policy.plan(nodes, list(self._gangs.values()), self._now, self._runs)
         afresh = plan.reformed(nodes, again)
         for node in sorted(nodes, key=lambda node: node.node_id):
-            wanted = plan.assignments.get(node.node_id, _NOTHING)
-            is_new = node.assignment.work != wanted.work or node.node_id in again
-            if is_new or node.gang_under(wanted) in afresh:
-                self._assign(node, wanted, cause, is_registration=node.node_id in again)
-        self._dissolve(plan)
-        self._tell_waiting(plan.waiting)
+            planned = plan.assignments.get(node.node_id, _UNASSIGNED)
+            is_new = node.assignment.work != planned.work or node.node_id in again
+            if is_new or node.gang_under(planned) in afresh:
+                self._assign(node, planned, cause, is_registration=node.node_id in again)
+        self._drop_parked(plan)
+        self._log_waiting(plan.waiting)
         return plan
 
-    def _assign(self, node: Node, wanted: Assignment, cause: str, *, is_registration: bool) -> None:
+    def _assign(
+        self, node: Node, planned: Assignment, cause: str, *, is_registration: bool
+    ) -> None:
         self._epoch += 1
-        left_gang = bool(node.assignment.gang_id) and not wanted.gang_id
+        left_gang = bool(node.assignment.gang_id) and not planned.gang_id
         node = replace(
             node,
-            assignment=replace(wanted, epoch=self._epoch),
+            assignment=replace(planned, epoch=self._epoch),
             assigned_time=self._now,
             registered_epoch=self._epoch if is_registration else node.registered_epoch,
             released_time=self._now if left_gang else node.released_time,
         )
         self._put(node, EventKind.ASSIGNED, cause)
 
-    def _dissolve(self, plan: Plan) -> None:
-        """Forget the parked gangs whose nodes somebody wanted."""
+    def _drop_parked(self, plan: Plan) -> None:
+        """Delete parked gangs whose nodes another gang got."""
         parked = {key for key, gang in self._gangs.items() if gang.parked}
         if parked:
             nodes = self._nodes.values()
-            kept = {n.gang_under(plan.assignments.get(n.node_id, _NOTHING)) for n in nodes}
+            kept = {n.gang_under(plan.assignments.get(n.node_id, _UNASSIGNED)) for n in nodes}
             for key in parked - kept:
                 del self._gangs[key]
 
-    def _tell_waiting(self, waiting: Mapping[GangKey, str]) -> None:
-        """Log why a gang waits, whenever that changed."""
+    def _log_waiting(self, waiting: Mapping[GangKey, str]) -> None:
+        """Log why a gang waits, when that changes."""
         for key, gang in self._gangs.items():
             reason = waiting.get(key, "")
             if reason == gang.waits_for:
@@ -268,70 +275,74 @@ class Draft:
             if reason:
                 self._log(EventKind.WAITING, f"gang {gang.gang_id}: {reason}", run_id=gang.run_id)
 
-    def _judge(self, gang: Gang, outlook: Outlook, batch: int) -> Verdict:
-        """What is done with the nodes until `batch`; what was done before has been measured."""
+    def _decide_release(self, gang: Gang, forecast: BatchForecast, batch: int) -> LendingDecision:
+        """Measure the cycle that ends, and decide the next one, until `batch`."""
         key = gang.key
-        lending = self._lendings.get(key, Lending())
-        if lending.is_judged(batch):
-            self._balances[key] = self._balances.get(key, Balance()).waits()
+        lending = self._lendings.get(key, LendingState())
+        if lending.is_decided(batch):
+            self._balances[key] = self._balances.get(key, StageBalance()).waits()
             lend = lending.lends or not self._members(gang)
-            cause = f"{'lent' if lend else 'kept'}: judged for batch {batch} already"
-            return Verdict(lend=lend, cause=cause)
-        lending = lending.ended(self._now, outlook.done)
-        verdict = self._verdict(gang, lending, outlook)
-        self._lendings[key] = lending.begun(verdict, outlook, self._now, batch)
-        self._done(gang, is_lent=verdict.lend)
-        return verdict
+            cause = f"{'lent' if lend else 'kept'}: decided before for batch {batch}"
+            return LendingDecision(lend=lend, reason=LendingReason.DECIDED, cause=cause)
+        lending = lending.end_cycle(self._now, forecast.done)
+        decision = self._decide_lending(gang, lending, forecast)
+        self._lendings[key] = lending.start_cycle(decision, forecast, self._now, batch)
+        self._measure_batch_done(gang, is_lent=decision.lend)
+        return decision
 
-    def _verdict(self, gang: Gang, lending: Lending, outlook: Outlook) -> Verdict:
-        """The policy's, where there is a choice."""
+    def _decide_lending(
+        self, gang: Gang, lending: LendingState, forecast: BatchForecast
+    ) -> LendingDecision:
+        """The policy's decision, if the gang has nodes that can be lent."""
         lendable = self._lendable(gang)
         if not self._members(gang):
-            return Verdict(lend=True, cause="it has no nodes", chosen=False)
+            cause = "it has no nodes"
+            return LendingDecision(lend=True, reason=LendingReason.NO_CHOICE, cause=cause)
         if not lendable:
-            return Verdict(lend=False, cause="kept: its nodes cannot roll out", chosen=False)
-        stake = Stake(
-            outlook=outlook,
+            cause = "kept: its nodes cannot do rollout"
+            return LendingDecision(lend=False, reason=LendingReason.NO_CHOICE, cause=cause)
+        inputs = LendingInputs(
+            forecast=forecast,
             num_dedicated=self._num_generating(gang.run_id),
             num_lent=len(lendable),
             toggle_seconds=toggle_seconds(lendable, gang.tag),
         )
-        return self._policy.judge(lending, stake)
+        return self._policy.decide_lending(lending, inputs)
 
-    def _measure(self, gang: Gang, standing: Gang | None) -> None:
-        """Tell of a request: of a new batch, unless it repeats one that stands."""
+    def _measure_request(self, gang: Gang, standing: Gang | None) -> None:
+        """Measure a request: it is for a new batch, unless it repeats an open one."""
         key, is_full = gang.key, gang.needed_time is None
         is_new = standing is None or standing.parked or gang.batch not in (0, standing.batch)
         if (lending := self._lendings.get(key)) is not None:
-            lending = lending.asked(gang.batch) if is_new else lending
-            self._lendings[key] = lending.filled(self._now) if is_full else lending
+            lending = lending.request_batch(gang.batch) if is_new else lending
+            self._lendings[key] = lending.batch_full(self._now) if is_full else lending
         if is_new:
-            self._done(gang, is_lent=False)
+            self._measure_batch_done(gang, is_lent=False)
         if is_full:
-            self._balances[key] = self._balances.get(key, Balance()).full(self._now)
+            self._balances[key] = self._balances.get(key, StageBalance()).full(self._now)
 
-    def _done(self, gang: Gang, *, is_lent: bool) -> None:
-        """The gang has done with its batch, if it had one; tell if that changes the advice."""
-        team = Team(
+    def _measure_batch_done(self, gang: Gang, *, is_lent: bool) -> None:
+        """Measure that the gang finished its batch, if it had one; log a change of the advice."""
+        node_counts = NodeCounts(
             generating=self._num_generating(gang.run_id),
             training=gang.num_nodes,
             lent=len(self._lendable(gang)) if is_lent else 0,
         )
-        before = self._balances.get(gang.key, Balance())
-        self._balances[gang.key] = after = before.done(team, self._now)
+        before = self._balances.get(gang.key, StageBalance())
+        self._balances[gang.key] = after = before.done(node_counts, self._now)
         if after.advice != before.advice:
             self._log(EventKind.ADVICE, f"gang {gang.gang_id}: {after.cause}", run_id=gang.run_id)
 
-    def _forget(self, key: GangKey, batch: int) -> None:
-        """What follows is no cycle; without a `batch` that the gang goes on to, all is over."""
+    def _end_measurements(self, key: GangKey, batch: int) -> None:
+        """Discard the cycle; without a `batch` that the gang continues with, all measurements."""
         lending, balance = self._lendings.pop(key, None), self._balances.pop(key, None)
         if batch and lending is not None:
-            self._lendings[key] = lending.abandoned()
+            self._lendings[key] = lending.abandon_cycle()
         if batch and balance is not None:
             self._balances[key] = balance.waits()
 
     def _num_generating(self, run_id: str) -> int:
-        """Nodes that generate for the run; its gangs hold the others."""
+        """Number of nodes that do rollout for the run."""
         return sum(
             node.assignment.tag == ROLLOUT and node.assigned_run == run_id
             for node in self._nodes.values()
@@ -344,7 +355,7 @@ class Draft:
         return [node for node in self._nodes.values() if node.gang_key == gang.key]
 
     def _is_late(self, node: Node, leave_seconds: float) -> bool:
-        """Whether a gang waits for a node that is still at its old work."""
+        """Whether a node has not left its old work for a gang within `leave_seconds`."""
         if node.assigned_time is None or not node.assignment.gang_id or not node.available:
             return False
         there = node.reported_epoch == node.assignment.epoch or node.state is NodeState.IDLE
@@ -375,17 +386,17 @@ class Draft:
 
     def _node(self, node_id: str) -> Node:
         if not node_id:
-            raise invalid_argument("node_id", node_id, "name the node")
+            raise invalid_argument("node_id", node_id, "give the node's id")
         if node_id not in self._nodes:
             raise not_found("node", node_id)
         return self._nodes[node_id]
 
 
-_NOTHING = Assignment()
+_UNASSIGNED = Assignment()
 
 
 def _check_epochs(node: Node, reported: int, known: int) -> None:
-    """Refuse a heartbeat of an earlier life of the node's agent, or of one that went back."""
+    """Reject a heartbeat of an older node agent, or with an older epoch than reported before."""
     current = node.assignment.epoch
     if node.state is NodeState.LOST or not node.registered_epoch <= known <= current:
         raise stale_epoch(f"node {node.node_id}", known, current)

@@ -1,7 +1,7 @@
 """Records as JSON, for the store.
 
-Readers ignore fields they do not know, and missing ones have their defaults: what an older or newer
-scheduler wrote can be read.
+Readers ignore unknown fields and use defaults for missing ones, so records of older and newer
+schedulers can be read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from scheduler.model.lending import Lending, Mean, Outlook
+from scheduler.model.lending import BatchForecast, DecayedMean, LendingState
 from scheduler.model.records import (
     AllocationEvent,
     Assignment,
@@ -24,16 +24,16 @@ from scheduler.model.records import (
     RunPolicy,
     Worker,
 )
-from scheduler.model.split_advice import Advice, Balance, Batch, Team
+from scheduler.model.split_advice import BatchTimes, NodeCounts, SplitAdvice, StageBalance
 
 __all__ = [
-    "decode_balance",
     "decode_event",
     "decode_gang",
     "decode_key",
-    "decode_lending",
+    "decode_lending_state",
     "decode_node",
     "decode_run_policy",
+    "decode_stage_balance",
     "encode",
     "encode_key",
 ]
@@ -42,66 +42,66 @@ Record = TypeVar("Record")
 _Readers = Mapping[str, Callable[[Any], Any]]
 
 
-def encode(record: Node | Gang | RunPolicy | Lending | Balance | AllocationEvent) -> str:
+def encode(record: Node | Gang | RunPolicy | LendingState | StageBalance | AllocationEvent) -> str:
     """One line of JSON."""
     content = asdict(record)
     for node in (content, content.get("node") or {}):
-        node.pop("report", None)  # as old as the scheduler's memory, no older
+        node.pop("report", None)  # kept in memory only
     return json.dumps(content, separators=(",", ":"))
 
 
 def encode_key(key: GangKey) -> str:
-    """A gang's name, whatever characters it holds."""
+    """Encode a gang's key, with any characters."""
     return json.dumps(key)
 
 
 def decode_key(text: bytes) -> GangKey:
-    """The key that `encode_key` wrote."""
+    """Decode a key of `encode_key`."""
     run_id, gang_id = json.loads(text)
     return run_id, gang_id
 
 
 def decode_gang(text: bytes) -> Gang:
-    """The gang that `encode` wrote."""
+    """Decode a gang of `encode`."""
     return _record(Gang, json.loads(text))
 
 
 def decode_node(text: bytes) -> Node:
-    """The node that `encode` wrote."""
+    """Decode a node of `encode`."""
     return _node(json.loads(text))
 
 
 def decode_run_policy(text: bytes) -> RunPolicy:
-    """The policy that `encode` wrote."""
+    """Decode a policy of `encode`."""
     return _record(RunPolicy, json.loads(text))
 
 
-def decode_lending(text: bytes) -> Lending:
-    """The measurements that `encode` wrote."""
+def decode_lending_state(text: bytes) -> LendingState:
+    """Decode the measurements of `encode`."""
     readers: _Readers = {
-        "dedicated": _reader(Mean),
-        "full": _reader(Mean),
-        "generation": _reader(Mean),
-        "share": _reader(Mean),
-        "outlook": _reader(Outlook),
+        "dedicated": _reader(DecayedMean),
+        "full": _reader(DecayedMean),
+        "generation": _reader(DecayedMean),
+        "share": _reader(DecayedMean),
+        "forecast": _reader(BatchForecast),
     }
-    return _record(Lending, json.loads(text), readers)
+    return _record(LendingState, json.loads(text), readers)
 
 
-def decode_balance(text: bytes) -> Balance:
-    """The measurements that `encode` wrote."""
+def decode_stage_balance(text: bytes) -> StageBalance:
+    """Decode the measurements of `encode`."""
     readers: _Readers = {
-        "advice": Advice,
+        "advice": SplitAdvice,
         "batches": lambda entries: tuple(
-            _record(Batch, entry, {"team": _reader(Team)}) for entry in entries
+            _record(BatchTimes, entry, {"node_counts": _reader(NodeCounts)}) for entry in entries
         ),
-        "team": _reader(Team),
+        "node_counts": _reader(NodeCounts),
     }
-    return _record(Balance, json.loads(text), readers)
+    return _record(StageBalance, json.loads(text), readers)
 
 
 def decode_event(text: bytes) -> AllocationEvent:
-    """The event that `encode` wrote."""
+    """Decode a event of `encode`."""
     return _record(AllocationEvent, json.loads(text), {"node": _node, "kind": EventKind})
 
 
@@ -125,7 +125,7 @@ def _record(
     content: dict[str, Any],
     readers: _Readers | None = None,
 ) -> Record:
-    """`content` as a `record`; a part that is not null goes through its reader."""
+    """Build a `record` from `content`; nested values go through their readers."""
     names = {entry.name for entry in fields(record)}  # type: ignore[arg-type] # all are dataclasses
     values = {name: value for name, value in content.items() if name in names}
     for name, read in (readers or {}).items():

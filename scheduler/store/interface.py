@@ -1,4 +1,4 @@
-"""Where the scheduler's state survives it; one active scheduler, fenced at the write."""
+"""The interface of the scheduler's store; one active scheduler, fenced at the commit."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["Store", "SupersededError"]
 
 
 class SupersededError(Exception):
-    """A newer scheduler has opened the store; this one may not write any more."""
+    """A newer scheduler has opened the store; this one may not commit any more."""
 
 
 class Store(Protocol):
     """Holds the state and the audit log.
 
-    Every scheduler opens the store with an incarnation of its own. Only the newest may commit, so
-    one that was frozen while another took over cannot assign anything.
+    Every scheduler opens the store with a new incarnation. Only the newest may commit, so a
+    scheduler that was frozen while another took over cannot assign anything.
     """
 
     async def open(self) -> int:
-        """Take the store over; returns an incarnation greater than all before it."""
+        """Take the store over; returns an incarnation greater than all earlier ones."""
         ...
 
     async def is_newest(self, incarnation: int) -> bool:
-        """True while nobody else has opened the store since."""
+        """Whether no other scheduler opened the store since."""
         ...
 
     async def load(self) -> State:
@@ -36,7 +36,7 @@ class Store(Protocol):
     async def commit(
         self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
     ) -> None:
-        """Replace `before` by `after` and append `events`, atomically; the oldest events may go.
+        """Replace `before` by `after` and append `events`, atomically; old events may be deleted.
 
         Raises:
             SupersededError: `incarnation` is not the newest.
@@ -53,5 +53,5 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         ...

@@ -1,4 +1,4 @@
-"""Every Redis key of the scheduler; one hash tag, so its scripts touch one slot."""
+"""The Redis keys of the scheduler; one hash tag, so that its scripts use one slot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GANGS = "sf:scheduler:{pool}:gangs"
 RUNS = "sf:scheduler:{pool}:runs"
 """Hash: run_id -> its policy as JSON."""
 LENDINGS = "sf:scheduler:{pool}:lendings"
-"""Hash: [run_id, gang_id] as JSON -> what was measured of its lending, as JSON."""
+"""Hash: [run_id, gang_id] as JSON -> its lending measurements as JSON."""
 BALANCES = "sf:scheduler:{pool}:balances"
-"""Hash: [run_id, gang_id] as JSON -> what its batches took, as JSON."""
+"""Hash: [run_id, gang_id] as JSON -> its stage times and advice as JSON."""
 EVENTS = "sf:scheduler:{pool}:events"
 """Sorted set: JSON by sequence."""

@@ -1,4 +1,4 @@
-"""`Store` in Redis: the scheduler may be killed at any moment, running assignments stay."""
+"""`Store` in Redis. Assignments survive a crash of the scheduler at any time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
 
 
 class RedisStore:
-    """One Lua file for the write; a commit sends only what changed.
+    """Commits with a Lua script that gets only changed records.
 
     Args:
-        redis: client that answers bytes; owned from now on.
-        max_events: entries the audit log keeps.
+        redis: client that returns bytes; owned by this store.
+        max_events: maximum size of the audit log.
     """
 
     def __init__(self, redis: Redis, max_events: int) -> None:
@@ -39,18 +39,18 @@ class RedisStore:
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def open(self) -> int:
-        """See `Store.open`."""
+        """Take the store over; the new incarnation."""
         with store_errors("open"):
             return int(await self._redis.hincrby(keys.COUNTERS, "incarnation", 1))
 
     async def is_newest(self, incarnation: int) -> bool:
-        """See `Store.is_newest`."""
+        """Whether no other scheduler opened the store since."""
         with store_errors("is_newest"):
             newest = await self._redis.hget(keys.COUNTERS, "incarnation")
         return int(newest or 0) == incarnation
 
     async def load(self) -> State:
-        """See `Store.load`."""
+        """Read the last committed state."""
         with store_errors("load"):
             async with self._redis.pipeline(transaction=True) as pipeline:
                 pipeline.hmget(keys.COUNTERS, _COUNTERS)
@@ -62,11 +62,11 @@ class RedisStore:
             gangs={codec.decode_key(key): codec.decode_gang(gang) for key, gang in gangs.items()},
             runs={name.decode(): codec.decode_run_policy(run) for name, run in runs.items()},
             lendings={
-                codec.decode_key(key): codec.decode_lending(lending)
+                codec.decode_key(key): codec.decode_lending_state(lending)
                 for key, lending in lendings.items()
             },
             balances={
-                codec.decode_key(key): codec.decode_balance(balance)
+                codec.decode_key(key): codec.decode_stage_balance(balance)
                 for key, balance in balances.items()
             },
             **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
@@ -75,7 +75,7 @@ class RedisStore:
     async def commit(
         self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
     ) -> None:
-        """See `Store.commit`."""
+        """Write the changes from `before` to `after` and the events, atomically."""
         committed = await self._scripts.call(
             "commit",
             keys=[keys.COUNTERS, keys.EVENTS, *_HASHES],
@@ -85,7 +85,7 @@ class RedisStore:
             raise SupersededError
 
     async def events(self, after: int, limit: int) -> list[AllocationEvent]:
-        """See `Store.events`."""
+        """The oldest `limit` events after sequence `after`."""
         with store_errors("events"):
             found: Any = await self._redis.zrangebyscore(
                 keys.EVENTS, f"({after}", "+inf", start=0, num=limit
@@ -93,14 +93,14 @@ class RedisStore:
         return [codec.decode_event(entry) for entry in found]
 
     async def reachable(self) -> bool:
-        """See `Store.reachable`."""
+        """Whether Redis answers."""
         try:
             return bool(await self._redis.ping())
         except RedisError:
             return False
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """Close the connection."""
         await self._pipelines.aclose()
         await self._redis.aclose()
 
@@ -108,7 +108,7 @@ class RedisStore:
 def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> str:
     """The argument of `commit.lua`; numbers travel as text, which Lua cannot round."""
     counters = chain.from_iterable((name, str(getattr(after, name))) for name in _COUNTERS)
-    told = chain.from_iterable((str(event.sequence), codec.encode(event)) for event in events)
+    logged = chain.from_iterable((str(event.sequence), codec.encode(event)) for event in events)
     hashes = [
         _difference(before.nodes, after.nodes, str),
         _difference(before.gangs, after.gangs, codec.encode_key),
@@ -116,14 +116,14 @@ def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> 
         _difference(before.lendings, after.lendings, codec.encode_key),
         _difference(before.balances, after.balances, codec.encode_key),
     ]
-    changes = {"counters": list(counters), "events": list(told), "hashes": hashes}
+    changes = {"counters": list(counters), "events": list(logged), "hashes": hashes}
     return json.dumps(changes)
 
 
 def _difference(
     before: Mapping[Any, Any], after: Mapping[Any, Any], field: Callable[[Any], str]
 ) -> dict[str, list[str]]:
-    """What to set and to remove in a hash, by its fields."""
+    """The fields of a hash to set and to remove."""
     changed: list[str] = []
     for key, record in after.items():
         known = before.get(key)

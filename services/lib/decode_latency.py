@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from services.lib.measured_points import Point, check_points, columns
+
 __all__ = ["DecodeLatency"]
 
 
@@ -34,24 +36,20 @@ class DecodeLatency:
     """Seconds of one decode step (one token for each sequence of the batch) at each of them."""
 
     def __post_init__(self) -> None:
-        if not self.batches or len(self.batches) != len(self.step_seconds):
-            raise ValueError(
-                f"decode latency has {len(self.batches)} batch sizes and {len(self.step_seconds)} "
-                "times: give at least one point, a time for each batch size"
-            )
-        before = (0, 0.0)
-        for point in zip(self.batches, self.step_seconds, strict=True):
-            _check(point, before)
-            before = point
+        check_points(
+            self.batches,
+            self.step_seconds,
+            _check,
+            before=(0, 0.0),
+            subject="decode latency",
+            unit="batch size",
+        )
 
     @classmethod
     def of(cls, table: Mapping[int, float]) -> Self:
         """From batch size -> seconds, in any order."""
-        points = sorted(table.items())
-        return cls(
-            batches=tuple(batch for batch, _ in points),
-            step_seconds=tuple(seconds for _, seconds in points),
-        )
+        batches, step_seconds = columns(table)
+        return cls(batches=batches, step_seconds=step_seconds)
 
     @classmethod
     def from_table(cls, table: Mapping[str, object]) -> Self:
@@ -85,7 +83,7 @@ class DecodeLatency:
         return bisect_right(range(1, self.batches[-1] + 1), limit, key=self.seconds)
 
 
-def _check(point: tuple[int, float], before: tuple[int, float]) -> None:
+def _check(point: Point, before: Point) -> None:
     (batch, seconds), (batch_before, seconds_before) = point, before
     if batch <= batch_before:
         raise ValueError(

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.model.lending import Outlook
+from scheduler.model.lending import BatchForecast
 from scheduler.model.records import ROLLOUT, TRAIN, EventKind, Gang, Node, NodeState, State
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from sim.clock import Clock
 from sim.costs import Costs
 from sim.modes import Split
@@ -169,7 +169,7 @@ class EmulatedNode:
 
 
 class Cluster:
-    """The scheduler's state, changed by its own `Draft` and `AllocationPolicy`."""
+    """The scheduler's state, changed by its own `StateTransaction` and `AllocationPolicy`."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Cluster:
             Node(node_id=node.node_id, run_id=_RUN, capability_tags=node.tags)
             for node in self.nodes.values()
         ]
-        self._change(lambda draft: draft.register(*records))
+        self._change(lambda tx: tx.register(*records))
 
     def rolling_out(self) -> list[EmulatedNode]:
         """The nodes that take turns."""
@@ -220,21 +220,21 @@ class Cluster:
             num_nodes=self._split.gang,
             batch=self._batch,
         )
-        self._change(lambda draft: draft.request(gang))
+        self._change(lambda tx: tx.request(gang))
         while not self._state.granted(gang):
             self._granted.clear()
             await self._granted.wait()
         return [self.nodes[node.node_id] for node in self._state.members(gang)]
 
-    def release(self, outlook: Outlook | None) -> None:
+    def release(self, forecast: BatchForecast | None) -> None:
         """Give the gang's nodes back; the scheduler judges whether they are lent meanwhile."""
-        self._change(lambda draft: draft.release((_RUN, _GANG), outlook, self._batch + 1))
+        self._change(lambda tx: tx.release((_RUN, _GANG), forecast, self._batch + 1))
 
-    def _change(self, change: Callable[[Draft], object]) -> None:
-        draft = Draft(self._state, self._policy, self._clock.now())
-        change(draft)
-        self._state = draft.state
-        for event in draft.events:
+    def _change(self, change: Callable[[StateTransaction], object]) -> None:
+        tx = StateTransaction(self._state, self._policy, self._clock.now())
+        change(tx)
+        self._state = tx.state
+        for event in tx.events:
             if event.node is not None and event.kind is EventKind.ASSIGNED:
                 self._follow(event.node.node_id)
         self._granted.set()
@@ -258,9 +258,7 @@ class Cluster:
                 await node.switch(assignment.tag)
                 seconds = self._clock.now() - began
         state = NodeState.ACTIVE if assignment.tag else NodeState.IDLE
-        self._change(
-            lambda draft: draft.report(node_id, state, epoch, epoch, switch_seconds=seconds)
-        )
+        self._change(lambda tx: tx.report(node_id, state, epoch, epoch, switch_seconds=seconds))
 
 
 def node_tags(split: Split) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.gateway.dispatch.policies import TurnRequest
-from scheduler.model.lending import Outlook
+from scheduler.model.lending import BatchForecast
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
 from sim.clock import Clock
 from sim.costs import Costs
@@ -203,13 +203,15 @@ class _Run:
         self._gang = await self._cluster.acquire()
         return self._ledger.lease(number, self._version, self._published)
 
-    def _outlook(self, groups: int) -> Outlook | None:
+    def _outlook(self, groups: int) -> BatchForecast | None:
         """What is left of the batch; None before the first, as the trainer knows no sizes yet."""
         workload = self._setting.workload
         if not self._ledger.leased:
             return None
         remaining = (groups - self._ledger.ready) * workload.group_size
-        return Outlook(remaining_rollouts=remaining, batch_rollouts=workload.rollouts_per_step)
+        return BatchForecast(
+            remaining_rollouts=remaining, batch_rollouts=workload.rollouts_per_step
+        )
 
     async def _optimize(self, groups: Sequence[Group]) -> None:
         tokens = sum(group.tokens for group in groups)

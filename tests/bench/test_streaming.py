@@ -14,7 +14,7 @@ from seamflow.agent import Task
 from bench.train import streaming
 from bench.train.model import save_model
 from bench.train.sides import ROOT, Window, read_config
-from bench.train.streaming import ANSWER_TOKENS, STREAMED, WHOLE, Run, told, tool_seconds
+from bench.train.streaming import ANSWER_TOKENS, STREAMED, WHOLE, Run, read_run, tool_seconds
 from bench.train.task import user_message
 from services.chassis.config.load import load
 from services.dataloader.config import DataloaderConfig
@@ -48,7 +48,7 @@ def arrivals() -> dict[str, float]:
 
 def test_a_step_is_late_by_what_follows_its_last_rollout() -> None:
     """To the end of the optimizer step: what is published after it does not count."""
-    found = told([line(step) for step in range(1, 5)], arrivals(), WINDOW)
+    found = read_run([line(step) for step in range(1, 5)], arrivals(), WINDOW)
     assert found.shares == [pytest.approx(0.15)] * 2
     assert found.figures["after_arrival_share"] == pytest.approx(0.15)
     assert found.figures["after_last_sample_share"] == pytest.approx(0.1)
@@ -60,7 +60,7 @@ def test_a_step_is_late_by_what_follows_its_last_rollout() -> None:
 def test_what_was_thrown_away_is_told() -> None:
     """A rollout that ended in time and is in no step, but none that ended after the window."""
     others = {"sum-9@0/0/1": 25.0, "sum-9@0/1/1": 31.0}
-    found = told([line(step) for step in range(1, 5)], arrivals() | others, WINDOW)
+    found = read_run([line(step) for step in range(1, 5)], arrivals() | others, WINDOW)
     assert found.figures["rollouts_not_trained"] == 1
 
 
@@ -68,9 +68,9 @@ def test_a_sample_without_an_arrival_is_no_guess() -> None:
     """Nor is a step that is missing."""
     lines = [line(step) for step in range(1, 5)]
     with pytest.raises(KeyError):
-        told(lines, {}, WINDOW)
+        read_run(lines, {}, WINDOW)
     with pytest.raises(KeyError):
-        told(lines[:2], arrivals(), WINDOW)
+        read_run(lines[:2], arrivals(), WINDOW)
 
 
 def test_the_speedup_is_of_neighbouring_runs() -> None:

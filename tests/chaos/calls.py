@@ -20,7 +20,7 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from tests.chaos.store.history import logprob_of
 
-__all__ = ["CREDENTIAL", "Caller", "patiently", "patiently_async", "tokens_of"]
+__all__ = ["CREDENTIAL", "Caller", "call_retrying", "call_retrying_async", "tokens_of"]
 
 CREDENTIAL = hashlib.sha256(b"chaos").hexdigest()
 CALL_SECONDS = 5.0
@@ -30,7 +30,7 @@ _AGAIN = (UnavailableError, DeadlineError, ExhaustedError)
 _PAGE = 100
 
 
-async def patiently_async(
+async def call_retrying_async(
     call: Callable[..., Any], request: Any, timeout: float = CALL_SECONDS
 ) -> tuple[Any, float]:
     """The answer, and the monotonic time at which the call that got it was sent.
@@ -50,7 +50,7 @@ async def patiently_async(
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def patiently(call: Callable[..., Any], request: Any, timeout: float = CALL_SECONDS) -> Any:
+def call_retrying(call: Callable[..., Any], request: Any, timeout: float = CALL_SECONDS) -> Any:
     """The answer of a blocking call.
 
     Raises:
@@ -102,7 +102,7 @@ class Caller:
     def create_run(self, config: trajectory_pb2.RunConfig) -> None:
         """Create the run."""
         request = trajectory_service_pb2.CreateRunRequest(run_id=self.run_id, config=config)
-        patiently(self.trajectories.CreateRun, request)
+        call_retrying(self.trajectories.CreateRun, request)
 
     def submit(self, *task_ids: str) -> None:
         """Queue TRAIN tasks."""
@@ -111,7 +111,7 @@ class Caller:
             for name in task_ids
         ]
         request = task_service_pb2.SubmitTasksRequest(run_id=self.run_id, tasks=tasks)
-        patiently(self.tasks.SubmitTasks, request)
+        call_retrying(self.tasks.SubmitTasks, request)
 
     def trajectories_stored(self) -> Iterator[trajectory_pb2.Trajectory]:
         """Everything the store holds of the run."""
@@ -120,7 +120,7 @@ class Caller:
             request = trajectory_service_pb2.ListTrajectoriesRequest(
                 run_id=self.run_id, page_size=_PAGE, page_token=token
             )
-            page = patiently(self.trajectories.ListTrajectories, request, 60.0)
+            page = call_retrying(self.trajectories.ListTrajectories, request, 60.0)
             yield from page.trajectories
             token = page.next_page_token
             if not token:
@@ -129,7 +129,7 @@ class Caller:
     def refusal(self, call: Callable[..., Any], request: Any) -> str:
         """Why the call is refused; empty: it was accepted."""
         try:
-            patiently(call, request)
+            call_retrying(call, request)
         except SeamflowError as error:
             return error.reason
         return ""

@@ -20,7 +20,7 @@ from scheduler.cli import build, service
 from scheduler.config import SchedulerConfig
 from scheduler.model.records import Gang, Node, State
 from scheduler.policy.allocation_policy import AllocationPolicy, PreemptivePolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from services.chassis.rpc.server import Service, started
 from tests.redis_server import free_port
 from tests.scheduler.memory_store import MemoryStore
@@ -36,7 +36,7 @@ def node(name: str, *tags: str, **fields: Any) -> Node:
 
 
 def gang(name: str, num_nodes: int, arrival: int = 1, **fields: Any) -> Gang:
-    """A training gang, of `RUN` unless said otherwise."""
+    """A training gang, by default of `RUN`."""
     fields.setdefault("tag", "train")
     fields.setdefault("run_id", RUN)
     return Gang(gang_id=name, num_nodes=num_nodes, arrival=arrival, **fields)
@@ -44,14 +44,14 @@ def gang(name: str, num_nodes: int, arrival: int = 1, **fields: Any) -> Gang:
 
 def after(
     state: State,
-    change: Callable[[Draft], object],
+    change: Callable[[StateTransaction], object],
     policy: AllocationPolicy = PreemptivePolicy(),  # noqa: B008 -- frozen
     now: float = 0.0,
 ) -> State:
     """The state after one change."""
-    draft = Draft(state, policy, now)
-    change(draft)
-    return draft.state
+    tx = StateTransaction(state, policy, now)
+    change(tx)
+    return tx.state
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def running_scheduler(**settings: Any) -> AsyncIterator[tuple[int, Schedul
 
 
 class Process:
-    """A seamflow process of its own, to kill, freeze and restart.
+    """A separate seamflow process, to kill, freeze and restart.
 
     Args:
         module: what `python -m` runs.
@@ -129,7 +129,7 @@ async def heartbeat(
     state: pb.NodeState = pb.NODE_STATE_ACTIVE,
     wait: float = 0.0,
 ) -> pb.Assignment:
-    """Report that `name` stands at `state` for `epoch`; gives what it shall do."""
+    """Report `state` for `epoch` of node `name`; the assignment of the answer."""
     request = pb.HeartbeatRequest(
         node_id=name,
         reported_epoch=epoch,

@@ -10,16 +10,22 @@ from typing import get_args
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scheduler.model.lending import Lending, Outlook, Stake, Verdict
+from scheduler.model.lending import (
+    BatchForecast,
+    LendingDecision,
+    LendingInputs,
+    LendingReason,
+    LendingState,
+)
 from scheduler.model.records import Assignment, Gang, Node, RunPolicy, State, Worker
 from scheduler.policy.allocation_policy import AllocationPolicy, LendingMode, Plan, PreemptivePolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from tests.scheduler.support import BOTH, RUN, after, gang, node
 
 OTHER = "other"
 LIMIT = 2
 """Nodes that the other run may have once it has a policy."""
-OUTLOOK = Outlook(remaining_rollouts=1, batch_rollouts=2)
+OUTLOOK = BatchForecast(remaining_rollouts=1, batch_rollouts=2)
 
 Step = tuple[str, int, int]
 
@@ -48,9 +54,9 @@ class HalfPolicy:
         }
         return Plan(assignments=dealt)
 
-    def judge(self, lending: Lending, stake: Stake) -> Verdict:
+    def decide_lending(self, lending: LendingState, inputs: LendingInputs) -> LendingDecision:
         """Always lend."""
-        return Verdict(lend=True, cause="")
+        return LendingDecision(lend=True, reason=LendingReason.CONFIGURED)
 
 
 STEPS = st.lists(
@@ -130,35 +136,35 @@ def unserved(policy: AllocationPolicy, state: State) -> list[str]:
         if not holders:
             break
         for key in holders:
-            state = after(state, lambda draft, key=key: draft.release(key, OUTLOOK), policy)
+            state = after(state, lambda tx, key=key: tx.release(key, OUTLOOK), policy)
     return [entry.gang_id for entry in asking if _fits(state, entry)]
 
 
 def carried_out(policy: AllocationPolicy, steps: list[Step], state: State) -> State:
     """The state after `steps`."""
     for step in steps:
-        draft = Draft(state, policy, 0.0)
-        _carry_out(draft, state, *step)
-        state = draft.state
+        tx = StateTransaction(state, policy, 0.0)
+        _carry_out(tx, state, *step)
+        state = tx.state
     return state
 
 
-def _carry_out(draft: Draft, state: State, kind: str, index: int, size: int) -> None:
+def _carry_out(tx: StateTransaction, state: State, kind: str, index: int, size: int) -> None:
     name, run_id = f"node-{index}", (RUN, OTHER)[index % 2]
     match kind:
         case "request" if (run_id, str(index)) not in state.gangs:
-            draft.request(gang(str(index), size, run_id=run_id))
+            tx.request(gang(str(index), size, run_id=run_id))
         case "release":
-            draft.release((run_id, str(index)), OUTLOOK if size % 2 else None)
+            tx.release((run_id, str(index)), OUTLOOK if size % 2 else None)
         case "lose":
-            draft.lose([name])
+            tx.lose([name])
         case "register":
-            draft.register(_node(name, index))
+            tx.register(_node(name, index))
         case "drain" | "undrain":
-            draft.drain(name, kind == "drain")
+            tx.drain(name, kind == "drain")
         case "policy":
             limit = LIMIT if index % 2 else 0
-            draft.set_run_policy(run_id, RunPolicy(priority=size % 3, max_nodes=limit))
+            tx.set_run_policy(run_id, RunPolicy(priority=size % 3, max_nodes=limit))
 
 
 def _node(name: str, index: int) -> Node:
@@ -188,7 +194,7 @@ def _partial(state: State) -> list[str]:
 
 
 def _starved(state: State) -> list[str]:
-    """The runs with a parked gang for which nobody generates: it would be parked for ever."""
+    """The runs with a parked gang and no generating node: the gang would be parked forever."""
     members = [member for member in state.nodes.values() if member.available]
     served = {member.assigned_run for member in members if member.assignment.tag == "rollout"}
     parked = {entry.run_id for entry in state.gangs.values() if entry.parked}

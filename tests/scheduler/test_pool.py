@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.model.records import AllocationEvent, NodeState, State
 from scheduler.policy.allocation_policy import PreemptivePolicy
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 from scheduler.pool.pool import Pool
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
 from tests.scheduler.memory_store import MemoryStore
@@ -19,7 +19,7 @@ MARGIN = 2.0
 
 
 class FlakyStore(MemoryStore):
-    """Loses the answer of the commits it is told to, before or after they happened."""
+    """Loses the answers of selected commits, before or after they happened."""
 
     def __init__(self) -> None:
         super().__init__(max_events=100)
@@ -52,10 +52,10 @@ async def test_unknown_commit_is_read_again(failing: str) -> None:
     first = await pool.register(node("a", *BOTH))
     store.failing = failing
     with pytest.raises(ServiceError):
-        await pool.change(lambda draft: draft.request(gang("g", 1)))
+        await pool.change(lambda tx: tx.request(gang("g", 1)))
     assert pool.state.nodes["a"].assignment == first.assignment, "told nobody"
     store.failing = ""
-    await pool.change(lambda draft: draft.request(gang("g", 1)))
+    await pool.change(lambda tx: tx.request(gang("g", 1)))
     assert pool.state == await store.load()
     assert pool.state.nodes["a"].assignment.tag == "train"
     assert pool.state.nodes["a"].assignment.epoch == first.assignment.epoch + 1
@@ -74,7 +74,7 @@ async def test_heartbeats_need_no_store() -> None:
 
 
 async def test_leases_end_when_the_store_is_gone_for_longer_than_the_margin() -> None:
-    """Nobody can tell whether another scheduler has taken over, and moves these nodes' work."""
+    """Another scheduler may have taken over and reassigned these nodes' work."""
     store, now = FlakyStore(), [0.0]
     pool = await _open(store, lease_now=now)
     epoch = (await pool.register(node("a", *BOTH))).assignment.epoch
@@ -104,14 +104,14 @@ async def test_a_change_outlives_its_caller() -> None:
     caller.cancel()
     await asyncio.wait({caller})
     store.reachable_now.set()
-    await pool.change(lambda draft: draft.request(gang("g", 1)))
+    await pool.change(lambda tx: tx.request(gang("g", 1)))
     assert pool.state == await store.load()
     numbers = [event.sequence for event in await store.events(0, 100)]
     assert numbers == sorted(set(numbers))
     assert NodeState.ACTIVE in {e.node.state for e in await store.events(0, 100) if e.node}
 
 
-async def test_a_watcher_that_asks_during_a_commit_is_told_nothing_twice() -> None:
+async def test_a_watcher_gets_no_event_twice_during_a_commit() -> None:
     """The log already holds what the pool does not count yet; that is no store that lost events."""
     store = FlakyStore()
     pool = await _open(store)
@@ -119,7 +119,7 @@ async def test_a_watcher_that_asks_during_a_commit_is_told_nothing_twice() -> No
     await pool.register(node("b", *BOTH))
     seen = pool.state.last_sequence
     store.reachable_now.clear()
-    change = asyncio.create_task(pool.change(lambda draft: draft.request(gang("g", 2))))
+    change = asyncio.create_task(pool.change(lambda tx: tx.request(gang("g", 2))))
     await asyncio.sleep(0)
     watcher = asyncio.create_task(pool.next_events(seen + 1))
     await asyncio.sleep(0)
@@ -135,11 +135,11 @@ async def test_replaced_scheduler_refuses_and_ends() -> None:
     await old.register(node("a", *BOTH))
     new = await _open(store)
     with pytest.raises(ServiceError) as caught:
-        await old.change(lambda draft: draft.request(gang("g", 1)))
+        await old.change(lambda tx: tx.request(gang("g", 1)))
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
     with pytest.raises(DependencyUnavailable):
         await old.sweep()
-    await new.change(lambda draft: draft.request(gang("g", 1)))
+    await new.change(lambda tx: tx.request(gang("g", 1)))
     assert new.state.nodes["a"].assignment.tag == "train"
 
 
@@ -150,7 +150,7 @@ async def test_deadline_starts_again_with_the_scheduler() -> None:
     for name in "ab":
         epoch = (await old.register(node(name, *BOTH))).assignment.epoch
         await old.heartbeat(name, NodeState.ACTIVE, epoch, epoch)
-    await old.change(lambda draft: draft.request(gang("g", 1)))
+    await old.change(lambda tx: tx.request(gang("g", 1)))
     now[0] = 1000.0
     new = await _open(store, now)
     for later, name in ((0.0, "a"), (59.0, "a"), (60.0, "b")):
@@ -165,7 +165,7 @@ async def _open(
     pool = Pool(
         store=store,
         policy=PreemptivePolicy(),
-        leases=Leases(10.0, MARGIN, lambda: lease_now[0]),
+        leases=NodeLeases(10.0, MARGIN, lambda: lease_now[0]),
         clock=lambda: now[0],
         leave_seconds=60.0,
     )

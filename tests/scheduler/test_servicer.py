@@ -16,7 +16,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
 from scheduler.policy.roofline import train_priority
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 from tests.redis_server import RedisServer
 from tests.scheduler.support import (
     BOTH,
@@ -32,8 +32,8 @@ from tests.scheduler.support import (
 
 
 def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesRequest:
-    outlook = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
-    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=outlook)
+    forecast = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
+    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=forecast)
 
 
 def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
@@ -82,7 +82,7 @@ async def test_gang_is_granted_only_when_all_nodes_report_it() -> None:
 
 
 async def test_same_gang_asks_for_something_else() -> None:
-    """Asking again is idempotent; asking differently under the same name is refused."""
+    """A repeated request is idempotent; a different one under the same id is rejected."""
     async with running_scheduler() as (_, stub):
         await request_nodes(stub, "g", num_nodes=2)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -90,7 +90,7 @@ async def test_same_gang_asks_for_something_else() -> None:
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_stale_heartbeats_are_refused() -> None:
+async def test_stale_heartbeats_are_rejected() -> None:
     """An agent from before the last registration, or one that knows the future, must register."""
     async with running_scheduler() as (_, stub):
         old = await register(stub, "a", *BOTH)
@@ -100,7 +100,7 @@ async def test_stale_heartbeats_are_refused() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await heartbeat(stub, "a", epoch)
             assert caught.value.code() is grpc.StatusCode.ABORTED
-        # What somebody has seen is never given out again, even if the store forgot it.
+        # An epoch seen by a node is never assigned again, even if the store lost it.
         assert (await register(stub, "a", *BOTH)).epoch > new.epoch + 7
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await heartbeat(stub, "nobody", 1)
@@ -129,7 +129,7 @@ async def test_silent_node_is_lost_and_its_gang_re_formed() -> None:
 
 
 async def test_drained_node_gives_its_work_up() -> None:
-    """Draining withdraws the assignment; undoing it brings work back; both are told once."""
+    """Draining withdraws the assignment; ending it brings work back; both are logged once."""
     async with running_scheduler() as (_, stub):
         await register(stub, "a", *BOTH)
         for _ in range(2):
@@ -152,7 +152,7 @@ async def test_leaving_node_gets_nothing_more() -> None:
 
 
 async def test_dry_run_changes_nothing() -> None:
-    """PlanAssignments tells what would happen, and it does not happen."""
+    """PlanAssignments returns what would change, and changes nothing."""
     async with running_scheduler() as (_, stub):
         await register(stub, "a", *BOTH)
         before = await list_nodes(stub)
@@ -167,7 +167,7 @@ async def test_dry_run_changes_nothing() -> None:
         assert [entry.assignment.gang_id for entry in plan.nodes] == ["fits"]
         assert list(plan.unplaced_gang_ids) == ["does-not", "does-not"]
         causes = {gang.run_id: gang.cause for gang in plan.unplaced_gangs}
-        assert "1 can do train for run run, it asks for more" in causes[RUN]
+        assert "1 can do train for run run, requested 2" in causes[RUN]
         assert "0 can do train for run other" in causes["other"]
         after = await list_nodes(stub)
         assert after["a"].assignment == before["a"].assignment
@@ -230,16 +230,16 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
         assert dict(listed[1].num_nodes) == {"rollout": 1}
 
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id="other"))
-        told = [event for event in (await watch.read()).events if not event.HasField("node")]
+        message = [event for event in (await watch.read()).events if not event.HasField("node")]
         watch.cancel()
-        assert [(event.kind, event.run_id) for event in told] == [
+        assert [(event.kind, event.run_id) for event in message] == [
             ("policy", "other"),
             ("waiting", "other"),
         ]
-        assert told[1].cause == "gang g2: quota: run other may have 1 nodes, it asks for 2"
+        assert message[1].cause == "gang g2: quota: run other may have 1 nodes, requested 2"
 
 
-async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
+async def test_node_has_its_hardware_and_report() -> None:
     """Its priority comes from its hardware; reports and switches are listed."""
     async with running_scheduler() as (_, stub):
         hardware = pb.Hardware(memory_bytes_per_second=3.35e12, flops=989e12, device_bytes=80)
@@ -293,7 +293,7 @@ async def test_node_shows_what_it_is_made_of_and_what_it_measured() -> None:
         ("DrainNode", pb.DrainNodeRequest()),
     ],
 )
-async def test_nonsense_is_refused(rpc: str, request_: object) -> None:
+async def test_invalid_requests_are_rejected(rpc: str, request_: object) -> None:
     """What makes no sense is INVALID_ARGUMENT."""
     async with running_scheduler() as (_, stub):
         call = getattr(stub, rpc)(request_)
@@ -335,7 +335,7 @@ async def test_assignments_survive_a_killed_scheduler(
 def test_leases_start_again_after_an_absence() -> None:
     """A scheduler that was frozen cannot know who was silent: everybody gets a full lease."""
     now = [100.0]
-    leases = Leases(10.0, 2.0, lambda: now[0])
+    leases = NodeLeases(10.0, 2.0, lambda: now[0])
     leases.renew("a")
     expired = []
     for step in (5.0, 5.0, 3.0):

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from scheduler.model.lending import Outlook
+from scheduler.model.lending import BatchForecast
 from scheduler.model.records import AllocationEvent, Assignment, Hardware, RunPolicy, State, Worker
 from scheduler.policy.allocation_policy import PreemptivePolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from scheduler.store import keys
 from scheduler.store.interface import Store, SupersededError
 from scheduler.store.redis_store import RedisStore
@@ -73,7 +73,7 @@ async def test_audit_log_is_resumable_and_bounded(store: Store) -> None:
 
 
 async def test_superseded_scheduler_cannot_write(store: Store) -> None:
-    """Only the newest incarnation commits; the refused commit leaves no trace."""
+    """Only the newest incarnation commits; a rejected commit changes nothing."""
     old, new = await store.open(), await store.open()
     assert new > old
     assert not await store.is_newest(old)
@@ -104,13 +104,13 @@ async def test_state_of_an_older_scheduler_is_taken_over(redis_url: str) -> None
     assert state.nodes["a"].workers == (Worker(tag="train", address="127.0.0.1:9"),)
     assert state.granted(state.gangs[RUN, "g"])
     assert [event.kind for event in await opened.events(0, 9)] == ["assigned"]
-    draft = Draft(state, PreemptivePolicy(), 2.0)
-    draft.replan("time passed")
-    assert draft.state == state, "running work is not touched"
-    assert draft.events == []
-    draft.release((RUN, "g"))
-    await opened.commit(incarnation, state, draft.state, draft.events)
-    assert await opened.load() == draft.state
+    tx = StateTransaction(state, PreemptivePolicy(), 2.0)
+    tx.replan("time passed")
+    assert tx.state == state, "running work is not touched"
+    assert tx.events == []
+    tx.release((RUN, "g"))
+    await opened.commit(incarnation, state, tx.state, tx.events)
+    assert await opened.load() == tx.state
     await opened.close()
 
 
@@ -120,8 +120,8 @@ async def test_store_answers(store: Store) -> None:
 
 
 def _busy(state: State) -> tuple[State, list[AllocationEvent]]:
-    draft = Draft(state, PreemptivePolicy(), 1.5)
-    draft.register(
+    tx = StateTransaction(state, PreemptivePolicy(), 1.5)
+    tx.register(
         node(
             "a",
             *BOTH,
@@ -131,18 +131,18 @@ def _busy(state: State) -> tuple[State, list[AllocationEvent]]:
             switch_seconds={"train": 2.5},
         )
     )
-    draft.register(node("b", "rollout"))
-    draft.set_run_policy("other", RunPolicy(priority=-1, max_nodes=2, rollout_share=0.5))
+    tx.register(node("b", "rollout"))
+    tx.set_run_policy("other", RunPolicy(priority=-1, max_nodes=2, rollout_share=0.5))
     for _ in range(2):
-        draft.request(gang("judged", 1))
-        draft.release((RUN, "judged"), Outlook(remaining_rollouts=1, batch_rollouts=3))
-    draft.request(gang('odd "name"', 1, needed_time=1.0))
-    draft.request(gang("large", 9))
-    assert len(draft.events) >= MAX_EVENTS
-    return draft.state, draft.events
+        tx.request(gang("judged", 1))
+        tx.release((RUN, "judged"), BatchForecast(remaining_rollouts=1, batch_rollouts=3))
+    tx.request(gang('odd "name"', 1, needed_time=1.0))
+    tx.request(gang("large", 9))
+    assert len(tx.events) >= MAX_EVENTS
+    return tx.state, tx.events
 
 
 def _released(state: State) -> tuple[State, list[AllocationEvent]]:
-    draft = Draft(state, PreemptivePolicy(), 2.5)
-    draft.release((RUN, 'odd "name"'))
-    return draft.state, draft.events
+    tx = StateTransaction(state, PreemptivePolicy(), 2.5)
+    tx.release((RUN, 'odd "name"'))
+    return tx.state, tx.events

@@ -1,4 +1,4 @@
-"""The built-in scorers beside a direct computation with the same model."""
+"""The built-in scorers against a direct computation with the same model."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_a_reward_model_scores_whole_sequences(reward_model: Path) -> None:
     for values, row in zip(found, rows(), strict=True):
         ids = torch.from_numpy(row.token_ids_T.astype(np.int64))
         with torch.no_grad():
-            wanted = network(ids[None]).logits.item()
-        np.testing.assert_allclose(values, [wanted], rtol=1e-5)
+            expected = network(ids[None]).logits.item()
+        np.testing.assert_allclose(values, [expected], rtol=1e-5)
     assert len({float(values[0]) for values in found}) > 1
 
 
@@ -113,10 +113,10 @@ def test_weights_that_wait_on_the_host_score_alike(
 ) -> None:
     """To the last bit, batch after batch."""
     folder = model if scorer == "logprobs" else reward_model
-    wanted = scored(config(folder, scorer=scorer), rows())
+    expected = scored(config(folder, scorer=scorer), rows())
     swapping = make_scorer(config(folder, scorer=scorer, cpu_offload=True))
     for _ in range(2):
-        for values, same in zip(swapping.score(rows()), wanted, strict=True):
+        for values, same in zip(swapping.score(rows()), expected, strict=True):
             np.testing.assert_array_equal(values, same)
 
 
@@ -148,7 +148,7 @@ def is_in(block: nn.Module) -> bool:
 
 def test_after_a_pass_that_failed_the_next_is_right(model: Path) -> None:
     """The block that failed is out, and what was copied ahead does no harm."""
-    wanted = scored(config(model), rows())
+    expected = scored(config(model), rows())
     scorer: Any = make_scorer(config(model, cpu_offload=True))
     first = scorer._model.model.layers[0]
     failing = first.mlp.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -156,7 +156,7 @@ def test_after_a_pass_that_failed_the_next_is_right(model: Path) -> None:
         scorer.score(rows())
     assert not is_in(first)
     failing.remove()
-    for values, same in zip(scorer.score(rows()), wanted, strict=True):
+    for values, same in zip(scorer.score(rows()), expected, strict=True):
         np.testing.assert_array_equal(values, same)
 
 
@@ -167,9 +167,7 @@ def test_after_a_pass_that_failed_the_next_is_right(model: Path) -> None:
         ({"model": Path("nowhere")}, r"scorer logprobs: model nowhere: no such folder"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(
-    model: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_load_errors_name_the_model(model: Path, settings: dict[str, Any], message: str) -> None:
     """With the setting, its value and the cure."""
     with pytest.raises(ConfigError, match=message):
         make_scorer(config(**{"model": model, **settings}))

@@ -27,7 +27,7 @@ from trajectory_manager.store.redis.connect import redis_store
 
 
 class Run:
-    """A run of groups of two, and scoring services beside it."""
+    """A run of groups of two, with scoring services."""
 
     def __init__(self, client: Client, port: int) -> None:
         self.client, self._port = client, port
@@ -75,7 +75,7 @@ class Run:
         return await self.client.samples.GetReadiness(request)
 
     async def until(self, num_ready: int) -> None:
-        """Wait for so many ready groups."""
+        """Wait for this number of ready groups."""
         await waited_for(lambda: self.readiness(), lambda c: c.num_ready_groups == num_ready)
 
     async def columns(self) -> dict[str, dict[str, list[float]]]:
@@ -135,7 +135,7 @@ async def test_a_service_that_needs_another_column_waits_for_it(run: Run) -> Non
         assert found == {COLUMN: [0, 1, 2, 3, 4, 5], "twice": [0, 2, 4, 6, 8, 10]}
 
 
-async def test_what_a_dead_service_had_leased_is_scored_by_another(run: Run) -> None:
+async def test_samples_leased_by_a_dead_service_are_scored_by_another(run: Run) -> None:
     """After its lease: the one that died never wrote."""
     Lengths.going_on.clear()
     await run.begin("a", lease_seconds=1.0)
@@ -157,7 +157,7 @@ async def test_two_services_share_the_samples(run: Run) -> None:
     assert len(Lengths.scored) == len(set(Lengths.scored)) == 4
 
 
-async def test_fewer_are_leased_at_once_until_they_are_scored_in_time(run: Run) -> None:
+async def test_leases_shrink_until_they_are_scored_in_time(run: Run) -> None:
     """Four need longer than a lease lives, and would be leased and lost for ever."""
     await run.begin("a", "b", groups_per_step=2, lease_seconds=0.8)
     async with run.scoring(Slow, max_samples=4):
@@ -182,12 +182,12 @@ async def test_a_sample_that_cannot_be_scored_holds_up_no_other(
         await run.until(1)
         assert not task.done()
     assert list({name.split("/")[0] for name in await run.columns()}) == ["c"]
-    told = capsys.readouterr().out
-    assert "the scorer gave values of shape (5,); one is wanted, or one for each of 6" in told
-    assert "sample 'b/1/1#t2': the scorer gave values that are no number" in told
+    message = capsys.readouterr().out
+    assert "the scorer gave values of shape (5,); return one value, or one for each of 6" in message
+    assert "sample 'b/1/1#t2': the scorer gave values that are not finite" in message
 
 
-async def test_a_column_that_the_run_does_not_want_is_refused(run: Run) -> None:
+async def test_a_column_that_the_run_does_not_require_is_rejected(run: Run) -> None:
     """By the trajectory manager, with the columns that it knows."""
     await run.begin("a", columns=("other",))
     async with run.scoring() as task:

@@ -29,7 +29,7 @@ OVER = {"batch__timeout_seconds": 1e-9}
 
 
 class FakeSampleClient:
-    """Becomes ready group by group, each time somebody looks; a group has four rollouts."""
+    """Reports the next number of ready groups on each call; a group has four rollouts."""
 
     def __init__(self, *num_ready: int) -> None:
         self._num_ready = iter(num_ready)
@@ -142,7 +142,7 @@ async def test_nodes_are_given_back_and_asked_for_before_the_batch_is_full(tmp_p
     assert calls == ["release for 2: 28/32", "ask ahead", "acquire for 2"]
 
 
-async def test_nodes_that_came_too_early_are_given_back_once_more(
+async def test_nodes_that_returned_too_early_are_released_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch was about to be full, and then was not for longer than they need to come back."""
@@ -188,17 +188,17 @@ async def test_the_least_part_can_be_set(tmp_path: Path) -> None:
         await waited(tmp_path, [8], [8], 60.0, batch__min_groups=3)
 
 
-async def test_after_part_of_a_batch_the_next_one_is_told_as_a_whole(tmp_path: Path) -> None:
-    """What the gate of lending is told is of whole batches."""
+async def test_after_a_partial_batch_the_outlook_is_of_a_full_batch(tmp_path: Path) -> None:
+    """The reported outlook is of whole batches."""
     calls, _ = await waited(tmp_path, [3], [0, 8], 60.0, **OVER)
     assert calls == ["release for 2: 32/32", "acquire for 2"]
 
 
-async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
-    """Each release tells of the rollouts leased since the one before, whole batch or part.
+async def test_done_rollouts_are_reported_once(tmp_path: Path) -> None:
+    """Each release reports the rollouts leased since the last one, of full or partial batches.
 
     Trained groups that are replayed are no work of generation. The first release of a trainer's
-    life tells nothing: what the one before it leased since its last release is not known.
+    life reports 0: what an earlier trainer leased since its last release is not known.
     """
     config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **OVER)
     samples, nodes = FakeSampleClient(8, 0, 8, 9, 0, 3, 0, 8), FakeNodeClient(60.0)
@@ -212,7 +212,7 @@ async def test_what_was_done_is_told_once(tmp_path: Path) -> None:
 async def test_nodes_are_taken_for_a_part_only_while_others_generate(
     tmp_path: Path, shared: bool, begins: int
 ) -> None:
-    """Or nobody would bring the rest: then the batch stays whole."""
+    """Without them the rest would never come: the step waits for the full batch."""
     config = trainer_config(
         run_id="run", model=tmp_path, checkpoint__folder=tmp_path, batch__stream_groups=3
     )

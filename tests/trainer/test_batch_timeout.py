@@ -50,7 +50,7 @@ async def test_a_timeout_over_nothing_waits_for_the_first_group(training: Traini
 
 
 async def test_a_part_is_repeated_as_it_was_after_a_crash(training: Training) -> None:
-    """Leased, not committed: the next trainer, for whom batches are whole, gets the same part."""
+    """Leased, not committed: the next trainer, without a timeout, gets the same partial batch."""
     await training.begin("a", "b", "c")
     await training.play(4)
     crashed = training.samples()
@@ -63,7 +63,9 @@ async def test_a_part_is_repeated_as_it_was_after_a_crash(training: Training) ->
     assert first["num_groups"] == 2
 
 
-async def test_a_part_is_normalised_by_what_it_holds(training: Training, tmp_path: Path) -> None:
+async def test_a_partial_batch_is_normalised_by_its_size(
+    training: Training, tmp_path: Path
+) -> None:
     """Two groups of a batch of three give the weights that a whole batch of these two gives."""
     await training.begin("a", "b", "c")
     await training.play(5)
@@ -104,7 +106,7 @@ async def test_groups_that_may_not_go_yet_hold_no_nodes(training: Training) -> N
     assert await training.samples().progress(1, 0) == BatchProgress(0, 2)
 
 
-async def test_what_begins_while_it_waits_is_sampled_with_its_weights(training: Training) -> None:
+async def test_rollouts_admitted_during_a_wait_require_its_weights(training: Training) -> None:
     """While a step is trained one batch begins, for the next; then one more, with new weights."""
     await training.begin("a", "b", "c", groups_per_step=1, max_staleness=1)
     samples, client = training.samples(), training.client

@@ -1,4 +1,4 @@
-"""Mistakes are refused at the start, with their cure."""
+"""Wrong settings are rejected at startup, with the cure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config(model: Path, tmp_path: Path) -> TrainerConfig:
 
 
 async def refused(config: TrainerConfig, **changes: object) -> str:
-    """The message that a changed config is refused with."""
+    """The error message of a changed config."""
     with pytest.raises(ConfigError) as caught:
         async with build(changed(config, **changes)):
             pytest.fail("was built")
@@ -59,7 +59,7 @@ async def test_an_incomplete_model_folder_is_named_with_all_it_lacks(
     assert "no tokenizer" in message
 
 
-async def test_an_unknown_algorithm_is_refused_with_the_known_ones(config: TrainerConfig) -> None:
+async def test_an_unknown_algorithm_is_rejected_with_the_known_ones(config: TrainerConfig) -> None:
     """The message lists the built-ins and the form of a plug-in."""
     assert "did you mean grpo?" in await refused(config, algorithm__name="grppo")
 

@@ -39,7 +39,7 @@ async def nothing() -> None:
     """Nodes that are always ours."""
 
 
-async def test_an_older_epoch_is_refused_and_the_same_one_is_idempotent(
+async def test_an_older_epoch_is_rejected_and_the_same_one_is_idempotent(
     device: DeviceLease,
 ) -> None:
     """ABORTED / STALE_EPOCH; a repeated Suspend answers the same bytes and does nothing."""
@@ -74,7 +74,7 @@ async def test_suspend_waits_for_the_step_and_the_next_step_for_resume(device: D
         assert not device.suspended
 
 
-async def test_a_suspend_that_was_overtaken_is_refused(device: DeviceLease) -> None:
+async def test_a_suspend_that_was_overtaken_is_rejected(device: DeviceLease) -> None:
     """A newer Resume arrives while the older Suspend waits for the step: it has no effect."""
     async with device.use(nothing):
         older = asyncio.create_task(device.suspend(1))
@@ -88,7 +88,7 @@ async def test_a_suspend_that_was_overtaken_is_refused(device: DeviceLease) -> N
 
 
 async def test_a_gang_moves_once_all_its_nodes_have_given_their_devices() -> None:
-    """Each node is fenced by epochs of its own; one that is taken away takes all ranks along."""
+    """Each node is fenced by separate epochs; suspending one suspends all ranks."""
     device = DeviceLease(Gang(), num_nodes=2)
     await device.start_suspended()
     first = asyncio.create_task(device.resume(8, "a"))
@@ -167,7 +167,7 @@ async def test_a_restore_that_failed_is_undone_before_the_device_goes_to_others(
     assert commands == [Release, Restore, Release, Restore]
 
 
-async def test_a_node_that_its_gang_does_not_follow_may_ask_again(
+async def test_a_node_without_its_gang_may_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """UNAVAILABLE names who is there; nothing has moved, and a newer order of the node counts."""
@@ -195,7 +195,7 @@ async def test_a_node_outside_the_gang_takes_nothing_from_it(device: DeviceLease
     assert not device.is_suspended("a")
 
 
-async def test_a_suspend_moves_state_out_though_the_node_is_replaced_meanwhile(
+async def test_a_suspend_moves_state_out_even_if_the_node_is_replaced(
     device: DeviceLease,
 ) -> None:
     """Another node gives its device while the first one waits for the step: out, and in again."""

@@ -21,10 +21,10 @@ NEVER = BatchTimeout()
         ([(0, 0), (10, 2)], 3, None),  # too few groups for a rate
     ],
 )
-def test_the_rate_of_late_says_when_a_batch_is_full(
+def test_the_recent_rate_predicts_when_a_batch_is_full(
     seen: list[tuple[float, int]], needed: int, expected: float | None
 ) -> None:
-    """The rate of the last quarter of a batch goes on; too little to see gives no answer."""
+    """Extrapolates the rate of the last quarter of a batch; None if there is too little history."""
     assert predict_full(seen, needed) == expected
 
 

@@ -23,7 +23,7 @@ HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
 
 
 async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
-    """Alone, the node would leave its batch unfinished; beside a rollout node it comes early."""
+    """A lone node would leave its batch unfinished; with another rollout node it returns early."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "both", *BOTH)
@@ -56,8 +56,8 @@ async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
-async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
-    """They came too early for the batch. After the last step they are anybody's."""
+async def test_a_repeated_release_keeps_the_decision() -> None:
+    """They came too early for the batch. After the last step they are free."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
@@ -68,14 +68,14 @@ async def test_nodes_given_back_once_more_are_used_as_it_was_judged() -> None:
             await nodes.request_ahead(time.time())
             await nodes.release_again()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
-        again = "gang trainer: kept: judged for batch 2 already"
+        again = "gang trainer: kept: decided before for batch 2"
         assert (await _causes(stub))[1:] == [again, again]
         await nodes.acquire(2)
         await nodes.release()
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
 
 
-async def test_batches_that_were_full_at_once_are_told_apart() -> None:
+async def test_batches_that_are_full_immediately_are_distinguished() -> None:
     """The nodes are never given back: each acquire with another number is a batch, no other."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
@@ -96,7 +96,7 @@ async def test_batches_that_were_full_at_once_are_told_apart() -> None:
         assert await measured() == 1
 
 
-async def test_way_back_is_what_the_nodes_measured() -> None:
+async def test_return_seconds_are_measured_by_the_nodes() -> None:
     """The trainer knows how early to ask from its nodes' own switches."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
@@ -121,8 +121,8 @@ async def test_way_back_is_what_the_nodes_measured() -> None:
         assert nodes.return_seconds == 4.0
 
 
-async def test_release_tells_what_is_left_of_the_batch() -> None:
-    """The audit log says why the nodes are kept; a second release says nothing."""
+async def test_a_release_reports_the_rest_of_the_batch() -> None:
+    """The audit log has the cause of keeping the nodes; a repeated release logs nothing."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "other", "rollout")
@@ -131,7 +131,7 @@ async def test_release_tells_what_is_left_of_the_batch() -> None:
         for _ in range(2):
             await nodes.release(2, HALF)
         [cause] = await _causes(stub)
-        assert cause.startswith("gang trainer: kept: cycle 1 of 3 before it is judged; ")
+        assert cause.startswith("gang trainer: kept: cycle 1 of 3 before modes are compared; ")
 
 
 async def _placed(stub: SchedulerServiceStub) -> None:

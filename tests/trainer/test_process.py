@@ -48,7 +48,7 @@ async def neighbours(tmp_path: Path) -> AsyncIterator[Neighbours]:
 
 
 class Child:
-    """A trainer process and what it says."""
+    """A trainer process and its output."""
 
     def __init__(self, folder: Path, model: Path, neighbours: Neighbours) -> None:
         self.port_file = folder / "port.json"
@@ -204,11 +204,11 @@ async def test_an_old_trainer_ends_when_a_new_one_has_taken_over(
         with pytest.raises(StaleEpochError):
             await service.background[0]()
     assert neighbours.ledger.committed == 1
-    # The step was committed beside the next one.
+    # The step was committed during the next one.
     assert set(neighbours.ledger.leased) <= {1, 2}
 
 
-async def test_a_publish_that_must_wait_is_put_off_while_training_goes_on(
+async def test_a_publish_that_must_wait_is_postponed_while_training_continues(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:
     """The next step starts from the version that is out; the last one publishes in any case."""
@@ -221,10 +221,10 @@ async def test_a_publish_that_must_wait_is_put_off_while_training_goes_on(
     assert neighbours.ledger.asked == [1, 1, 1, 2]
 
 
-async def test_a_put_off_publish_is_due_at_the_next_step(
+async def test_a_postponed_publish_is_due_at_the_next_step(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:
-    """Also where that step would not publish by itself."""
+    """Even if that step would not publish otherwise."""
     neighbours.ledger.num_refused = 1
     config = in_process(tmp_path, model, neighbours, num_steps=4, publish__every=2)
     async with build(config) as service:

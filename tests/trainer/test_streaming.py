@@ -46,7 +46,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @asynccontextmanager
 async def going_on(training: Training, num_steps: int, **values: Any) -> AsyncIterator[list[Any]]:
-    """A trainer beside the block; its records, once the block is over."""
+    """Run a trainer concurrently with the block; its records, after the block."""
     records: list[Any] = []
     task = asyncio.create_task(training.train(num_steps, **values))
     try:
@@ -58,7 +58,7 @@ async def going_on(training: Training, num_steps: int, **values: Any) -> AsyncIt
 
 
 async def until(parts: list[int], number: int) -> None:
-    """Wait for so many parts."""
+    """Wait until this number of chunks is computed."""
     async with asyncio.timeout(60):
         while len(parts) < number:
             await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ async def test_a_streamed_step_is_the_step_of_its_batch(training: Training, tmp_
     assert max(differences) < ROUNDING
 
 
-async def test_a_step_that_a_crash_cut_goes_on_with_the_same_parts(
+async def test_a_step_interrupted_by_a_crash_has_the_same_chunks(
     training: Training, parts: list[int], tmp_path: Path
 ) -> None:
     """The next trainer gets what was leased, then what comes: the weights are equal bit for bit."""
@@ -153,7 +153,7 @@ async def test_a_timeout_closes_an_open_step(
 async def test_pages_cut_no_group(
     training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sample comes in a page of its own, and the wait is over from its beginning on."""
+    """Each sample is a separate page, and the timeout is over from the start."""
     monkeypatch.setattr(clients, "_PAGE_BYTES", 1)
     values = {"batch__timeout_seconds": 1e-9, "batch__min_groups": 3, **STREAMED}
     await training.begin("a", "b", "c", "d")
@@ -206,7 +206,7 @@ def test_parts_depend_on_the_order_of_groups_alone(seed: int) -> None:
         assert sum(tokens) >= 80 > sum(tokens[:-3]), "no longer than it must be"
 
 
-def test_what_compares_a_whole_step_cannot_be_streamed_to(tmp_path: Path) -> None:
+def test_an_algorithm_that_compares_a_whole_step_cannot_be_streamed(tmp_path: Path) -> None:
     """The message names the setting, the value and the cure."""
 
     def config(algorithm: str) -> TrainerConfig:

@@ -42,7 +42,7 @@ class Training:
         await self.client.submit(*task_ids)
 
     async def fill(self, num_steps: int, rollouts: int | None = None) -> Training:
-        """Create the run, and play all that so many steps need, or so many rollouts."""
+        """Create the run, and play the rollouts of `num_steps` steps, or `rollouts` of them."""
         await self.begin(
             *(f"t{number}" for number in range(3 * num_steps)), max_staleness=num_steps
         )
@@ -55,7 +55,7 @@ class Training:
             await self.client.play(value=float(number % 2))
 
     async def train(self, num_steps: int, **values: Any) -> list[dict[str, Any]]:
-        """Go on until `num_steps` are done; the record of each step."""
+        """Train until `num_steps` are done; the record of each step."""
         async with self.service(num_steps, **values) as trainer:
             await trainer.background[0]()
         return list(read_lines(self.metrics_file))

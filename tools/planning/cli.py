@@ -1,4 +1,4 @@
-"""`python -m tools.planning`: plans for people, from what a profiler measured."""
+"""`python -m tools.planning`: plans for operators, from measured costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _DESCRIPTION = """\
-Plan who does what on how many nodes.
+Plan the activities of nodes.
 
 --profile: split nodes between generation and training so that an iteration is shortest (StreamRL,
 Alg. 1). The file holds the seconds of one iteration's stage by the number of nodes that do it:
@@ -36,34 +36,34 @@ Alg. 1). The file holds the seconds of one iteration's stage by the number of no
   8 = 190.0
   64 = 31.0
 
-Counts in between are interpolated in 1 / nodes; fewer than measured cannot do a stage, more bring
-nothing, so measure up to what you have. Nodes of one datacentre are given with --nodes; where one
-generates and another one trains, with --generation-nodes and --training-nodes.
+Counts in between are interpolated in 1 / nodes. Fewer nodes than measured cannot do a stage, and
+more are not faster, so measure up to the number you have. Give nodes of one datacentre with
+--nodes; for separate datacentres, give --generation-nodes and --training-nodes.
 
 --roles: find which tags each node should carry (ReaL, RLHFuse). The file has a table for each tag:
 
   [rollout]
   seconds = { 4 = 620.0, 64 = 52.0 }
-  elastic = true                  # goes on while others of its nodes do something else
-  switch_seconds = 6.0            # from something else to this
-  active_bytes = 60_000_000_000   # device memory of a node while it does this
-  parked_bytes = 0                # and while it does something else
+  elastic = true                  # continues while some of its nodes do another role
+  switch_seconds = 6.0            # from another role to this one
+  active_bytes = 60_000_000_000   # device memory of a node while it does this role
+  parked_bytes = 0                # device memory while it does another role
 
   [reward]
   seconds = { 1 = 80.0, 8 = 10.0 }
-  streams_from = ["rollout"]      # takes its samples as they come
-  shares_nodes = false            # wants nodes of its own
+  streams_from = ["rollout"]      # processes samples as they arrive
+  shares_nodes = false            # needs dedicated nodes
 
   [train]
   seconds = { 8 = 190.0, 64 = 31.0 }
-  after = ["reward"]              # begins when it has ended; left out: may be an iteration behind
+  after = ["reward"]              # starts when it has ended; omitted: may be an iteration behind
 
 --tail: find the R_t at which the tail of a batch should move to m of --nodes instances, so that the
 others can score (RLHFuse). --lengths holds tokens of a batch's samples, a number on each line; the
 file:
 
   cache_bytes = 40_000_000_000    # of one instance for keys and values
-  sequence_bytes = 1_000_000_000  # of a sample of the greatest length
+  sequence_bytes = 1_000_000_000  # of a sample of maximum length
   prompt_tokens = 512             # prefilled again when a sample moves
   prefill_seconds = 0.00005       # of one token
   switch_seconds = 2.0            # from generation to scoring
@@ -73,8 +73,8 @@ file:
   8 = 0.0085
   64 = 0.012
 
-A trainer does it with what it is told for --group-size: gang_nodes that leave m nodes to rollout,
-and stream_groups, at which it takes its nodes. Turns on them go on elsewhere from their tokens.
+To apply the plan, set the trainer's gang_nodes so that m nodes are left to rollout, and its
+stream_groups to the value shown with --group-size. Turns on its nodes migrate with their tokens.
 """
 
 
@@ -84,7 +84,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the plan; a mistake ends with its exit code and a line that names the cure."""
+    """Print the plan; exit with an error code and a message for wrong arguments or files."""
     parser = _parser()
     try:
         given = parser.parse_args(argv)
@@ -172,7 +172,7 @@ def _placed(given: argparse.Namespace) -> list[Table]:
 
 
 def _one_datacentre(generation: StageProfile, training: StageProfile, nodes: int) -> Table:
-    """The best split, between those that give generation one to seven eighths."""
+    """The best split, and the splits that give generation one to seven eighths."""
     best = split_nodes(generation.seconds, training.seconds, nodes)
     shares = {nodes * eighths // 8 for eighths in range(1, 8)} - {0}
     even = _at(generation, training, nodes // 2, nodes - nodes // 2)

@@ -1,4 +1,4 @@
-"""The roles of an iteration, what each costs, and which waits for which."""
+"""The roles of an iteration, their costs and their dependencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.model.stage_profile import StageProfile
 __all__ = ["Dataflow", "Kind", "Role"]
 
 Kind = tuple[int, ...]
-"""What a node carries: ascending indices into `Dataflow.roles`; empty: nothing."""
+"""The roles of a node: ascending indices into `Dataflow.roles`; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +28,21 @@ class Role:
     profile: StageProfile
     """Seconds of its part by number of nodes."""
     active_bytes: int = 0
-    """Device memory of a node while it does this."""
+    """Device memory of a node while it does this role."""
     parked_bytes: int = 0
-    """Device memory of a node that carries the tag and does something else."""
+    """Device memory of a node that carries the tag while it does another role."""
     switch_seconds: float = 0.0
-    """Seconds in which a node that did something else comes to do this."""
+    """Seconds of a node's switch from another role to this one."""
     shares_nodes: bool = True
     """Whether its nodes may carry other tags too, and do them at other times."""
     elastic: bool = False
-    """Whether it goes on with fewer nodes while others of its nodes do something else, as rollout
-    can; otherwise all of its nodes work together from its beginning to its end, as a gang does."""
+    """Whether it continues with fewer nodes while some of its nodes do another role, as rollout
+    can; otherwise all of its nodes work together from start to end, as a gang does."""
     after: tuple[str, ...] = ()
-    """Roles that end before it begins. One that may be an iteration behind is left out: then the
-    makespan is the period of a pipeline, with the staleness that this costs."""
+    """Roles that end before it starts. Omit a role that may be an iteration behind: then the
+    makespan is the period of a pipeline, at the cost of staleness."""
     streams_from: tuple[str, ...] = ()
-    """Roles whose output it takes as it comes: it begins no earlier and ends no earlier."""
+    """Roles whose output it processes as it arrives: it starts no earlier and ends no earlier."""
 
     def __post_init__(self) -> None:
         if not self.tag:
@@ -56,16 +56,16 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataflow:
-    """Roles and their order.
+    """Roles and their dependencies.
 
     Raises:
-        ValueError: no role, a tag twice, an unknown tag, or roles that wait for each other.
+        ValueError: no role, a duplicate tag, an unknown tag, or a cycle.
     """
 
     roles: tuple[Role, ...]
     """Each tag once."""
     order: tuple[int, ...] = field(init=False)
-    """Indices of the roles, each behind those it waits for."""
+    """Indices of the roles in topological order."""
     after: tuple[Kind, ...] = field(init=False)
     """`Role.after` of each role, as indices."""
     streams_from: tuple[Kind, ...] = field(init=False)
@@ -83,7 +83,7 @@ class Dataflow:
         object.__setattr__(self, "streams_from", self._closed())
 
     def critical_path(self, seconds: Sequence[float]) -> float:
-        """The least seconds of an iteration whose roles take `seconds`, if no two share a node."""
+        """Seconds of an iteration whose roles take `seconds` and share no nodes."""
         begins = [0.0] * len(self.roles)
         ends = [0.0] * len(self.roles)
         for role in self.order:
@@ -95,7 +95,7 @@ class Dataflow:
         return max(ends)
 
     def levels(self) -> list[Kind]:
-        """Roles that may go on at the same time, from the first to the last to begin."""
+        """Roles that may run concurrently, in order of their start."""
         depths = [0] * len(self.roles)
         for role in self.order:
             ended = [depths[other] + 1 for other in self.after[role]]
@@ -107,7 +107,7 @@ class Dataflow:
         ]
 
     def tails(self, seconds: Sequence[float]) -> list[float]:
-        """Of each role: seconds from its beginning to the end of the longest chain behind it."""
+        """Of each role: seconds from its start to the end of the longest chain after it."""
         behind = [0.0] * len(self.roles)
         tails = list(seconds)
         for role in reversed(self.order):
@@ -117,7 +117,7 @@ class Dataflow:
         return tails
 
     def kinds(self, device_bytes: int) -> Iterator[Kind]:
-        """All that a node of `device_bytes` may carry, the empty kind first."""
+        """All kinds that a node of `device_bytes` may have, the empty kind first."""
         found: list[Kind] = [()]
         for kind in found:
             yield kind
@@ -141,7 +141,7 @@ class Dataflow:
             return tuple(TopologicalSorter(waits).static_order())
         except CycleError as error:
             cycle = " -> ".join(self.roles[role].tag for role in error.args[1])
-            raise ValueError(f"roles wait for each other: {cycle}; leave one wait out") from None
+            raise ValueError(f"roles wait for each other: {cycle}; remove a dependency") from None
 
     def _closed(self) -> tuple[Kind, ...]:
         sources = [set(direct) for direct in self.streams_from]

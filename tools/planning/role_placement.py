@@ -1,10 +1,10 @@
-"""Which roles each node carries, found by search: colocated, disaggregated and multiplexed are what
-comes out, not modes (SeamlessFlow, arXiv 2508.11553; the search is ReaL's and RLHFuse's, whose plan
-generator also enumerates with pruning where it can).
+"""Role placement: a search for the roles of each node. Colocated, disaggregated and multiplexed are
+results, not modes (SeamlessFlow, arXiv 2508.11553; the search follows ReaL and RLHFuse, whose plan
+generator also enumerates with pruning where possible).
 
-Nodes are alike, so a placement is how many nodes there are of each kind. Where those are few enough
-all are tried, less what a bound rules out; otherwise a steepest descent starts from the placements
-that a person would begin with. Both are deterministic.
+Nodes are equal, so a placement is the number of nodes of each kind. If there are few placements,
+all are tried, except those that a bound rules out; otherwise a steepest descent starts from common
+placements. Both are deterministic.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tools.planning.timeline import Timeline
 __all__ = ["MAX_ENUMERATED", "Placement", "place"]
 
 MAX_ENUMERATED = 20_000
-"""Placements up to which all are tried."""
+"""Largest number of placements that are all tried."""
 
 _Groups = tuple[tuple[Kind, int], ...]
-"""Kinds of node that carry something, ascending, and how many nodes there are of each."""
+"""Kinds of node with roles, ascending, and the number of nodes of each."""
 _Cost = tuple[float, int, int, int]
 """Seconds, nodes that roles lack, tags on all nodes, nodes used; compared in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which tags each node carries, and what an iteration is estimated to take."""
+    """The tags of each node, and the estimated makespan of an iteration."""
 
     tags: tuple[tuple[str, ...], ...]
     """Of each node; gangs' nodes first, so pair them with nodes by falling `train_priority`."""

@@ -20,7 +20,7 @@ BEST = "best"
 
 
 def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str]) -> Table:
-    """A row for each split, with the share of its node-seconds in which a node waits.
+    """A row for each split, with the share of its node-seconds in which nodes are idle.
 
     The seconds of an iteration are those of the slower stage.
     """
@@ -35,9 +35,9 @@ def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str])
 def migration_table(
     batch: int, tried: Mapping[int, Migration], group_size: int | None = None
 ) -> Table:
-    """A row for each R_t that was tried; where m is all instances, nothing moves.
+    """A row for each tried R_t; if m is all instances, nothing migrates.
 
-    With the size of a group also the complete groups at which R_t samples remain at most.
+    With the size of a group, also the complete groups at which at most R_t samples remain.
     """
     best = min(tried, key=lambda remaining: tried[remaining].seconds)
     columns = ("R_t", "of the batch", "m", "all scored s")
@@ -53,7 +53,7 @@ def migration_table(
 
 
 def placement_table(placement: Placement) -> Table:
-    """How many nodes carry what."""
+    """The number of nodes by tags."""
     table = _table(f"{placement.seconds:.1f} s an iteration", "tags", ("nodes",))
     for tags, count in Counter(placement.tags).items():
         table.add_row(", ".join(tags) or "(free)", str(count))
@@ -61,7 +61,7 @@ def placement_table(placement: Placement) -> Table:
 
 
 def span_table(placement: Placement) -> Table:
-    """When each role works."""
+    """Start and end of each role."""
     table = _table("one iteration", "role", ("begin s", "end s"))
     for tag, begin, end in placement.spans:
         table.add_row(tag, f"{begin:.1f}", f"{end:.1f}")

@@ -1,9 +1,9 @@
-"""When the tail of a batch moves to few instances, so that the others can score or train (RLHFuse,
-arXiv 2409.13221, inter-stage fusion).
+"""Tail migration: move the last samples of a batch to few instances, so that the others can score
+or train (RLHFuse, arXiv 2409.13221, inter-stage fusion).
 
-Generation ends with a few long answers on every instance: small batches, most of the machine idle.
-Once R_t samples remain they go together on m instances and the rest are free. R_t is chosen by
-simulating it on sampled lengths.
+Generation ends with a few long samples on every instance: small batches that leave the devices
+mostly idle. Once R_t samples remain they migrate to m instances, which frees the others. R_t is
+chosen by simulation on sampled lengths.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = [
 ]
 
 _SHARES = tuple(range(5, 100, 5))
-"""Percents of the batch that R_t is tried at."""
+"""Tried values of R_t, in percent of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """The instances that generate, and what they cost.
+    """The instances that generate, and their costs.
 
     Raises:
         ValueError: a field out of range.
     """
 
     num_instances: int
-    """n, all alike."""
+    """n, all equal."""
     latency: DecodeLatency
     """Seconds of a decode step by batch size."""
     flat_factor: float = 1.2
-    """A batch is free as long as its step takes at most this many times the fastest: BS_max."""
+    """BS_max is the largest batch whose step takes at most this factor of the fastest step."""
     cache_bytes: int
     """C: bytes of one instance for KV cache."""
     sequence_bytes: int
-    """M: bytes of KV cache of a sample of the greatest length."""
+    """M: bytes of KV cache of a sample of maximum length."""
     prompt_tokens: int = 0
-    """Tokens of a prompt, prefilled again when its sample moves."""
+    """Tokens of a prompt, prefilled again when its sample migrates."""
     prefill_seconds: float
     """Seconds of prefilling one token."""
     switch_seconds: float = 0.0
@@ -73,7 +73,7 @@ class Engines:
 
     @property
     def slots(self) -> int:
-        """Samples that an instance runs at once."""
+        """Samples that an instance runs concurrently."""
         return self.cache_bytes // self.sequence_bytes
 
     @property
@@ -84,12 +84,12 @@ class Engines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """A threshold, and what it is predicted to do."""
+    """A threshold and its predicted effect."""
 
     remaining: int
-    """R_t: the tail moves as soon as at most this many samples remain; 0: it never does."""
+    """R_t: the tail migrates as soon as at most this many samples remain; 0: never."""
     num_kept: int
-    """m: instances that go on generating then; all of them when nothing moves."""
+    """m: instances that continue generating; all of them if nothing migrates."""
     seconds: float
     """Predicted seconds until the last sample is generated and scored."""
 
@@ -129,19 +129,19 @@ def best_migration(lengths: Sequence[int], engines: Engines) -> Migration:
 
 
 def thresholds(batch: int) -> list[int]:
-    """The R_t that are tried for a batch of so many samples, ascending; 0: nothing moves."""
+    """The R_t tried for a batch of this size, ascending; 0: nothing migrates."""
     return sorted({0} | {batch * share // 100 for share in _SHARES})
 
 
 def simulated(lengths: Sequence[int], engines: Engines, remaining: int) -> Migration:
-    """What happens when the tail moves at R_t = `remaining`; exact under these rules.
+    """Simulate a batch whose tail migrates at R_t = `remaining`; exact under these rules.
 
     Sample i starts on instance i mod n, and an instance admits its own samples in order as slots
-    become free. The tail moves at the moment at which at most R_t samples remain: all instances
-    stop, a decode step under way is lost, the m with most samples left stay, each sample of the
-    others goes to the one with fewest and is prefilled again there before decoding goes on. From
-    then on the freed instances score whatever is generated, in that order; those that stay join
-    when they are done. Without a move scoring begins when all is generated.
+    become free. The tail migrates when at most R_t samples remain: all instances stop, the decode
+    step in flight is lost, the m with most samples left stay, each sample of the others goes to the
+    one with fewest and is prefilled again there before decoding continues. From then on the freed
+    instances score generated samples, in order; the others join when they are done. Without a
+    migration, scoring starts when all samples are generated.
 
     Raises:
         ValueError: no lengths, one below 1, or `remaining` not within the batch.
@@ -175,7 +175,7 @@ def _started(lengths: Sequence[int], engines: Engines) -> list[Instance]:
 def _gathered(
     instances: Sequence[Instance], kept: int, moment: float, engines: Engines
 ) -> list[Instance]:
-    """The instances that stay, with the samples of the others, ready to go on."""
+    """The instances that stay, with the samples of the others, ready to continue."""
     order = sorted(range(len(instances)), key=lambda index: -instances[index].num_samples)
     stay = [instances[index] for index in order[:kept]]
     for instance in stay:

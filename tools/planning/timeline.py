@@ -74,8 +74,8 @@ class Timeline:
         elastic = [role for role in self._urgent if self._elastic(role) and self._open(role)]
         for group, (kind, _) in enumerate(self._groups):
             if not self._held(group):
-                wanted = (role for role in elastic if role in kind and self._done[role] < 1)
-                self._turn(group, next(wanted, None))
+                unfinished = (role for role in elastic if role in kind and self._done[role] < 1)
+                self._turn(group, next(unfinished, None))
         return self.begins.count(None) < waiting
 
     def _turn(self, group: int, role: int | None) -> None:
@@ -103,7 +103,7 @@ class Timeline:
         return 1.0 / self._seconds(role, nodes)
 
     def _advance(self, rates: Sequence[float]) -> bool:
-        """Go on to the next moment at which nodes are ready or work is done, if there is one."""
+        """Advance to the next time at which nodes are ready or work is done, if there is one."""
         left = [
             (1.0 - done) / rate if rate else math.inf
             for done, rate in zip(self._done, rates, strict=True)

@@ -95,7 +95,9 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
     )
     if config.algorithm.overlong_tokens:
         rewards_R += overlong_penalty(
-            num_tokens_R, config.algorithm.overlong_tokens, config.algorithm.overlong_buffer_tokens
+            num_tokens_R,
+            config.algorithm.overlong_tokens,
+            config.algorithm.overlong_buffer_tokens,
         )
     if config.kl.reward:
         rewards_R -= config.kl.reward * _divergences(sequences, members, config.kl.reward_estimator)

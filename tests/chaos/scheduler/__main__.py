@@ -9,20 +9,14 @@ and the workers' gRPC are real processes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
-from bench.harness import processes
-from bench.report import RESULTS, Report
+from bench.report import Report
 from tests.chaos.scheduler import faults
 from tests.chaos.scheduler.checker import Verdict
 from tests.chaos.scheduler.controls.controls import Control, controls
@@ -31,11 +25,11 @@ from tests.chaos.scheduler.mixes import play
 from tests.chaos.scheduler.outcome import Outcome
 from tests.chaos.scheduler.plot import draw_timelines
 from tests.chaos.store.rig import Setting
+from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
 __all__ = ["main"]
 
 BENCH = "chaos_scheduler"
-_QUICK = 10
 _MOST_SECONDS = {"reassigned_max_s": 10.0}
 _NONE = ("double_owners", "partial_gangs", "deadlocks", "work_interrupted")
 _MOST_TRIES = 3
@@ -115,36 +109,17 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def broken(figures: Mapping[str, float]) -> list[str]:
-    """The promises that the figures break, by the name of the figure."""
-    failed = [name for name, most in _MOST_SECONDS.items() if figures.get(name, 0.0) > most]
-    failed += [name for name in _NONE if figures.get(name, 0.0) > 0]
-    if figures.get("negative_controls") != figures.get("negative_controls_failed"):
-        failed.append("negative_controls_failed")
-    return failed
+    """The limits that the figures break, by name."""
+    return broken_limits(figures, _MOST_SECONDS, _NONE)
 
 
 def main() -> None:
-    """Run the scenarios, print and write the figures; exit 1 if a promise is broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a tenth of every count")
-    parser.add_argument("--only", nargs="+", choices=list(scenarios(1)), metavar="SCENARIO")
-    parser.add_argument("--keep", type=Path, help="new folder for logs and data, kept afterwards")
-    given = parser.parse_args()
-    chosen = scenarios(_QUICK if given.quick else 1)
-    names = given.only or list(chosen)
-    console = Console(stderr=True)
-    console.print(f"seed {given.seed}: {', '.join(names)}")
-    with processes.scratch() as scratch, Progress(console=console) as progress:
-        folder = given.keep or Path(scratch)
-        setting = Setting(folder=folder, seed=given.seed, progress=progress)
-        outcome = asyncio.run(run(names, chosen, setting))
-        progress.stop()
-        # Only the whole is worth keeping.
-        whole = names == list(chosen) and not given.quick
-        figures = publish(outcome, given.seed, RESULTS if whole else folder)
-    if failed := broken(figures):
-        sys.exit(f"broken: {', '.join(failed)}")
+    """Run the scenarios, print and write the figures; exit 1 if a limit is broken."""
+    suite = Suite[Scenario].from_arguments(__doc__, scenarios)
+    with suite.setting() as setting:
+        outcome = asyncio.run(run(suite.names, suite.chosen, setting))
+        figures = publish(outcome, suite.seed, suite.report_folder(setting))
+    exit_if_broken(broken(figures))
 
 
 def publish(outcome: Outcome, seed: int, folder: Path) -> dict[str, float]:

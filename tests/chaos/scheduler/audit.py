@@ -31,7 +31,7 @@ class Entry:
     epoch: int
     """Its assignment."""
     tag: str = ""
-    """What it shall do."""
+    """Its activity tag."""
     gang: str = ""
     """For whom; empty outside a gang."""
     cause: str = ""
@@ -39,7 +39,7 @@ class Entry:
 
 
 def entries(events: Iterable[pb.AllocationEvent]) -> list[Entry]:
-    """What the events say."""
+    """The assignments in the events."""
     return [
         Entry(
             sequence=event.sequence,
@@ -61,9 +61,9 @@ async def read_audit(scheduler: SchedulerServiceAsyncStub) -> list[Entry]:
     with suppress(TimeoutError):
         while True:
             async with asyncio.timeout(_QUIET_SECONDS):
-                told = await stream.read()
-            assert isinstance(told, pb.WatchAllocationsResponse), "the scheduler ended"
-            found += told.events
+                message = await stream.read()
+            assert isinstance(message, pb.WatchAllocationsResponse), "the scheduler ended"
+            found += message.events
     stream.cancel()
     # A scheduler may begin its account anew; what differs under one number stays.
     return list(dict.fromkeys(entries(found)))

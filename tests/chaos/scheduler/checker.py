@@ -138,7 +138,7 @@ def holds(events: Sequence[Event]) -> list[Hold]:
 
 
 def interrupted(events: Sequence[Event], audit: Sequence[Entry]) -> int:
-    """Activities that nobody but the scheduler's restart can have touched.
+    """Activities that only the scheduler's restart can have interrupted.
 
     Nodes that nothing else happened to are never lost, never register again, and take the device
     once for each assignment; where the worker's contract carries no epoch, once for each that names
@@ -146,10 +146,10 @@ def interrupted(events: Sequence[Event], audit: Sequence[Entry]) -> int:
     """
     born = Counter(entry.node for entry in audit if entry.kind == "registered")
     lost = sum(entry.kind == "lost" for entry in audit)
-    told = Counter((e.node, e.tag) for e in audit if e.kind == "assigned")
+    message = Counter((e.node, e.tag) for e in audit if e.kind == "assigned")
     held = Counter((hold.node, hold.tag, hold.epoch) for hold in holds(events))
     again = sum(
-        max(0, count - (told[node, tag] if epoch is None else 1))
+        max(0, count - (message[node, tag] if epoch is None else 1))
         for (node, tag, epoch), count in held.items()
     )
     return lost + (born.total() - len(born)) + again

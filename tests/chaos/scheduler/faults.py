@@ -86,7 +86,7 @@ async def kill_scheduler(
 async def freeze_agents(
     setting: Setting, freezes: int = 100, variant: Variant | None = None
 ) -> Outcome:
-    """SIGSTOP node agents past their lease, with their workers going on; then wake them."""
+    """SIGSTOP node agents past their lease while their workers continue; then wake them."""
     async with pool(setting, lease=QUICK, paces=_CALM, variant=variant) as rig:
         for count in _rounds(setting, freezes, _AT_ONCE, "SIGSTOP of node agents past a lease"):
             frozen = await rig.in_gangs(count)
@@ -103,7 +103,7 @@ async def freeze_agents(
 async def cut_nodes(
     setting: Setting, partitions: int = 40, variant: Variant | None = None
 ) -> Outcome:
-    """Cut node agents off from the scheduler past their lease, while they go on."""
+    """Cut node agents off from the scheduler past their lease, while they continue."""
     async with pool(setting, lease=QUICK, paces=_CALM, variant=variant) as rig:
         for count in _rounds(setting, partitions, _AT_ONCE, "partitions of nodes"):
             cut = await rig.in_gangs(count)
@@ -135,7 +135,7 @@ async def cut_store(setting: Setting, cuts: int = 8) -> Outcome:
 
 
 async def kill_nodes(setting: Setting, deaths: int = 20) -> Outcome:
-    """SIGKILL nodes, agent and workers together; their work must go on elsewhere."""
+    """SIGKILL nodes, agent and workers together; their work must continue elsewhere."""
     async with pool(setting, lease=QUICK, paces=[_LONG, _LONG]) as rig:
         for count in _rounds(setting, deaths, _DEATHS_AT_ONCE, "deaths of nodes"):
             dead = await rig.in_gangs(count)
@@ -166,7 +166,7 @@ async def kill_nodes(setting: Setting, deaths: int = 20) -> Outcome:
 async def replace_agents(
     setting: Setting, replacements: int = 6, variant: Variant | None = None
 ) -> Outcome:
-    """Start a second agent beside a frozen one, which wakes, cut off, and must change nothing."""
+    """Start a second agent while the first is frozen; it wakes, cut off, and changes nothing."""
     async with pool(setting, lease=QUICK, paces=_CALM, variant=variant) as rig:
         for _ in _rounds(setting, replacements, 1, "agents that were replaced"):
             (node,) = await rig.in_gangs(1)
@@ -180,7 +180,7 @@ async def replace_agents(
 async def replace_scheduler(
     setting: Setting, replacements: int = 4, variant: Variant | None = None
 ) -> Outcome:
-    """Start a second scheduler beside one that is frozen, or that is cut off from the store."""
+    """Start a second scheduler while the first is frozen or cut off from the store."""
     async with pool(setting, lease=QUICK, paces=_CALM, variant=variant) as rig:
         rounds = _rounds(setting, replacements, 1, "schedulers that were replaced")
         for number, _ in enumerate(rounds):
@@ -242,7 +242,7 @@ async def _take_over(rig: Rig, *, split: bool) -> None:
 
 
 async def _start_another(rig: Rig) -> None:
-    """A scheduler with a way of its own to the same Redis; the gangs ask it from now on."""
+    """A scheduler with a separate connection to the same Redis; gangs call it from now on."""
     rig.store_gate = await rig.add_gate(rig.redis_port)
     rig.scheduler = rig.add(
         scheduler_server(rig.setting.folder, rig.store_gate.port, rig.lease, rig.variant)
@@ -253,7 +253,7 @@ async def _start_another(rig: Rig) -> None:
 
 
 async def _ended(rig: Rig, old: Server) -> None:
-    """Return when the old scheduler has ended by itself; the control's has to be killed."""
+    """Return when the old scheduler has exited; that of the control has to be killed."""
 
     async def is_gone() -> bool:
         return not old.running

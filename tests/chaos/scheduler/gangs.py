@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from tests.chaos.calls import patiently_async
+from tests.chaos.calls import call_retrying_async
 from tests.chaos.scheduler.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class Driver:
         await self._work(request, self._random.uniform(*self._pace.work_seconds))
         self._ledger.end(gang)
         release = pb.ReleaseNodesRequest(run_id=RUN, gang_id=gang)
-        await patiently_async(self._scheduler.ReleaseNodes, release)
+        await call_retrying_async(self._scheduler.ReleaseNodes, release)
 
     async def _work(self, request: pb.RequestNodesRequest, seconds: float) -> None:
         """Keep the nodes for `seconds` from the first grant on, and longer while one is missing."""
         members: dict[str, int] = {}
         until = 0.0
         while not members or (time.monotonic() < until and not self._ending):
-            answer, _ = await patiently_async(self._scheduler.RequestNodes, request)
+            answer, _ = await call_retrying_async(self._scheduler.RequestNodes, request)
             if not answer.granted:
                 # Until somebody else has taken over, those that were granted before go on.
                 until = max(until, time.monotonic() + _LOOK_SECONDS) if members else 0.0

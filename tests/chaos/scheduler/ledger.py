@@ -59,7 +59,7 @@ class Ledger:
 
     Args:
         folder: shared by all processes of a scenario.
-        fenced: False lets anybody's effects in: the negative control.
+        fenced: False accepts effects of any epoch: the negative control.
     """
 
     def __init__(self, folder: Path, *, fenced: bool = True) -> None:

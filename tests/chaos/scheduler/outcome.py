@@ -18,7 +18,7 @@ class Outcome:
     verdict: Verdict = field(default_factory=Verdict)
     """Violations."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Figures of its own, by name."""
+    """Additional figures by name."""
     raw: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Samples behind them."""
     events: Sequence[Event] = ()

@@ -23,7 +23,7 @@ class Gate:
         self._connections: set[asyncio.Task[None]] = set()
 
     def cut(self) -> None:
-        """Let nothing through, and tell nobody."""
+        """Drop all traffic silently."""
         self._open.clear()
 
     def heal(self) -> None:

@@ -1,4 +1,4 @@
-"""A picture of the scenarios: which node worked for whom when, and what was done to it."""
+"""A timeline of the scenarios: assignments and faults of each node."""
 
 from __future__ import annotations
 

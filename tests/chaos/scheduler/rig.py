@@ -24,7 +24,7 @@ from seamflow.stubs import async_stub
 from bench.harness import processes
 from bench.harness.processes import Server
 from bench.harness.redis_process import free_port
-from tests.chaos.calls import patiently_async
+from tests.chaos.calls import call_retrying_async
 from tests.chaos.scheduler.audit import Entry, read_audit
 from tests.chaos.scheduler.gangs import RUN, Driver, Pace, num_partial
 from tests.chaos.scheduler.ledger import Event, Ledger, read_events
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _LOOK_SECONDS = 0.05
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.05
 
 
@@ -58,7 +58,7 @@ class Lease:
     """How long a node may be silent."""
 
     seconds: float
-    """What node agents are told."""
+    """The lease of node agents."""
     margin: float
     """What the scheduler waits on top."""
 
@@ -151,13 +151,13 @@ class Rig:
 
     async def list_nodes(self) -> Sequence[pb.Node]:
         """All nodes."""
-        answer, _ = await patiently_async(self.stub.ListNodes, pb.ListNodesRequest())
+        answer, _ = await call_retrying_async(self.stub.ListNodes, pb.ListNodesRequest())
         nodes: Sequence[pb.Node] = answer.nodes
         return nodes
 
     async def settled(self) -> None:
-        """Return when every node does what it shall do."""
-        await until(self._all_taken_up, "all nodes do what they shall do")
+        """Return when every node has taken up its assignment."""
+        await until(self._all_taken_up, "all nodes have taken up their assignments")
 
     async def in_gangs(self, count: int) -> list[ChaosNode]:
         """`count` nodes at random, those that work for a gang first; waits until somebody does."""
@@ -176,7 +176,7 @@ class Rig:
         """Let the gangs end, and read everything."""
         for driver in self.gangs:
             driver.end()
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             await asyncio.gather(*self.gangs.values())
         audit = await read_audit(self.stub)
         lines = (json.dumps(asdict(entry)) + "\n" for entry in audit)
@@ -202,7 +202,7 @@ class Rig:
         self.mark("freeze", node.name)
 
     def wake(self, node: ChaosNode) -> None:
-        """Let its agent go on."""
+        """Resume its agent."""
         self.mark("wake", node.name)
         node.agent.send(signal.SIGCONT)
 
@@ -296,11 +296,11 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
         RuntimeError: it does not within two minutes.
     """
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while not await condition():
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
-        raise RuntimeError(f"not within {_PATIENCE_SECONDS:g} s: {what}") from None
+        raise RuntimeError(f"not within {_TIMEOUT_SECONDS:g} s: {what}") from None
 
 
 async def listening(server: Server) -> None:

@@ -53,7 +53,7 @@ class Activity:
         """Whether it holds the device."""
 
     def hold(self, epoch: int | None = None) -> None:
-        """Take the device, or go on with it under `epoch`."""
+        """Take the device, or keep it under `epoch`."""
         if not self.holds or self._is_news(epoch):
             self._advance(epoch)
             self.holds = True
@@ -123,7 +123,7 @@ class RolloutServer(rollout_grpc.RolloutServerServiceServicer):
     async def GenerateTokens(
         self, request: Any, context: Any
     ) -> AsyncIterator[rollout_pb.GenerateTokensResponse]:
-        """Nobody asks."""
+        """Not used."""
         return
         yield
 

@@ -5,28 +5,21 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
-from bench.harness import processes
-from bench.report import RESULTS, Report
+from bench.report import Report
 from tests.chaos.store import clock_skew, failover, freezes, kills
 from tests.chaos.store.checker import Verdict
 from tests.chaos.store.controls import controls
 from tests.chaos.store.rig import Outcome, Setting
+from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
 __all__ = ["main"]
 
 BENCH = "chaos_store"
-_QUICK = 10
 _MOST_SECONDS = {
     "recovery_manager_p95_s": 3.0,
     "recovery_redis_p95_s": 5.0,
@@ -75,7 +68,7 @@ def run_controls(setting: Setting) -> Outcome:
     return Outcome(figures={name: float(count) for name, count in figures.items()})
 
 
-def run(names: list[str], chosen: dict[str, Scenario], setting: Setting) -> Outcome:
+def run(names: Sequence[str], chosen: Mapping[str, Scenario], setting: Setting) -> Outcome:
     """One scenario after the other; what they found together."""
     total = Outcome()
     for name in names:
@@ -88,37 +81,19 @@ def run(names: list[str], chosen: dict[str, Scenario], setting: Setting) -> Outc
 
 
 def broken(figures: Mapping[str, float]) -> list[str]:
-    """The promises that the figures break, by the name of the figure."""
-    failed = [name for name, most in _MOST_SECONDS.items() if figures.get(name, 0.0) > most]
-    failed += [name for name in _NONE if figures.get(name, 0.0) > 0]
-    if figures.get("negative_controls") != figures.get("negative_controls_failed"):
-        failed.append("negative_controls_failed")
-    return failed
+    """The limits that the figures break, by name."""
+    return broken_limits(figures, _MOST_SECONDS, _NONE)
 
 
 def main() -> None:
-    """Run the scenarios, print and write the figures; exit 1 if a promise is broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a tenth of every count")
-    parser.add_argument("--only", nargs="+", choices=list(scenarios(1)), metavar="SCENARIO")
-    parser.add_argument("--keep", type=Path, help="new folder for logs and data, kept afterwards")
-    given = parser.parse_args()
-    chosen = scenarios(_QUICK if given.quick else 1)
-    names = given.only or list(chosen)
-    console = Console(stderr=True)
-    console.print(f"seed {given.seed}: {', '.join(names)}")
-    with processes.scratch() as scratch, Progress(console=console) as progress:
-        folder = given.keep or Path(scratch)
-        outcome = run(names, chosen, Setting(folder=folder, seed=given.seed, progress=progress))
-        progress.stop()
+    """Run the scenarios, print and write the figures; exit 1 if a limit is broken."""
+    suite = Suite[Scenario].from_arguments(__doc__, scenarios)
+    with suite.setting() as setting:
+        outcome = run(suite.names, suite.chosen, setting)
+        folder = suite.report_folder(setting)
         figures = {**asdict(outcome.verdict), **outcome.figures}
-        report = Report(bench=BENCH, figures=figures, raw=outcome.raw, seeds=[given.seed])
-        # Only the whole is worth keeping.
-        whole = names == list(chosen) and not given.quick
-        report.publish(RESULTS if whole else folder)
-    if failed := broken(figures):
-        sys.exit(f"broken: {', '.join(failed)}")
+        Report(bench=BENCH, figures=figures, raw=outcome.raw, seeds=[suite.seed]).publish(folder)
+    exit_if_broken(broken(figures))
 
 
 def _found(verdict: Verdict) -> str:

@@ -12,7 +12,7 @@ from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2
 
 from bench.harness import processes
 from bench.harness.processes import Server
-from tests.chaos.calls import Caller, patiently
+from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.rig import RUN, Outcome, Setting, rules
 
 __all__ = ["skew"]
@@ -46,7 +46,7 @@ def _changed_leases(setting: Setting, callers: Sequence[Caller], leases: int) ->
     """Leases that were lost too early, or held too long, at any manager."""
     request = task_service_pb2.LeaseTaskRequest(run_id=RUN)
     tokens = [
-        patiently(callers[i % len(callers)].tasks.LeaseTask, request).lease_token
+        call_retrying(callers[i % len(callers)].tasks.LeaseTask, request).lease_token
         for i in range(leases)
     ]
     changes = 0
@@ -59,7 +59,7 @@ def _changed_leases(setting: Setting, callers: Sequence[Caller], leases: int) ->
 
 def _lost(caller: Caller, tokens: Sequence[str]) -> int:
     request = task_service_pb2.ExtendTasksRequest(run_id=RUN, lease_tokens=tokens)
-    return len(patiently(caller.tasks.ExtendTasks, request).lost_lease_tokens)
+    return len(call_retrying(caller.tasks.ExtendTasks, request).lost_lease_tokens)
 
 
 def _changed_epochs(callers: Sequence[Caller]) -> int:
@@ -68,7 +68,7 @@ def _changed_epochs(callers: Sequence[Caller]) -> int:
     for number in range(10):
         request = sample_service_pb2.ReconcileRequest(run_id=RUN, trainer_id=f"trainer-{number}")
         caller = callers[number % len(callers)]
-        epochs.append(patiently(caller.samples.Reconcile, request).epoch)
+        epochs.append(call_retrying(caller.samples.Reconcile, request).epoch)
     return sum(later <= earlier for earlier, later in pairwise(epochs))
 
 

@@ -23,7 +23,7 @@ from seamflow.trajectory.v1 import (
 
 from bench.harness import processes
 from bench.harness.processes import Child, Server
-from tests.chaos.calls import Caller, patiently
+from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.checker import Verdict
 from tests.chaos.store.processes import frozen_client
 from tests.chaos.store.rig import Outcome, Setting, rules
@@ -208,14 +208,14 @@ def _take_turn(holder: Holder) -> Afterwards:
     recorded = len(opened.tokens.token_ids)
     writes = frozen_client.appends(caller, rollout_id, opened.epoch, _USURPER_IDS, recorded)
     if holder.number % 2:
-        patiently(*next(writes))
+        call_retrying(*next(writes))
 
     def afterwards() -> int:
         refused = bool(caller.refusal(*next(writes)))
         request = trajectory_service_pb2.GetTrajectoryRequest(
             run_id=caller.run_id, rollout_id=rollout_id
         )
-        trajectory = patiently(caller.trajectories.GetTrajectory, request).trajectory
+        trajectory = call_retrying(caller.trajectories.GetTrajectory, request).trajectory
         behind = trajectory.turns[0].tokens.token_ids[recorded:]
         stale: int = sum(token_id < _USURPER_IDS for token_id in behind)
         return stale + int(refused)
@@ -235,10 +235,10 @@ def _take_step(holder: Holder) -> Afterwards:
     """Another trainer takes over, gets the same samples, and commits them."""
     caller, samples = holder.caller, holder.caller.samples
     reconcile = sample_service_pb2.ReconcileRequest(run_id=caller.run_id, trainer_id="usurper")
-    epoch = patiently(samples.Reconcile, reconcile).epoch
+    epoch = call_retrying(samples.Reconcile, reconcile).epoch
     first = _leased_step(caller, epoch, 1)
     commit = sample_service_pb2.CommitStepRequest(run_id=caller.run_id, epoch=epoch, step=1)
-    patiently(samples.CommitStep, commit)
+    call_retrying(samples.CommitStep, commit)
 
     def afterwards() -> int:
         second = _leased_step(caller, epoch, 2)
@@ -258,7 +258,7 @@ def _lease(caller: Caller) -> task_service_pb2.LeaseTaskResponse:
     request = task_service_pb2.LeaseTaskRequest(
         run_id=caller.run_id, wait=Duration(seconds=_LEASE_WAIT_SECONDS)
     )
-    lease: task_service_pb2.LeaseTaskResponse = patiently(
+    lease: task_service_pb2.LeaseTaskResponse = call_retrying(
         caller.tasks.LeaseTask, request, _LEASE_WAIT_SECONDS + 5
     )
     assert lease.rollout_id, f"no task of {caller.run_id} to lease"
@@ -277,12 +277,12 @@ def _play(caller: Caller, lease: task_service_pb2.LeaseTaskResponse) -> None:
         ]
     )
     for call, request in calls:
-        patiently(call, request)
+        call_retrying(call, request)
 
 
 def _leased_step(caller: Caller, epoch: int, step: int) -> list[str]:
     request = sample_service_pb2.LeaseSamplesRequest(run_id=caller.run_id, epoch=epoch, step=step)
-    answer = patiently(caller.samples.LeaseSamples, request)
+    answer = call_retrying(caller.samples.LeaseSamples, request)
     return [sample.sample_id for sample in answer.samples]
 
 

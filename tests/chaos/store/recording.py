@@ -16,7 +16,7 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from rollout.gateway.record.recorder import Recorder
 from services.chassis.errors import ServiceError
-from tests.chaos.calls import patiently_async
+from tests.chaos.calls import call_retrying_async
 from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 
 __all__ = ["OneByOne", "Place", "Recording", "Together"]
@@ -67,7 +67,7 @@ class OneByOne:
             offset=place.offset,
             tokens=tokens,
         )
-        _, sent = await patiently_async(self._trajectories.AppendTokens, request)
+        _, sent = await call_retrying_async(self._trajectories.AppendTokens, request)
         return sent
 
     async def end(self, place: Place) -> None:
@@ -79,11 +79,11 @@ class OneByOne:
             epoch=place.epoch,
             finish_reason=tokens_pb2.FINISH_REASON_STOP,
         )
-        await patiently_async(self._trajectories.EndTurn, request)
+        await call_retrying_async(self._trajectories.EndTurn, request)
 
     async def finish(self, finished: pb.FinishRolloutRequest) -> None:
         """See `Recording`."""
-        await patiently_async(self._trajectories.FinishRollout, finished)
+        await call_retrying_async(self._trajectories.FinishRollout, finished)
 
 
 class Together:

@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2
 
 from bench.harness import processes
 from bench.harness.processes import Child, Server
-from tests.chaos.calls import Caller, patiently
+from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.checker import (
     Verdict,
     check_steps,
@@ -216,7 +216,7 @@ def _drained(caller: Caller) -> int:
     request = sample_service_pb2.GetReadinessRequest(run_id=caller.run_id)
     limit = time.monotonic() + _SETTLE_SECONDS
     while True:
-        counts = patiently(caller.samples.GetReadiness, request)
+        counts = call_retrying(caller.samples.GetReadiness, request)
         trained = counts.leased_step == counts.committed_step
         if trained and counts.num_ready_groups < counts.groups_per_step:
             return int(counts.num_ready_groups)

@@ -1,28 +1,21 @@
-"""`make chaos-trainer`: SIGKILLs of real trainers, and what training lost by them: nothing.
+"""`make chaos-trainer`: SIGKILLs of real trainers must not change training.
 
-Trainers of a tiny model, on one rank and on two under torchrun, die at random moments and go on.
-What they trained on, their weights and their optimizer state are held against a run that nothing
-disturbed, bit by bit; beside producers that go on writing every sample is accounted for.
+Trainers of a tiny model, on one rank and on two under torchrun, are killed at random times and
+restarted. Their samples, weights and optimizer state are compared with those of an undisturbed run,
+bit by bit; with concurrent producers, every sample is accounted for.
 
 `--quick` divides every count by ten; `--only one-rank live` runs some scenarios.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
-from bench.harness import processes
-from bench.report import RESULTS, Report
-from tests.chaos.store.rig import Setting
+from bench.report import Report
+from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 from tests.chaos.trainer.checker import Verdict
 from tests.chaos.trainer.controls import controls
 from tests.chaos.trainer.rig import rig
@@ -31,7 +24,6 @@ from tests.chaos.trainer.scenarios import STREAMED, Outcome, References, live, r
 __all__ = ["broken", "figures_of", "main"]
 
 BENCH = "chaos_trainer"
-_QUICK = 10
 _MOST = {"resized_weights_max_difference": 1e-5}
 _NONE = (*Verdict.VIOLATIONS, "kills_missed")
 
@@ -99,38 +91,20 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def broken(figures: Mapping[str, float]) -> list[str]:
-    """The promises that the figures break, by the name of the figure."""
-    failed = [name for name, most in _MOST.items() if not figures.get(name, 0.0) <= most]
-    failed += [name for name in _NONE if figures.get(name, 0.0) > 0]
-    if figures.get("negative_controls") != figures.get("negative_controls_failed"):
-        failed.append("negative_controls_failed")
-    return failed
+    """The limits that the figures break, by name."""
+    return broken_limits(figures, _MOST, _NONE)
 
 
 def main() -> None:
-    """Run the scenarios, print and write the figures; exit 1 if a promise is broken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a tenth of every count")
-    parser.add_argument("--only", nargs="+", choices=list(scenarios(1)), metavar="SCENARIO")
-    parser.add_argument("--keep", type=Path, help="new folder for logs and data, kept afterwards")
-    given = parser.parse_args()
-    chosen = scenarios(_QUICK if given.quick else 1)
-    names = given.only or list(chosen)
-    console = Console(stderr=True)
-    console.print(f"seed {given.seed}: {', '.join(names)}")
-    with processes.scratch() as scratch, Progress(console=console) as progress:
-        folder = given.keep or Path(scratch)
-        with rig(Setting(folder=folder, seed=given.seed, progress=progress)) as services:
-            outcome = run(names, chosen, References(services))
-        progress.stop()
+    """Run the scenarios, print and write the figures; exit 1 if a limit is broken."""
+    suite = Suite[Scenario].from_arguments(__doc__, scenarios)
+    with suite.setting() as setting:
+        with rig(setting) as services:
+            outcome = run(suite.names, suite.chosen, References(services))
+        folder = suite.report_folder(setting)
         figures = figures_of(outcome)
-        report = Report(bench=BENCH, figures=figures, raw=outcome.raw, seeds=[given.seed])
-        # Only the whole is worth keeping.
-        whole = names == list(chosen) and not given.quick
-        report.publish(RESULTS if whole else folder)
-    if failed := broken(figures):
-        sys.exit(f"broken: {', '.join(failed)}")
+        Report(bench=BENCH, figures=figures, raw=outcome.raw, seeds=[suite.seed]).publish(folder)
+    exit_if_broken(broken(figures))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Verdict:
     samples_skipped: int = 0
     """Consumed, or due by now, and part of no step."""
     samples_moved: int = 0
-    """Trained in another step than the ledger says, or than without a crash."""
+    """Trained in another step than in the ledger, or than without a crash."""
     steps_wrong: int = 0
     """Steps that are missing, there twice, or not of whole groups."""
     losses_not_finite: int = 0

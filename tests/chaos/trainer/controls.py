@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from seamflow.trajectory.v1 import sample_service_pb2
 
-from tests.chaos.calls import patiently
+from tests.chaos.calls import call_retrying
 from tests.chaos.trainer.checker import Verdict
 from tests.chaos.trainer.gang import Gang
 from tests.chaos.trainer.kills import await_step
@@ -46,7 +46,7 @@ def momentum_forgotten(references: References, name: str) -> Verdict:
 
 
 def older_checkpoint(references: References, name: str) -> Verdict:
-    """The trainer goes on from a checkpoint before the one whose samples were committed."""
+    """The trainer resumes from a checkpoint before the one whose samples were committed."""
     job = references.rig.recorded(name)
     _crash_at(job, _CRASH_STEP)
     committed = committed_step(job)
@@ -96,7 +96,7 @@ def committed_step(job: Job) -> int:
     """Newest step that the ledger consumed."""
     request = sample_service_pb2.GetReadinessRequest(run_id=job.run_id)
     with job.caller() as caller:
-        return int(patiently(caller.samples.GetReadiness, request).committed_step)
+        return int(call_retrying(caller.samples.GetReadiness, request).committed_step)
 
 
 def _crash_at(job: Job, step: int, module: str = "trainer") -> None:
@@ -117,7 +117,7 @@ def _crash(job: Job, gang: Gang) -> None:
 
 
 def _finished(job: Job, references: References, module: str = "trainer") -> Verdict:
-    """Go on to the last step, and judge."""
+    """Train to the last step, and check."""
     with job.life(1, module) as gang:
         gang.finish()
     return judged(job, references.of(1))

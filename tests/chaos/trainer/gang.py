@@ -25,7 +25,7 @@ _TAIL = 3000
 
 
 def command(module: str, world_size: int, flags: Sequence[str]) -> list[str]:
-    """The command that runs a trainer on so many ranks."""
+    """The command that runs a trainer on `world_size` ranks."""
     if world_size == 1:
         return processes.python(module, *flags)
     ranks = ("--standalone", "--nproc-per-node", str(world_size), "-m", module)
@@ -116,7 +116,7 @@ class Gang(Child):
 def _family(pid: int) -> list[psutil.Process]:
     """The process and what it started, to the last generation; no further one begins meanwhile.
 
-    Ranks have sessions of their own, so a signal to the group of torchrun would not reach them.
+    Ranks have separate sessions, so a signal to torchrun's group would not reach them.
     """
     first = psutil.Process(pid)
     first.suspend()

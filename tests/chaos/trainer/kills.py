@@ -12,7 +12,7 @@ from random import Random
 
 from seamflow.trajectory.v1 import sample_service_pb2
 
-from tests.chaos.calls import patiently
+from tests.chaos.calls import call_retrying
 from tests.chaos.trainer.gang import Gang
 from tests.chaos.trainer.rig import STEPS, Job
 
@@ -112,13 +112,13 @@ def interrupted(job: Job, gang: Gang) -> Kills:
         return Kills(kills_in_start=1)
     with job.caller() as caller:
         request = sample_service_pb2.GetReadinessRequest(run_id=job.run_id)
-        counts = patiently(caller.samples.GetReadiness, request)
+        counts = call_retrying(caller.samples.GetReadiness, request)
     done = job.newest_step
     if _writes_checkpoint(job, gang):
         return Kills(kills_in_checkpoint=1)
     if counts.committed_step < done:
         return Kills(kills_before_commit=1)
-    if job.newest().step < done:  # publishing goes on beside the next step
+    if job.newest().step < done:  # publishing continues during the next step
         return Kills(kills_before_publish=1)
     if counts.leased_step > done:
         return Kills(kills_in_step=1)

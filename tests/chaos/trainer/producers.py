@@ -17,7 +17,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_service_pb2
 
-from tests.chaos.calls import CREDENTIAL, Caller, patiently
+from tests.chaos.calls import CREDENTIAL, Caller, call_retrying
 from tests.chaos.trainer.rig import STEPS, Job
 from tests.chaos.trainer.samples import GROUPS_PER_STEP, TEMPERATURE, answer, prompt, reward
 
@@ -58,7 +58,7 @@ class Agents:
             run_id=caller.run_id, wait=Duration(seconds=_WAIT_SECONDS)
         )
         while not self._stopping.is_set():
-            lease = patiently(caller.tasks.LeaseTask, request)
+            lease = call_retrying(caller.tasks.LeaseTask, request)
             if lease.rollout_id:
                 self._rollout(caller, lease)
                 self.finished.append(lease.rollout_id)
@@ -72,7 +72,7 @@ class Agents:
             purpose=tokens_pb2.PURPOSE_TRAIN,
             credential_digest=CREDENTIAL,
         )
-        patiently(caller.trajectories.StartRollout, start)
+        call_retrying(caller.trajectories.StartRollout, start)
         self._turn(caller, lease, random)
         finish = trajectory_service_pb2.FinishRolloutRequest(
             run_id=caller.run_id,
@@ -80,7 +80,7 @@ class Agents:
             credential_digest=CREDENTIAL,
             rewards=[reward(random)],
         )
-        patiently(caller.trajectories.FinishRollout, finish)
+        call_retrying(caller.trajectories.FinishRollout, finish)
 
     def _turn(
         self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse, random: Random
@@ -98,11 +98,11 @@ class Agents:
             temperature=TEMPERATURE,
             credential_digest=CREDENTIAL,
         )
-        epoch = patiently(caller.trajectories.BeginTurn, begin).epoch
+        epoch = call_retrying(caller.trajectories.BeginTurn, begin).epoch
         tokens = answer(random, prompt_ids, (max(0, newest - 1), newest))
         append = trajectory_service_pb2.AppendTokensRequest(**place, epoch=epoch, tokens=tokens)
-        patiently(caller.trajectories.AppendTokens, append)
+        call_retrying(caller.trajectories.AppendTokens, append)
         end = trajectory_service_pb2.EndTurnRequest(
             **place, epoch=epoch, finish_reason=tokens_pb2.FINISH_REASON_STOP
         )
-        patiently(caller.trajectories.EndTurn, end)
+        call_retrying(caller.trajectories.EndTurn, end)

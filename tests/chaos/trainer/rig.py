@@ -17,7 +17,7 @@ from bench.harness import processes
 from bench.harness.processes import Server
 from bench.harness.redis_process import free_port
 from services.lib.weight_files.folder_names import folder_name
-from tests.chaos.calls import Caller, patiently
+from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.rig import Setting, rules
 from tests.chaos.trainer.checker import History
 from tests.chaos.trainer.gang import Gang, command
@@ -29,7 +29,7 @@ __all__ = ["STEPS", "Job", "Rig", "rig"]
 STEPS = 24
 """Optimizer steps of every job."""
 _SPARE_STEPS = 3
-"""Recorded beyond these: a trainer that loses samples must be able to go on without them."""
+"""Recorded in addition: a trainer that loses samples must be able to continue."""
 _RECORDED_STALENESS = 63
 """All of a recording is admitted at once, and no version is too old for any step."""
 _FSYNC_MILLISECONDS = 10
@@ -60,10 +60,10 @@ class Job:
     folder: Path
     """Checkpoints, metrics and the trainer's log."""
     flags: tuple[str, ...]
-    """Settings of its own."""
+    """Additional settings."""
 
     def life(self, world_size: int, module: str = "trainer") -> Gang:
-        """A trainer that goes on from the newest checkpoint, not started."""
+        """A trainer that resumes from the newest checkpoint, not started."""
         settings = {
             **_SETTINGS,
             "run-id": self.run_id,
@@ -100,7 +100,7 @@ class Job:
         """The newest weights; version 0 of step 0 if none were published."""
         request = weight_service_pb2.GetManifestRequest(run_id=self.run_id)
         with grpc.insecure_channel(self.rig.weights.address) as channel:
-            answer = patiently(WeightServiceStub(channel).GetManifest, request)
+            answer = call_retrying(WeightServiceStub(channel).GetManifest, request)
         manifest: weight_service_pb2.Manifest = answer.manifest
         return manifest
 
@@ -159,7 +159,7 @@ class Rig:
         groups = recorded_groups(self.setting.seed, STEPS + _SPARE_STEPS)
         request = trajectory_service_pb2.RecordGroupsRequest(run_id=name, groups=groups)
         with job.caller() as caller:
-            patiently(caller.trajectories.RecordGroups, request, timeout=60.0)
+            call_retrying(caller.trajectories.RecordGroups, request, timeout=60.0)
         return job
 
     def live(self, name: str, *flags: str, max_staleness: int) -> Job:
@@ -200,7 +200,7 @@ def listed_samples(caller: Caller) -> Iterator[sample_service_pb2.ListedSample]:
         request = sample_service_pb2.ListSamplesRequest(
             run_id=caller.run_id, page_size=_PAGE, page_token=token
         )
-        page = patiently(caller.samples.ListSamples, request, timeout=60.0)
+        page = call_retrying(caller.samples.ListSamples, request, timeout=60.0)
         yield from page.samples
         token = page.next_page_token
         if not token:

@@ -1,4 +1,4 @@
-"""What becomes of training when trainers die: on a recording, beside producers, on other ranks."""
+"""Training when trainers die: on recorded samples, with live producers, and on other ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import sample_service_pb2
 
-from tests.chaos.calls import Caller, patiently
+from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.trainer.checker import History, Verdict, check_delivery, check_recorded
 from tests.chaos.trainer.kills import Kills, Pace, Strikes, await_step
 from tests.chaos.trainer.producers import Agents
@@ -45,7 +45,7 @@ class Outcome:
     kills_missed: int = 0
     """Kills that found the run done, or never came."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """Figures of its own, by name."""
+    """Additional figures by name."""
     raw: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Samples behind them."""
 
@@ -175,7 +175,7 @@ def still_available(caller: Caller) -> list[str]:
     reconcile = sample_service_pb2.ReconcileRequest(
         run_id=caller.run_id, step=STEPS, trainer_id="auditor"
     )
-    epoch = patiently(caller.samples.Reconcile, reconcile).epoch
+    epoch = call_retrying(caller.samples.Reconcile, reconcile).epoch
     found: list[str] = []
     step = STEPS
     while True:
@@ -183,7 +183,7 @@ def still_available(caller: Caller) -> list[str]:
         request = sample_service_pb2.LeaseSamplesRequest(
             run_id=caller.run_id, epoch=epoch, step=step, min_groups=1, wait=Duration()
         )
-        page = patiently(caller.samples.LeaseSamples, request)
+        page = call_retrying(caller.samples.LeaseSamples, request)
         if not page.lease_token:
             return found
         found += [sample.sample_id for sample in page.samples]

@@ -1,4 +1,4 @@
-"""Tensors of published weights and of checkpoints, beside those of another run."""
+"""Comparison of published weights and checkpoints with those of another run."""
 
 from __future__ import annotations
 

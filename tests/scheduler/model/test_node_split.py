@@ -88,16 +88,16 @@ def test_the_brute_force_notices_a_split_that_takes_a_node_too_many() -> None:
 
 def test_ten_thousand_nodes_are_asked_about_once_each() -> None:
     """Linear: a stage is a look-up, but there are many nodes."""
-    asked = 0
+    request_batch = 0
 
     def counted(nodes: int) -> float:
-        nonlocal asked
-        asked += 1
+        nonlocal request_batch
+        request_batch += 1
         return 1e6 / nodes
 
     found = split_nodes(counted, counted, 10_000)
     assert (found.generation_nodes, found.training_nodes) == (5_000, 5_000)
-    assert asked <= 2 * 10_000
+    assert request_batch <= 2 * 10_000
 
 
 def test_an_uneven_load_takes_the_uneven_split_that_streamrl_found_best() -> None:
@@ -172,13 +172,13 @@ def split_of(counts: list[int], seconds: list[float]) -> Split:
 
 
 @pytest.mark.parametrize("nodes", [-1, 0, 1])
-def test_too_few_nodes_are_refused(nodes: int) -> None:
+def test_too_few_nodes_are_rejected(nodes: int) -> None:
     """Each stage needs one."""
     with pytest.raises(ValueError, match=f"num_nodes is {nodes}: give at least 2"):
         split_nodes(lambda _: 1.0, lambda _: 1.0, nodes)
 
 
-def test_an_empty_datacentre_is_refused() -> None:
+def test_an_empty_datacentre_is_rejected() -> None:
     """Both must be able to do their stage."""
     with pytest.raises(ValueError, match="training_nodes is 0: give at least 1"):
         split_datacentres(lambda _: 1.0, lambda _: 1.0, 1, 0)

@@ -1,4 +1,4 @@
-"""Advice on the split of a run's nodes: the rule, what is measured, and what is told of it."""
+"""Advice on the split of a run's nodes: the rule, the measurements and the events."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from prometheus_client import REGISTRY
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.api.conversion import run_messages
-from scheduler.model.lending import Outlook
+from scheduler.model.lending import BatchForecast
 from scheduler.model.node_split import split_nodes
 from scheduler.model.records import AllocationEvent, NodeState, State
-from scheduler.model.split_advice import Advice, Balance, Batch, Team, advised, pays
+from scheduler.model.split_advice import (
+    BatchTimes,
+    NodeCounts,
+    SplitAdvice,
+    StageBalance,
+    advise,
+    needs_generation_node,
+)
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 from scheduler.pool.pool import Pool
-from scheduler.pool.state_transaction import Draft
-from scheduler.store.codec import decode_balance, encode
+from scheduler.pool.state_transaction import StateTransaction
+from scheduler.store.codec import decode_stage_balance, encode
 from tests.scheduler.memory_store import MemoryStore
 from tests.scheduler.support import BOTH, RUN, gang, node, register, running_scheduler
 
 GANG = (RUN, "g")
-HALF = Outlook(remaining_rollouts=1, batch_rollouts=2)
+HALF = BatchForecast(remaining_rollouts=1, batch_rollouts=2)
 BATCHES = 5
 """Batches that must agree."""
 INSTANCES = 1000
@@ -61,17 +68,17 @@ class World:
         self.do("request", gang("g", self.num_training, batch=self.batch))
 
     def do(self, name: str, *arguments: object) -> None:
-        """One change of the scheduler's state; then every node has done what it shall do."""
-        draft = Draft(self.state, PreemptivePolicy(lending=self.lending), self.now)
-        getattr(draft, name)(*arguments)
-        for entry in list(draft.state.nodes.values()):
+        """One change of the scheduler's state; then every node has taken up its assignment."""
+        tx = StateTransaction(self.state, PreemptivePolicy(lending=self.lending), self.now)
+        getattr(tx, name)(*arguments)
+        for entry in list(tx.state.nodes.values()):
             epoch = entry.assignment.epoch
-            draft.report(entry.node_id, NodeState.ACTIVE, epoch, epoch)
-        self.state = draft.state
-        self.events += draft.events
+            tx.report(entry.node_id, NodeState.ACTIVE, epoch, epoch)
+        self.state = tx.state
+        self.events += tx.events
 
     def train(self, num_batches: int) -> None:
-        """So many batches more."""
+        """Run this number of batches."""
         for _ in range(num_batches):
             self.now += self.training_seconds
             self.batch += 1
@@ -88,19 +95,21 @@ class World:
         self.num_generating += 1
 
     @property
-    def balance(self) -> Balance:
+    def balance(self) -> StageBalance:
         """What the scheduler makes of it."""
         return self.state.balances[GANG]
 
     @property
-    def told(self) -> list[str]:
+    def message(self) -> list[str]:
         """The advice in the audit log."""
         return [event.cause for event in self.events if event.kind == "advice"]
 
 
-def batch(waited: float, trained: float, generating: int = 4) -> Batch:
+def batch(waited: float, trained: float, generating: int = 4) -> BatchTimes:
     """One that four nodes generated and two trained."""
-    return Batch(team=Team(generating=generating, training=2), waited=waited, trained=trained)
+    return BatchTimes(
+        node_counts=NodeCounts(generating=generating, training=2), waited=waited, trained=trained
+    )
 
 
 def test_the_rule_is_that_generation_stays_the_slower_stage() -> None:
@@ -116,8 +125,10 @@ def test_the_rule_is_that_generation_stays_the_slower_stage() -> None:
         if generating + lent == 0:
             continue
         pace = max(trained, (work + lent * trained) / (generating + lent))
-        team = Team(generating=generating, training=draw.randint(1, 20), lent=lent)
-        found = pays(Batch(team=team, waited=pace - trained, trained=trained))
+        node_counts = NodeCounts(generating=generating, training=draw.randint(1, 20), lent=lent)
+        found = needs_generation_node(
+            BatchTimes(node_counts=node_counts, waited=pace - trained, trained=trained)
+        )
         assert found == (work / (generating + 1) >= trained)
         paid += found
     assert 100 < paid < INSTANCES - 100
@@ -141,7 +152,7 @@ def test_taking_the_advice_leads_to_the_split_of_alg_1(
             lending=lending,
         )
         world.train(BATCHES + 1)
-        while world.balance.advice is Advice.ADD_GENERATION:
+        while world.balance.advice is SplitAdvice.ADD_GENERATION:
             world.add_node()
             world.train(BATCHES + 1)
         paid_for = int(world.work / world.training_seconds)
@@ -154,15 +165,15 @@ def test_taking_the_advice_leads_to_the_split_of_alg_1(
         assert best.generation_nodes - world.num_generating in (0, 1)
 
 
-def test_the_advice_is_told_once_and_forgotten_when_the_nodes_change() -> None:
+def test_the_advice_is_logged_once_and_reset_when_the_nodes_change() -> None:
     """Unknown, add, unknown with one node more, keep; each change stands in the audit log."""
     world = World(work=220.0, training_seconds=50.0, num_generating=3)
     world.train(BATCHES)
-    assert (world.balance.advice, world.told) == (Advice.UNKNOWN, [])
+    assert (world.balance.advice, world.message) == (SplitAdvice.UNKNOWN, [])
     world.train(20)
     world.add_node()
     world.train(20)
-    assert world.told == [
+    assert world.message == [
         "gang g: add_generation: T_gen 73.3 s with 3 nodes, T_train 50 s with 2; "
         "means of 5 batches",
         "gang g: unknown: not measured with these nodes yet",
@@ -174,28 +185,32 @@ def test_a_trainer_that_never_waits_is_measured_too() -> None:
     """It never gives its nodes back; how far generation is ahead cannot be known."""
     world = World(work=90.0, training_seconds=50.0, num_generating=2)
     world.train(BATCHES + 1)
-    assert world.balance.advice is Advice.KEEP
+    assert world.balance.advice is SplitAdvice.KEEP
     assert world.balance.generation_seconds == world.balance.training_seconds == 50.0
 
 
 def test_lengths_that_drift_change_the_advice() -> None:
     """Both ways."""
     world = World(work=90.0, training_seconds=50.0, num_generating=2)
-    for work, advice in ((90.0, Advice.KEEP), (180.0, Advice.ADD_GENERATION), (90.0, Advice.KEEP)):
+    for work, advice in (
+        (90.0, SplitAdvice.KEEP),
+        (180.0, SplitAdvice.ADD_GENERATION),
+        (90.0, SplitAdvice.KEEP),
+    ):
         world.work = work
         world.train(BATCHES + 2)
         assert world.balance.advice is advice
 
 
 def test_noise_around_the_threshold_does_not_flap() -> None:
-    """Negative control: the rule by itself, asked after each batch, does."""
+    """Negative control: the rule applied after each batch does."""
     draw = random.Random(3)
     batches = [batch(draw.uniform(5, 20), 50.0) for _ in range(300)]
-    alone = [pays(entry) for entry in batches]
+    alone = [needs_generation_node(entry) for entry in batches]
     assert _changes(alone) > 100
-    standing, advice = Advice.UNKNOWN, []
+    standing, advice = SplitAdvice.UNKNOWN, []
     for end in range(BATCHES, len(batches)):
-        standing = advised(batches[end - BATCHES : end], standing)
+        standing = advise(batches[end - BATCHES : end], standing)
         advice.append(standing)
     assert _changes(advice) < _changes(alone) / 10
 
@@ -204,36 +219,36 @@ def test_noise_around_the_threshold_does_not_flap() -> None:
 def test_one_unusual_batch_changes_nothing(usual: float, outlier: float) -> None:
     """A straggler, or a batch that was full at once."""
     batches = [batch(usual, 50.0)] * BATCHES
-    standing = advised(batches, Advice.UNKNOWN)
+    standing = advise(batches, SplitAdvice.UNKNOWN)
     for end in range(BATCHES + 1):
         window = [*batches, batch(outlier, 50.0), *batches][end + 1 : end + 1 + BATCHES]
-        assert advised(window, standing) is standing
+        assert advise(window, standing) is standing
 
 
-def test_few_batches_say_nothing() -> None:
+def test_few_batches_give_no_advice() -> None:
     """Also where some were known before."""
-    for standing in Advice:
-        assert advised([batch(50.0, 50.0)] * (BATCHES - 1), standing) is Advice.UNKNOWN
+    for standing in SplitAdvice:
+        assert advise([batch(50.0, 50.0)] * (BATCHES - 1), standing) is SplitAdvice.UNKNOWN
 
 
 def test_batches_without_a_measure_do_not_count() -> None:
     """A request whose answer was lost and came again; a clock that was set back."""
-    team = Team(generating=4, training=2)
-    balance = Balance().full(10.0).done(team, 20.0).full(30.0)
+    node_counts = NodeCounts(generating=4, training=2)
+    balance = StageBalance().full(10.0).done(node_counts, 20.0).full(30.0)
     for now in (30.0, 25.0):
-        assert balance.done(team, now).batches == ()
-    assert balance.done(team, 45.0).batches == (batch(10.0, 15.0),)
+        assert balance.done(node_counts, now).batches == ()
+    assert balance.done(node_counts, 45.0).batches == (batch(10.0, 15.0),)
     assert balance.full(40.0) == balance, "it is at work on a batch"
-    waits = balance.done(team, 45.0)
-    assert waits.done(team, 50.0) == waits, "it waits already"
+    waits = balance.done(node_counts, 45.0)
+    assert waits.done(node_counts, 50.0) == waits, "it waits already"
 
 
-def test_what_was_measured_ends_with_the_run() -> None:
+def test_measurements_end_with_the_run() -> None:
     """Nodes given back for good; given back for a batch of which nothing is known, it goes on."""
     world = World(work=180.0, training_seconds=50.0, num_generating=2)
     world.train(BATCHES + 1)
     world.do("release", GANG, None, world.batch)
-    assert world.balance.advice is Advice.ADD_GENERATION
+    assert world.balance.advice is SplitAdvice.ADD_GENERATION
     world.request()
     world.do("release", GANG)
     assert GANG not in world.state.balances
@@ -243,7 +258,7 @@ def test_it_survives_the_scheduler() -> None:
     """As the store keeps it."""
     world = World(work=180.0, training_seconds=50.0, num_generating=2)
     world.train(BATCHES + 1)
-    assert decode_balance(encode(world.balance).encode()) == world.balance
+    assert decode_stage_balance(encode(world.balance).encode()) == world.balance
 
 
 def test_runs_are_listed_with_their_balance() -> None:
@@ -275,14 +290,14 @@ async def test_autoscalers_see_it_as_a_metric() -> None:
     pool = Pool(
         store=store,
         policy=PreemptivePolicy(),
-        leases=Leases(9e9, 1.0, lambda: 0.0),
+        leases=NodeLeases(9e9, 1.0, lambda: 0.0),
         clock=lambda: world.now,
         leave_seconds=9e9,
     )
     await pool.open()
     assert _metric("advised_generation_nodes") == 1.0
     assert _metric("stage_seconds", stage="generation") == 90.0
-    await pool.change(lambda draft: draft.release(GANG))
+    await pool.change(lambda tx: tx.release(GANG))
     assert _metric("advised_generation_nodes") is None
 
 
@@ -293,7 +308,9 @@ async def test_a_run_over_the_wire_is_measured() -> None:
         epoch = (await register(stub, "t", "train")).epoch
         ask = pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train", num_nodes=1)
         give = pb.ReleaseNodesRequest(
-            run_id=RUN, gang_id="g", outlook=pb.Outlook(remaining_rollouts=1, batch_rollouts=2)
+            run_id=RUN,
+            gang_id="g",
+            outlook=pb.Outlook(remaining_rollouts=1, batch_rollouts=2),
         )
         for _ in range(BATCHES + 1):
             epoch = (await stub.RequestNodes(ask)).nodes[0].assignment.epoch

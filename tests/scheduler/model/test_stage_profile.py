@@ -25,7 +25,7 @@ def test_measured_points_are_exact_and_nothing_is_slower_than_fewer_nodes() -> N
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_what_was_not_measured_is_not_promised() -> None:
+def test_unmeasured_numbers_of_nodes_are_not_extrapolated() -> None:
     """Fewer nodes than measured cannot do it; more bring nothing."""
     profile = StageProfile.of({8: 20.0, 16: 12.0})
     assert profile.seconds(7) == math.inf
@@ -33,7 +33,7 @@ def test_what_was_not_measured_is_not_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "error_text"),
     [
         ({}, "at least one point"),
         ({0: 1.0}, "0 nodes after 0: give positive counts"),
@@ -43,7 +43,7 @@ def test_what_was_not_measured_is_not_promised() -> None:
         ({1: 1.0, 2: 1.5}, "2 nodes take 1.5 s and 1 take 1.0 s: more nodes must not be slower"),
     ],
 )
-def test_a_table_that_makes_no_sense_is_refused(table: dict[int, float], told: str) -> None:
-    """The message says what is wrong, and the cure."""
-    with pytest.raises(ValueError, match=told):
+def test_an_invalid_table_is_rejected(table: dict[int, float], error_text: str) -> None:
+    """The message names the error and the cure."""
+    with pytest.raises(ValueError, match=error_text):
         StageProfile.of(table)

@@ -13,7 +13,7 @@ POLICY = PreemptivePolicy()
 OTHER = "other"
 
 
-def test_rollout_is_what_nodes_do_that_no_gang_holds() -> None:
+def test_nodes_outside_of_gangs_do_rollout() -> None:
     """Every node that can rolls out; one that could train counts as lent."""
     nodes = [node("a", "rollout"), node("b", *BOTH), node("c", "train")]
     plan = POLICY.plan(nodes, [], 0.0)
@@ -33,13 +33,13 @@ def test_gang_prefers_idle_then_priority_then_name() -> None:
         node("c", *BOTH, assignment=busy, train_priority=2.0),
         node("d", "train"),
     ]
-    for wanted, taken in ((1, {"d"}), (2, {"d", "b"}), (3, {"d", "b", "c"})):
-        plan = POLICY.plan(nodes, [gang("g", wanted)], 0.0)
+    for expected, taken in ((1, {"d"}), (2, {"d", "b"}), (3, {"d", "b", "c"})):
+        plan = POLICY.plan(nodes, [gang("g", expected)], 0.0)
         assert _members(plan, "g") == taken
 
 
 def test_ranks_follow_priority_and_name() -> None:
-    """The same nodes always get the same ranks, whoever was idle."""
+    """The same nodes always get the same ranks, whichever were idle."""
     nodes = [node("a", *BOTH), node("b", *BOTH, train_priority=1.0)]
     plan = POLICY.plan(nodes, [gang("g", 2)], 0.0)
     ranks = {name: entry.rank_offset for name, entry in plan.assignments.items()}
@@ -48,7 +48,7 @@ def test_ranks_follow_priority_and_name() -> None:
 
 
 def test_gang_that_does_not_fit_holds_nothing() -> None:
-    """Its candidates roll out meanwhile, and a smaller gang that fits is placed."""
+    """Its candidates do rollout, and a smaller gang that fits is placed."""
     nodes = [node("a", *BOTH), node("b", *BOTH)]
     plan = POLICY.plan(nodes, [gang("big", 3, 1), gang("small", 1, 2)], 0.0)
     assert plan.unplaced == ((RUN, "big"),)
@@ -67,9 +67,9 @@ def test_waiting_gang_is_not_starved_by_later_ones() -> None:
 
 def test_gang_waits_for_its_time() -> None:
     """Nodes stay lent until the time they are needed."""
-    nodes, wanted = [node("a", *BOTH)], [gang("g", 1, needed_time=10.0)]
-    assert POLICY.plan(nodes, wanted, 9.0).assignments["a"].tag == "rollout"
-    assert POLICY.plan(nodes, wanted, 10.0).assignments["a"].tag == "train"
+    nodes, expected = [node("a", *BOTH)], [gang("g", 1, needed_time=10.0)]
+    assert POLICY.plan(nodes, expected, 9.0).assignments["a"].tag == "rollout"
+    assert POLICY.plan(nodes, expected, 10.0).assignments["a"].tag == "train"
 
 
 @pytest.mark.parametrize(("now", "tag"), [(104.0, ""), (105.0, "rollout"), (50.0, "rollout")])
@@ -118,7 +118,7 @@ def plan_beside_parked(policy: PreemptivePolicy, *others: Node, max_nodes: int =
     return policy.plan(nodes, [gang("g", 1, parked=True)], 0.0, runs)
 
 
-def test_parked_gang_keeps_its_nodes_while_somebody_generates() -> None:
+def test_parked_gang_keeps_its_nodes_while_other_nodes_generate() -> None:
     """For its own run."""
     plan = plan_beside_parked(POLICY, node("c", "rollout"))
     assert {name: entry.tag for name, entry in plan.assignments.items()} == {
@@ -144,7 +144,7 @@ def test_parked_gang_does_not_take_the_quota_of_those_that_generate(lending: Len
 
 
 def test_policy_is_loaded_by_name_or_path() -> None:
-    """A built-in by its name, anyone's own by its path, anything else is refused."""
+    """A built-in by name, a plug-in by path; anything else is rejected."""
     chosen = load_policy("preemptive", lending="never", min_dwell_seconds=1.0)
     assert chosen == PreemptivePolicy(lending="never", min_dwell_seconds=1.0)
     path = "tests.scheduler.test_mixes:HalfPolicy"

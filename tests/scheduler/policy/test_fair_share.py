@@ -38,7 +38,7 @@ def test_newcomers_are_dealt_out_by_share() -> None:
 def test_nodes_stay_unless_the_division_is_off_by_one(
     counts: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    """Half a node is nobody's loss; a whole one moves."""
+    """Half a node off changes nothing; a whole one moves."""
     nodes = [
         shared(f"{run}{index}", "x", "y", now=run)
         for run, count in zip("xy", counts, strict=True)
@@ -64,7 +64,7 @@ def test_a_node_without_named_workers_rolls_out_for_its_own_run() -> None:
 
 
 def test_quota_counts_what_gangs_hold() -> None:
-    """The busiest stay within it; the others go to another run, or to nobody."""
+    """The busiest stay within it; the others go to another run, or stay idle."""
     nodes = [shared(f"{index}", "x", now="x", turns=index) for index in range(3)]
     nodes.append(shared("s", "x", "y", now="x"))
     runs = {"x": RunPolicy(max_nodes=4)}

@@ -37,7 +37,7 @@ def members(plan: Plan, name: str) -> set[str]:
 
 @pytest.mark.parametrize("tag", ["train", "update", "critic", "reference", "reward", "my own tag"])
 def test_any_tag_can_be_asked_for(tag: str) -> None:
-    """Tags are strings: a node does what it says it can; meanwhile it is lent to rollout."""
+    """Tags are arbitrary strings; while no gang needs the node it is lent to rollout."""
     nodes = [node("a", "rollout", tag), node("b", "rollout")]
     assert POLICY.plan(nodes, [], 0.0).assignments["a"] == Assignment(tag="rollout", lent=True)
     plan = POLICY.plan(nodes, [gang("g", 1, tag=tag)], 0.0)
@@ -45,7 +45,7 @@ def test_any_tag_can_be_asked_for(tag: str) -> None:
     assert plan.assignments["b"].tag == "rollout"
 
 
-def test_nodes_with_the_most_running_turns_go_on_generating() -> None:
+def test_nodes_with_the_most_running_turns_continue_generating() -> None:
     """Of equals a gang takes those with the fewest turns (RLHFuse keeps the busiest instances)."""
     nodes = [
         node(name, *BOTH, report=NodeReport(num_turns=turns))
@@ -130,7 +130,7 @@ def test_a_high_gang_that_must_wait_stops_no_running_one() -> None:
 
 
 def test_quota_limits_gangs_and_rollout_together() -> None:
-    """What is beyond it is not placed, and the reason is told."""
+    """A gang beyond the quota is not placed, with the reason."""
     nodes = [node(name, *BOTH) for name in "abcd"]
     runs = {RUN: RunPolicy(max_nodes=3)}
     plan = POLICY.plan(nodes, [gang("g", 2)], 0.0, runs)
@@ -141,7 +141,7 @@ def test_quota_limits_gangs_and_rollout_together() -> None:
         "train",
     ]
     plan = POLICY.plan(nodes, [gang("g", 4)], 0.0, runs)
-    assert plan.waiting == {(RUN, "g"): "quota: run run may have 3 nodes, it asks for 4"}
+    assert plan.waiting == {(RUN, "g"): "quota: run run may have 3 nodes, requested 4"}
     plan = POLICY.plan(nodes, [gang("g", 2), gang("h", 2, 2), gang("late", 1, 3)], 0.0, runs)
     assert members(plan, "g")
     assert plan.waiting == {
@@ -150,14 +150,14 @@ def test_quota_limits_gangs_and_rollout_together() -> None:
     }, "a later gang that would fit starves nobody"
 
 
-def test_waiting_gangs_say_why() -> None:
+def test_waiting_gangs_have_a_reason() -> None:
     """Too few nodes at all, others in the way, or too early."""
     nodes = [node("a", *BOTH, **held("g")), node("b", *BOTH)]
     gangs = [gang("g", 1), gang("large", 3, 2), gang("next", 2, 3)]
     gangs.append(gang("later", 1, 4, needed_time=9.0))
     plan = POLICY.plan(nodes, gangs, 0.0)
     assert plan.waiting == {
-        (RUN, "large"): "nodes: 2 can do train for run run, it asks for more",
-        (RUN, "next"): "nodes: others hold or wait for them",
+        (RUN, "large"): "nodes: 2 can do train for run run, requested 3",
+        (RUN, "next"): "nodes: other gangs hold or wait for them",
         (RUN, "later"): "time: not needed yet",
     }

@@ -42,7 +42,7 @@ def test_the_command_prints_the_best_split_among_others(profile: Path) -> None:
     assert output.count("│ ") >= 7
 
 
-def test_two_datacentres_are_shown_beside_their_full_size(
+def test_two_datacentres_are_shown_with_their_full_size(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is given back, and what it costs."""
@@ -149,7 +149,7 @@ def test_a_long_tail_moves_to_one_instance(
     assert float(seconds) < float(still.strip("│ ").split("│")[-1])
 
 
-def test_a_tail_of_groups_tells_when_a_step_begins(
+def test_a_tail_of_groups_gives_stream_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the groups that are complete when so many samples remain."""

@@ -197,13 +197,13 @@ def test_many_nodes_are_placed_by_descent() -> None:
         ((role("a", 1.0, after=("b",)), role("b", 1.0, streams_from=("a",))), "wait for each"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(roles: tuple[Role, ...], told: str) -> None:
+def test_an_invalid_order_is_rejected(roles: tuple[Role, ...], told: str) -> None:
     """The message names the role."""
     with pytest.raises(ValueError, match=told):
         Dataflow(roles=roles)
 
 
-def test_a_role_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_role_is_rejected() -> None:
     """No name, a negative cost."""
     with pytest.raises(ValueError, match="name the role"):
         role("", 1.0)
@@ -211,7 +211,7 @@ def test_a_role_that_makes_no_sense_is_refused() -> None:
         role("a", 1.0, switch_seconds=-1.0)
 
 
-def test_a_role_too_large_for_any_node_is_refused() -> None:
+def test_a_role_too_large_for_any_node_is_rejected() -> None:
     """And so is a pool without nodes."""
     flow = Dataflow(roles=(role("train", 1.0, active_bytes=90),))
     with pytest.raises(ValueError, match="active_bytes of train is 90, a node has 80"):

@@ -227,14 +227,14 @@ VALID: dict[str, Any] = {
         ({"flat_factor": 0.5}, "factor is 0.5"),
     ],
 )
-def test_engines_that_make_no_sense_are_refused(fields: dict[str, Any], told: str) -> None:
+def test_invalid_engines_are_rejected(fields: dict[str, Any], told: str) -> None:
     """Each message names the field and the value."""
     with pytest.raises(ValueError, match=told):
         Engines(**VALID | fields)
 
 
 @pytest.mark.parametrize(("lengths", "remaining"), [([], 0), ([0], 0), ([1], 1), ([1], -1)])
-def test_a_batch_that_makes_no_sense_is_refused(lengths: list[int], remaining: int) -> None:
+def test_an_invalid_batch_is_rejected(lengths: list[int], remaining: int) -> None:
     """No samples, no tokens, or a threshold beyond the batch."""
     with pytest.raises(ValueError, match=r"lengths must hold|remaining is"):
         simulated(lengths, Engines(**VALID), remaining)

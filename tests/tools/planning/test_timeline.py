@@ -51,7 +51,7 @@ def test_disaggregated_leaves_each_half_idle_in_turn() -> None:
     assert seconds(sync(switch_seconds=3.0), *groups) == 20 + 20
 
 
-def test_one_iteration_behind_both_halves_work_at_once() -> None:
+def test_one_iteration_behind_both_halves_run_concurrently() -> None:
     """The makespan is then the period: that of the slower half."""
     groups = (((ROLLOUT,), 5), ((TRAIN,), 3))
     assert seconds(lagging(), *groups) == pytest.approx(80 / 3)
@@ -82,7 +82,7 @@ def streaming(tag_elastic: bool) -> Dataflow:
 
 
 @pytest.mark.parametrize("elastic", [False, True])
-def test_a_stream_on_nodes_of_its_own_ends_with_its_source(elastic: bool) -> None:
+def test_a_stream_on_separate_nodes_ends_with_its_source(elastic: bool) -> None:
     """RLHFuse's inter-stage fusion: scoring hides behind generation."""
     groups = (((ROLLOUT, TRAIN), 8), ((SCORE,), 1))
     timeline = Timeline(streaming(elastic), groups)
@@ -192,7 +192,7 @@ class Ticks:
         return self.now
 
 
-def test_gangs_end_when_a_simulation_of_every_second_says_so() -> None:
+def test_gangs_end_when_a_simulation_of_every_second_does() -> None:
     """Any order, any sharing of nodes."""
     draw = random.Random(10)
     for _ in range(500):

@@ -1,4 +1,4 @@
-"""`make test-algorithms`: every algorithm beside its paper's formula, and beside TRL's own loss.
+"""`make test-algorithms`: every algorithm against its paper's formula and TRL's loss.
 
 The formulas are those of the tests (`tests/trainer/algorithms/formulas.py`), differentiated
 numerically; what is compared is the gradient, relative to its greatest element, and the loss.
@@ -45,9 +45,9 @@ def main() -> None:
 
 def _formula_error(name: str, seed: int) -> float:
     rollouts = rollouts_of(*make_case(seed))
-    wanted = differences(OBJECTIVES[name], rollouts)
+    expected = differences(OBJECTIVES[name], rollouts)
     loss = -OBJECTIVES[name](rollouts, [rollout.start for rollout in rollouts])
-    return _error(config(name), seed, loss, wanted)
+    return _error(config(name), seed, loss, expected)
 
 
 def _penalty_error(estimator: str, seed: int) -> float:
@@ -59,10 +59,10 @@ def _penalty_error(estimator: str, seed: int) -> float:
 
 def _trl_error(name: str, seed: int) -> float:
     rollouts = rollouts_of(*make_case(seed))
-    loss, wanted = trl_loss(name, rollouts, _advantages(name, rollouts))
+    loss, expected = trl_loss(name, rollouts, _advantages(name, rollouts))
     near = name == "grpo near a reference"
     settings = config("grpo", kl__loss=BETA) if near else config(name)
-    return _error(settings, seed, loss, wanted)
+    return _error(settings, seed, loss, expected)
 
 
 def _advantages(name: str, rollouts: Sequence[Rollout]) -> list[float]:
@@ -70,11 +70,11 @@ def _advantages(name: str, rollouts: Sequence[Rollout]) -> list[float]:
     return [advantage(rollout, rollouts) for rollout in rollouts]
 
 
-def _error(settings: TrainerConfig, seed: int, loss: float, wanted: list[np.ndarray]) -> float:
+def _error(settings: TrainerConfig, seed: int, loss: float, expected: list[np.ndarray]) -> float:
     """The greater of the gradient's and the loss's."""
     found = {"loss": 0.0}
     gradient = ours(*make_case(seed), settings, sums=found)
-    return max(greatest_error(gradient, wanted), abs(found["loss"] / loss - 1))
+    return max(greatest_error(gradient, expected), abs(found["loss"] / loss - 1))
 
 
 if __name__ == "__main__":

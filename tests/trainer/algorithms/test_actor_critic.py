@@ -27,13 +27,13 @@ CRITIC = {**JOB_CONFIG, "algorithm__name": "ppo"}
 
 
 @pytest.mark.parametrize("algorithm", ACTIONS)
-def test_the_critic_learns_what_its_formula_says(algorithm: str):
+def test_the_critic_s_gradient_is_that_of_its_formula(algorithm: str):
     """-dL / dV of each token, by central differences with advantages held."""
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
     objective, step = actor_critic(ACTIONS[algorithm]), 1e-6
     now = [r.start for r in rollouts]
-    wanted = []
+    expected = []
     for number, rollout in enumerate(rollouts):
         gradient = np.zeros(len(rollout.values))
         for t in range(len(gradient)):
@@ -43,8 +43,8 @@ def test_the_critic_learns_what_its_formula_says(algorithm: str):
                 values[number][t] += sign * step
                 found.append(objective(rollouts, now, values))
             gradient[t] = (found[0] - found[1]) / (2 * step)
-        wanted.append(gradient)
-    assert greatest_error(ours(samples, logits, config(algorithm), of_values=True), wanted) < 1e-6
+        expected.append(gradient)
+    assert greatest_error(ours(samples, logits, config(algorithm), of_values=True), expected) < 1e-6
 
 
 @pytest.mark.parametrize("num_actions", [1, 5, 256, 257, 1000])
@@ -56,12 +56,12 @@ def test_advantages_by_products_equal_the_recursion(num_actions: int):
     deltas = torch.from_numpy(rewards + GAMMA * after - values)
     found = generalised_advantages(deltas, GAMMA * LAMBDA)
     for row in range(3):
-        wanted = recursive_advantages(rewards[row].tolist(), values[row].tolist())
-        np.testing.assert_allclose(found[row].numpy(), wanted, rtol=1e-9, atol=1e-9)
+        expected = recursive_advantages(rewards[row].tolist(), values[row].tolist())
+        np.testing.assert_allclose(found[row].numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(model: Path, tmp_path: Path):
-    """Two ranks equal one, a resume equals going on, and its layer stays with the trainer."""
+    """Two ranks equal one, a resume equals no interruption; the critic is not published."""
     steps = list(range(1, 7))
     one = run(1, model, tmp_path / "one", steps=steps, save_after=3, config=CRITIC)
     two = run(2, model, tmp_path / "two", steps=steps, config=CRITIC)
@@ -76,7 +76,7 @@ def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(model: Pa
 
 
 @pytest.mark.parametrize(("given", "rate"), [(0.0, 30 * 3e-3), (2e-3, 2e-3)])
-def test_the_critics_layer_has_a_learning_rate_of_its_own(
+def test_the_critic_has_a_separate_learning_rate(
     model: Path, tmp_path: Path, given: float, rate: float
 ):
     """AdamW's first step is as long as its rate."""

@@ -1,4 +1,4 @@
-"""Each algorithm beside its paper's objective (`formulas.py`), by micro-batches and autograd."""
+"""Each algorithm against its paper's objective (`formulas.py`), by micro-batches and autograd."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_gradient_equals_the_papers_objective(algorithm: str, seed: int):
     """To 1e-6 on ragged batches of mixed versions, and so does the loss."""
     samples, logits = make_case(seed)
     rollouts, found = rollouts_of(samples, logits), {"loss": 0.0}
-    wanted = differences(OBJECTIVES[algorithm], rollouts)
+    expected = differences(OBJECTIVES[algorithm], rollouts)
     gradient = ours(samples, logits, config(algorithm), sums=found)
-    assert greatest_error(gradient, wanted) < 1e-6
+    assert greatest_error(gradient, expected) < 1e-6
     objective = OBJECTIVES[algorithm](rollouts, [rollout.start for rollout in rollouts])
     assert found["loss"] == pytest.approx(-objective, rel=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
-def test_reference_tells_algorithms_apart(algorithm: str):
+def test_reference_distinguishes_algorithms(algorithm: str):
     """Negative control: no other one's gradient passes for it."""
     samples, logits = make_case(0)
-    wanted = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
+    expected = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
     for other in set(OBJECTIVES) - {algorithm}:
-        assert greatest_error(ours(samples, logits, config(other)), wanted) > 1e-3
+        assert greatest_error(ours(samples, logits, config(other)), expected) > 1e-3
 
 
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
@@ -66,13 +66,13 @@ def test_distance_from_the_reference_is_in_the_loss(estimator: str):
     """GRPO with its KL term, by either estimator; without the term it is another objective."""
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
-    wanted = differences(grpo_near_reference(estimator), rollouts)
+    expected = differences(grpo_near_reference(estimator), rollouts)
     loss = {"loss": 0.0}
     settings = config("grpo", kl__loss=BETA, kl__estimator=estimator)
-    assert greatest_error(ours(samples, logits, settings, sums=loss), wanted) < 1e-6
+    assert greatest_error(ours(samples, logits, settings, sums=loss), expected) < 1e-6
     objective = grpo_near_reference(estimator)(rollouts, [r.start for r in rollouts])
     assert loss["loss"] == pytest.approx(-objective, rel=1e-6)
-    assert greatest_error(differences(grpo, rollouts), wanted) > 1e-3
+    assert greatest_error(differences(grpo, rollouts), expected) > 1e-3
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -83,9 +83,9 @@ def test_distance_from_the_reference_is_in_the_reward(estimator: str):
     for rollout in rollouts:
         far = distances(rollout.behaviour, rollout.reference, estimator).sum()
         rollout.reward -= BETA * far
-    wanted = differences(grpo, rollouts)
+    expected = differences(grpo, rollouts)
     found = ours(samples, logits, config("grpo", kl__reward=BETA, kl__reward_estimator=estimator))
-    assert greatest_error(found, wanted) < 1e-6
+    assert greatest_error(found, expected) < 1e-6
 
 
 def test_distance_from_the_reference_is_reported():
@@ -94,8 +94,8 @@ def test_distance_from_the_reference_is_reported():
     found = {"reference_kl": 0.0}
     ours(samples, logits, config("dapo"), sums=found)
     rollouts = rollouts_of(samples, logits)
-    wanted = sum(distances(r.start, r.reference, "k3").sum() for r in rollouts)
-    assert found["reference_kl"] == pytest.approx(wanted)
+    expected = sum(distances(r.start, r.reference, "k3").sum() for r in rollouts)
+    assert found["reference_kl"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_distance_from_the_reference_is_reported():
         ({"kl__loss": 0.1, "kl__estimator": "k1"}, r"kl.estimator is 'k1' .* use k2"),
     ],
 )
-def test_a_distance_that_cannot_be_had_is_refused(settings: dict[str, object], message: str):
+def test_a_kl_term_without_reference_is_rejected(settings: dict[str, object], message: str):
     """The message names the setting, the value and the cure."""
     with pytest.raises(ValueError, match=message):
         config("grpo", **settings)
@@ -141,19 +141,19 @@ def test_importance_of_each_token_is_bounded_as_configured(
     samples, logits = make_case(2)
     rollouts = rollouts_of(samples, logits)
     num_tokens = sum(len(r.start) for r in rollouts)
-    wanted = []
+    expected = []
     for r in rollouts:
         rho, advantage = np.exp(r.start - r.behaviour), group_relative(r, rollouts)
         outside = rho > 1 + HIGH if advantage > 0 else rho < 1 - LOW
         kept = ~outside if algorithm == "dapo" and way != "none" else np.ones_like(rho)
-        wanted.append(weight(rho) * kept * advantage / num_tokens)
+        expected.append(weight(rho) * kept * advantage / num_tokens)
     settings = config(
         algorithm,
         algorithm__importance=way,
         algorithm__importance_cap=2.0,
         algorithm__importance_floor=0.5,
     )
-    assert greatest_error(ours(samples, logits, settings), wanted) < 1e-9
+    assert greatest_error(ours(samples, logits, settings), expected) < 1e-9
 
 
 def test_tokens_of_older_weights_weigh_less():
@@ -186,10 +186,10 @@ def test_any_algorithm_takes_any_weights_of_tokens(way: str):
     }
     plain = ours(samples, logits, config("dapo", algorithm__loss_aggregation="token_mean"))
     total = sum(len(r.start) for r in rollouts)
-    wanted = [each * total * scales[way](len(each)) for each in plain]
+    expected = [each * total * scales[way](len(each)) for each in plain]
     assert (
         greatest_error(
-            ours(samples, logits, config("dapo", algorithm__loss_aggregation=way)), wanted
+            ours(samples, logits, config("dapo", algorithm__loss_aggregation=way)), expected
         )
         < 1e-12
     )
@@ -228,7 +228,7 @@ def test_tokens_that_were_left_out_or_held_back_are_counted(
         assert (found["clip_fraction"], found["cap_fraction"]) == counted(rho)
 
 
-def test_an_algorithm_has_a_clip_range_of_its_own():
+def test_each_algorithm_has_a_default_clip_range():
     """GSPO's is a thousand times smaller; what is configured holds for any."""
     plain = {"algorithm__clip_low": None, "algorithm__clip_high": None}
     regions = {
@@ -241,7 +241,7 @@ def test_an_algorithm_has_a_clip_range_of_its_own():
     assert make_algorithm(config("grpo")).importance.high == HIGH  # type: ignore[attr-defined]
 
 
-def test_a_bound_that_has_no_effect_is_refused():
+def test_a_bound_without_effect_is_rejected():
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="importance is 'mask': cispo truncates"):
         make_algorithm(config("cispo", algorithm__importance="mask"))

@@ -84,7 +84,7 @@ def test_balance_is_where_the_reward_over_beta_is_the_distance():
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "tba"])
-def test_what_the_objective_needs_is_said(algorithm: str):
+def test_errors_name_the_settings_of_the_objective(algorithm: str):
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
         make_algorithm(config(algorithm, algorithm__reference_column=""))

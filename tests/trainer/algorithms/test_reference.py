@@ -1,4 +1,4 @@
-"""A reference policy: a scoring service beside a real trainer and the real trajectory manager."""
+"""A reference policy: a scoring service with a real trainer and the real trajectory manager."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ async def test_another_reference_is_far_from_the_beginning_on(
     assert first["reference_kl"] > 0.01
 
 
-async def test_a_reference_that_nobody_scores_is_told(training: Training) -> None:
-    """The run does not want the column, so its samples come without: what to do is said."""
+async def test_a_missing_reference_column_is_reported(training: Training) -> None:
+    """The run does not require the column, so samples lack it: the error names the cure."""
     await training.begin("a", "b", "c")
     await training.play(6)
     with pytest.raises(ValueError, match=r"has no column 'ref_logprobs' .* required_columns"):

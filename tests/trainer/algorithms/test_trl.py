@@ -1,4 +1,4 @@
-"""Our losses beside TRL's own, on the same tensors; `make test-algorithms` installs it."""
+"""Our losses against TRL's, on the same tensors; `make test-algorithms` installs it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_loss_and_gradient_are_those_of_trl(name: str, seed: int):
     samples, logits = make_case(seed)
     rollouts, found = rollouts_of(samples, logits), {"loss": 0.0}
     advantage = less_mean if name == "dr_grpo" else group_relative
-    wanted, gradient = trl_loss(name, rollouts, [advantage(r, rollouts) for r in rollouts])
+    expected, gradient = trl_loss(name, rollouts, [advantage(r, rollouts) for r in rollouts])
     assert greatest_error(ours(samples, logits, settings(name), sums=found), gradient) < 1e-5
-    assert found["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
     other = differences(reinforce_pp, rollouts)
     assert greatest_error(other, gradient) > 1e-3, "another algorithm does not pass for it"
     assert max(np.abs(each).max() for each in gradient) > 0

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside the next step, and what depends on them waits for them."""
+"""Checkpoints are written during the next step; commits and publishes wait for them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
 
 STEPS = 4
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 class SlowDisk:
     """Writes a step's shard only when the step after it was trained; the last one's at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, wait_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
         self.events: list[tuple[str, int]] = []
         self.num_begun = 0
-        self._patience = patience
+        self._timeout = wait_seconds
         self._trained = [threading.Event() for _ in range(STEPS + 1)]
         self._monkeypatch = monkeypatch
         self._optimize, self._write = Policy.optimize, fsync_files.write_tensors
@@ -57,7 +59,7 @@ class SlowDisk:
         if path.name.startswith("rank_"):
             self.num_begun += 1
             step = int(path.parent.name.rpartition("_")[2])
-            if not self._trained[min(step + 1, STEPS)].wait(self._patience):
+            if not self._trained[min(step + 1, STEPS)].wait(self._timeout):
                 raise OSError(f"step {step + 1} was not trained while a checkpoint was written")
         self._write(path, tensors)
 
@@ -86,13 +88,13 @@ class SlowDisk:
         self._monkeypatch.setattr(owner, name, noted)
 
 
-class PatientDisk(SlowDisk):
+class DiskAfterPublish(SlowDisk):
     """Writes a step's shard only when its weights are published."""
 
     def write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Wait if it is a shard's, then write."""
         if path.name.startswith("rank_"):
-            until = time.monotonic() + PATIENCE_SECONDS
+            until = time.monotonic() + TIMEOUT_SECONDS
             step = int(path.parent.name.rpartition("_")[2])
             while ("published", step) not in self.events:
                 if time.monotonic() > until:
@@ -121,7 +123,7 @@ async def test_without_overlap_the_disk_would_hold_training_up(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: wait for each checkpoint, and the next step is not trained in time."""
-    SlowDisk(monkeypatch, patience=1.0)
+    SlowDisk(monkeypatch, wait_seconds=1.0)
     start = AsyncCheckpointer.start
 
     async def waiting(checkpointer: AsyncCheckpointer, *given: Any) -> None:
@@ -137,7 +139,7 @@ async def test_weights_published_too_early_are_noticed(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: what does not wait is visible before the checkpoint that covers it."""
-    disk = PatientDisk(monkeypatch)
+    disk = DiskAfterPublish(monkeypatch)
     monkeypatch.setattr(AsyncPublisher, "_commit_condition", lambda publisher, step: None)
     await (await training.fill(STEPS)).train(STEPS)
     for step in range(1, STEPS + 1):
@@ -148,12 +150,12 @@ async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_publishe
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a checkpoint every other step a crash undoes published steps whatever they wait for."""
-    disk = PatientDisk(monkeypatch)
+    disk = DiskAfterPublish(monkeypatch)
     await (await training.fill(STEPS)).train(STEPS, checkpoint__every=2)
     assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
 
 
-async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
+async def test_a_failing_checkpoint_ends_training_immediately(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the trainer waits for samples that never come; none of its samples is committed."""
@@ -166,7 +168,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_training_at_once(
 
     monkeypatch.setattr(fsync_files, "write_tensors", full)
     await training.fill(STEPS, rollouts=6)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         with pytest.raises(DependencyUnavailable, match="no space left"):
             await training.train(STEPS)
     assert len(read_lines(training.metrics_file)) == 1
@@ -188,7 +190,7 @@ async def test_the_error_of_a_background_task_is_raised_in_every_waiter() -> Non
     with pytest.raises(OSError, match="no space left"):
         task.raise_if_failed()
     with pytest.raises(OSError, match="no space left"):
-        await run_with_background(asyncio.sleep(PATIENCE_SECONDS, None), task)
+        await run_with_background(asyncio.sleep(TIMEOUT_SECONDS, None), task)
 
 
 async def test_a_stop_waits_for_the_checkpoint_under_way(
@@ -217,18 +219,18 @@ async def test_weights_that_waited_are_published_after_their_checkpoint(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other way round they would wait for each other: the disk gives up, training ends."""
-    monkeypatch.setattr(f"{__name__}.PATIENCE_SECONDS", 1.0)
-    PatientDisk(monkeypatch)
+    monkeypatch.setattr(f"{__name__}.TIMEOUT_SECONDS", 1.0)
+    DiskAfterPublish(monkeypatch)
     with pytest.raises(DependencyUnavailable, match="step 1 was not published before"):
         await (await training.fill(STEPS)).train(STEPS)
 
 
-async def test_what_an_older_trainer_did_until_it_was_fenced_is_gone_on_with(
+async def test_a_trainer_resumes_from_the_last_checkpoint_of_a_fenced_one(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last checkpoint comes after the new one has looked: no step is trained on other samples.
 
-    Whose samples are committed is never leased again, so going on before it would lose them.
+    Committed samples are never leased again, so resuming before that checkpoint would lose them.
     """
     await training.fill(STEPS)
     before = await training.train(2)

@@ -75,7 +75,9 @@ def test_a_checkpoint_that_lacks_a_shard_is_never_complete(tmp_path: Path) -> No
     assert checkpoint_files.newest(tmp_path) is None
 
 
-def test_each_save_tells_of_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_save_reports_only_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that failed goes on saying so, though the one after it went well."""
     writer, write = checkpoint_files.ShardWriter(0, 1), fsync_files.write_tensors
     bad, good = tmp_path / "bad", tmp_path / "good"
@@ -99,7 +101,7 @@ def test_each_save_tells_of_itself_alone(tmp_path: Path, monkeypatch: pytest.Mon
     assert not checkpoint_files.is_written(bad, 1)
 
 
-def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_another_models_checkpoint_is_rejected(tmp_path: Path) -> None:
     """The message names the parameter and both shapes."""
     tensors = {"parameter.w": torch.zeros(3), "rng": torch.get_rng_state()}
     save_file(tensors, tmp_path / "rank_00000_of_00001.safetensors")

@@ -15,7 +15,7 @@ from trainer.policy.commands import Accumulate, decode, encode
 
 
 def replay(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compute a step again, in a process of its own."""
+    """Compute a step again, in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "trainer.replay_step", str(folder)],
         cwd=ROOT,
@@ -60,7 +60,7 @@ async def test_another_step_is_noticed(training: Training, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("missing", ["folder", "step.json"])
-def test_what_cannot_be_replayed_is_said(tmp_path: Path, missing: str) -> None:
+def test_a_missing_dump_is_reported(tmp_path: Path, missing: str) -> None:
     """No traceback, but the folder and the cure."""
     folder = tmp_path / "nothing"
     if missing == "step.json":

@@ -44,7 +44,7 @@ def test_a_group_without_variance_has_no_advantage():
         np.testing.assert_array_equal(found[1::2], 0.0)
 
 
-def test_a_group_of_one_has_nobody_to_be_compared_with():
+def test_a_group_of_one_has_no_advantage():
     """Leave-one-out gives it no advantage, and no division by nothing."""
     np.testing.assert_array_equal(
         baselines.leave_one_out(rollouts([3.0, 1.0, 2.0], "abb")), [0.0, -1.0, 1.0]
@@ -66,7 +66,7 @@ def test_a_rollout_with_two_sequences_counts_once():
 
 
 def test_a_rollout_without_tokens_is_compared_and_weighs_nothing():
-    """Its reward tells what others are worth; there is nothing of it to train."""
+    """Its reward counts for the baseline of the others; it has no trainable token."""
     samples = make_samples(2, groups=1, group_size=3)
     del samples[1].loss_mask[:]
     samples[1].loss_mask.extend([False] * len(samples[1].tokens.token_ids))
@@ -114,7 +114,7 @@ def test_the_penalty_is_part_of_the_reward():
 
 
 def test_a_missing_reward_is_named():
-    """The message holds the rollout, the wanted name and the names there are."""
+    """The message holds the rollout, the configured name and the available names."""
     sequences = [sequence(sample) for sample in make_samples(4)]
     settings = config("dapo", algorithm__reward="score")
     with pytest.raises(ValueError, match=r"no reward 'score' but \['reward'\]"):

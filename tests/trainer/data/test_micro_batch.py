@@ -99,7 +99,11 @@ def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     lengths = np.random.default_rng(5).lognormal(4, 0.7, 128).astype(int) + 2
     sequences = [of_length(int(length), str(n)) for n, length in enumerate(lengths)]
     shares = plan_micro_batches(
-        sequences, credited(np.ones(128)), num_ranks=2, micro_batch_tokens=1024, packed=packed
+        sequences,
+        credited(np.ones(128)),
+        num_ranks=2,
+        micro_batch_tokens=1024,
+        packed=packed,
     )
     computed = [sum(tokens_of(batch, packed) for batch in share) for share in shares]
     assert lengths.sum() / sum(computed) >= share

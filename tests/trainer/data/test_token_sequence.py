@@ -11,7 +11,7 @@ from trainer.data.token_sequence import TokenSequence, sequence
 
 
 def test_a_sequence_ends_with_its_last_trainable_token():
-    """What the environment said last is never computed."""
+    """Environment tokens at the end are never computed."""
     sample = make_sample(np.random.default_rng(0), "s", "g")
     tail = 3
     sample.tokens.token_ids.extend([1] * tail)
@@ -36,7 +36,7 @@ def test_tokens_of_unknown_version_are_never_trained():
 
 
 def test_a_column_of_log_probs_is_cut_with_its_tokens():
-    """It stays beside its tokens up to the last that is trained; without a name it is 0."""
+    """It is aligned with the tokens up to the last trainable one; without a column it is 0."""
     sample = make_sample(np.random.default_rng(3), "s", "g")
     tail = [1] * 2
     sample.tokens.token_ids.extend(tail)
@@ -76,7 +76,7 @@ def test_rewards_of_one_name_add_up_over_turns():
 
 
 @pytest.mark.parametrize("field", ["logprobs", "loss_mask", "spans"])
-def test_parallel_fields_of_different_length_are_refused(field):
+def test_parallel_fields_of_different_length_are_rejected(field):
     """The message names the sample and the field."""
     sample = make_sample(np.random.default_rng(3), "bad", "g")
     if field == "loss_mask":
@@ -102,8 +102,8 @@ def test_packed_samples_are_the_same_sequences():
     ("field", "size"),
     [("token_ids", 3), ("token_ids", 4), ("logprobs", 3), ("logprobs", 4), ("loss_mask", 1)],
 )
-def test_packed_fields_of_different_length_are_refused(field, size):
-    """Bytes that are cut say which sample and which field."""
+def test_packed_fields_of_different_length_are_rejected(field, size):
+    """The error of truncated bytes names sample and field."""
     sample = pack(make_sample(np.random.default_rng(3), "bad", "g"))
     if field == "loss_mask":
         sample.packed_loss_mask = sample.packed_loss_mask[:-size]
@@ -114,8 +114,8 @@ def test_packed_fields_of_different_length_are_refused(field, size):
         sequence(sample)
 
 
-def test_greedy_samples_are_refused():
-    """At temperature 0 a log-prob says nothing."""
+def test_greedy_samples_are_rejected():
+    """At temperature 0, log-probs are meaningless."""
     sample = make_sample(np.random.default_rng(4), "s", "g", temperature=0.0)
     with pytest.raises(ValueError, match="greedy"):
         sequence(sample)

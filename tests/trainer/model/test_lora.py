@@ -100,7 +100,7 @@ def test_two_ranks_compute_what_one_does(model: Path, straight: Path, tmp_path: 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for an old name
 @pytest.mark.parametrize("setting", [{}, {"cpu_offload": True}], ids=str)
-def test_what_is_published_computes_what_the_trainer_did(
+def test_published_weights_compute_the_trainer_s_results(
     model: Path, straight: Path, tmp_path: Path, setting: dict[str, Any]
 ) -> None:
     """Adapter alone: peft's own sum of both, and a rollout server's, are the whole weights."""
@@ -132,7 +132,7 @@ def test_what_is_published_computes_what_the_trainer_did(
     assert AutoModelForCausalLM.from_pretrained(made, local_files_only=True) is not None
 
 
-def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_rejected(model: Path, tmp_path: Path) -> None:
     """By what does not fit; nothing is left that looks whole."""
     parts = {"base_model.model.model.layers.7.q_proj.lora_A.weight": torch.zeros(4, 16)}
     parts["base_model.model.model.layers.7.q_proj.lora_B.weight"] = torch.zeros(16, 4)
@@ -144,10 +144,10 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
     assert not (tmp_path / "whole").exists()
 
 
-def test_an_adapter_to_other_weights_is_refused(
+def test_an_adapter_to_other_weights_is_rejected(
     model: Path, straight: Path, tmp_path: Path
 ) -> None:
-    """Of the same shapes: nothing else would notice. Nor does a run go on with another model."""
+    """Shapes are equal, so only the check notices. Nor does a run resume with another model."""
     other = make_model(tmp_path / "other", seed=1)
     config = settings(model, publish__content="adapter")
     folder = tmp_path / "published"
@@ -195,13 +195,13 @@ async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
             assert fetched is not None
             loaded = AutoModelForCausalLM.from_pretrained(fetched.folder)
             with torch.no_grad():
-                found, wanted = loaded(token_ids).logits, adapted(token_ids).logits
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+                found, expected = loaded(token_ids).logits, adapted(token_ids).logits
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
             (fetched.folder / "config.json").write_text("what a crash of the machine left")
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"lora__targets": ("q_proj", "vproj")}, "lora.targets has 'vproj'.*use .*v_proj"),
         ({"lora__targets": ("lm_head",)}, "shares its weights with the input"),
@@ -214,14 +214,16 @@ async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(
     ],
     ids=str,
 )
-def test_what_cannot_be_is_told(model: Path, fields: dict[str, Any], told: str) -> None:
+def test_invalid_adapter_settings_are_rejected(
+    model: Path, fields: dict[str, Any], message: str
+) -> None:
     """With the setting and the cure."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         add_adapter(AutoModelForCausalLM.from_pretrained(model), settings(model, **fields))
 
 
 def test_without_peft_its_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ImportError would not say what to install."""
+    """The error names the package to install."""
     monkeypatch.setitem(sys.modules, "peft", None)
     loaded = AutoModelForCausalLM.from_pretrained(model)
     with pytest.raises(ValueError, match=r"pip install 'seamflow\[lora\]'"):
@@ -247,12 +249,12 @@ def weights_of(out: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_equal(
-    found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], *, atol: float
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float
 ) -> None:
     """All tensors that both have; the output embeddings may be the input's."""
     assert found
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor.double(), wanted[name], rtol=0, atol=atol)
+        torch.testing.assert_close(tensor.double(), expected[name], rtol=0, atol=atol)
 
 
 def test_gpt2s_transposed_matrices_are_merged_and_not_published_alone(model: Path) -> None:

@@ -59,14 +59,14 @@ def test_output_and_gradients_are_those_of_the_layer(
     exact = copy.deepcopy(layer).double()
     x, grad = torch.randn(*batch, *WIDE), torch.randn(*batch, WIDE[0], 64)
     use_onednn(layer)
-    ours, wanted = gradients(layer, x, grad), gradients(exact, x.double(), grad.double())
+    ours, expected = gradients(layer, x, grad), gradients(exact, x.double(), grad.double())
     assert len(products) == 3
-    for one, other in zip(ours, wanted, strict=True):
+    for one, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
 
 
 def test_only_what_needs_a_gradient_costs_a_product(products: list[tuple[int, ...]]) -> None:
-    """A frozen weight, or an input that nobody asks about."""
+    """For a frozen weight, or an input without gradient."""
     layer = nn.Linear(WIDE[1], 64, bias=False)
     use_onednn(layer)
     layer(torch.randn(WIDE)).sum().backward()

@@ -122,10 +122,10 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, seed: int):
     """Of many architectures, to rounding; prompts and answers in common are computed once."""
     model, batch = make(kind, **PACKED[kind]), batch_of(random_rows(seed), seed)
-    wanted = gradients(model, batch, packed=False)
+    expected = gradients(model, batch, packed=False)
     assert can_pack(model)
     tolerance = 1e-4 if kind == "mixtral" else ROUNDING
-    assert difference(wanted, gradients(model, batch, packed=True)) < tolerance
+    assert difference(expected, gradients(model, batch, packed=True)) < tolerance
 
 
 def test_a_critic_sees_the_same_packed_or_padded():
@@ -133,22 +133,22 @@ def test_a_critic_sees_the_same_packed_or_padded():
     model, batch = make("qwen3"), batch_of(random_rows(0))
     add_value_head(model)
     torch.nn.init.normal_(model.get_submodule("value_head").weight)
-    wanted = gradients(model, batch, packed=False)
-    assert wanted["value_head.weight"].abs().max() > 0
+    expected = gradients(model, batch, packed=False)
+    assert expected["value_head.weight"].abs().max() > 0
     assert can_pack(model)
-    assert difference(wanted, gradients(model, batch, packed=True)) < ROUNDING
+    assert difference(expected, gradients(model, batch, packed=True)) < ROUNDING
 
 
 @pytest.mark.parametrize("kind", PADDED)
 def test_models_that_cannot_be_packed_are_padded(kind: str):
-    """They are known by what they say of themselves, and go on working."""
+    """They are recognised by their declaration, and still work."""
     model, batch = make(kind, **PADDED[kind]), batch_of(random_rows(0))
     assert not can_pack(model)
     assert forward(model, batch, "cpu", packed=False).num_tokens == batch.token_ids_BT.size
 
 
 def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch):
-    """Negative control of trying it out: attention that takes no notice of rows is refused."""
+    """Negative control of the trial: attention that ignores rows is rejected."""
     model = make("qwen3")
     monkeypatch.setattr("trainer.model.packing._rows", lambda states, places: states)
     assert not can_pack(model)

@@ -1,4 +1,4 @@
-"""Publishing goes on beside the next step; training waits for it nowhere but at its end."""
+"""Publishing continues during the next step; training waits for it only at its end."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from trainer.publish import publisher
 from trainer.publish.async_publisher import AsyncPublisher
 
 STEPS = 4
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 class SlowDisk:
     """Writes a step's weights only when the step after it was trained; the last one's at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, wait_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
         self.num_writes = 0
-        self._patience = patience
+        self._timeout = wait_seconds
         self._trained = [threading.Event() for _ in range(STEPS + 2)]
         self._optimize, self._write = Policy.optimize, publisher.write_folder
         monkeypatch.setattr(Policy, "optimize", self._optimized())
@@ -40,7 +42,7 @@ class SlowDisk:
         """Wait, then write."""
         self.num_writes += 1
         after = min(self.num_writes + 1, STEPS)
-        if not self._trained[after].wait(self._patience):
+        if not self._trained[after].wait(self._timeout):
             raise OSError(f"step {after} was not trained while weights were written")
         return self._write(folder, model_folder, tensors, *adapter)
 
@@ -71,7 +73,7 @@ async def test_without_overlap_the_disk_would_hold_training_up(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: wait for each publish, and the next step is not trained in time."""
-    SlowDisk(monkeypatch, patience=1.0)
+    SlowDisk(monkeypatch, wait_seconds=1.0)
     start = AsyncPublisher.start
 
     async def waiting(publisher: AsyncPublisher, *given: Any) -> None:
@@ -83,24 +85,24 @@ async def test_without_overlap_the_disk_would_hold_training_up(
         await (await training.fill(STEPS)).train(STEPS)
 
 
-async def test_a_write_that_fails_ends_training_at_once(
+async def test_a_failing_write_ends_training_immediately(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the trainer waits for samples that never come, and publishes nothing meanwhile."""
+    """Even while the trainer waits for samples that never come."""
 
     def broken(*_: Any) -> Any:
         raise OSError("no space left")
 
     monkeypatch.setattr(publisher, "write_folder", broken)
     await training.fill(STEPS, rollouts=12)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         with pytest.raises(DependencyUnavailable, match="no space left"):
             await training.train(STEPS, publish__every=2)
     assert len(read_lines(training.metrics_file)) == 2
 
 
 @pytest.mark.parametrize(("failures", "versions"), [(1, [0, 1, 1, 2]), (10**9, [0, 1, 1, 2])])
-async def test_a_publish_put_off_beside_training_is_tried_again_until_a_newer_one_comes(
+async def test_a_postponed_publish_is_retried_until_newer_weights_supersede_it(
     training: Training, monkeypatch: pytest.MonkeyPatch, failures: int, versions: list[int]
 ) -> None:
     """Under the same number, which what is sampled is compared with all the time."""
@@ -134,11 +136,11 @@ async def test_a_version_is_published_again_that_a_crash_cut_off_between_two(
     monkeypatch.setattr(publisher.Publisher, "finish", never)
     await training.fill(STEPS, rollouts=18)
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_SECONDS / 4):
+        async with asyncio.timeout(TIMEOUT_SECONDS / 4):
             await training.train(6, publish__every=2)  # trains three steps and waits for more
     assert training.published() == []
     monkeypatch.setattr(publisher.Publisher, "finish", finish)
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_SECONDS / 4):
+        async with asyncio.timeout(TIMEOUT_SECONDS / 4):
             await training.train(6, publish__every=2)
     assert len(training.published()) == 1

@@ -150,7 +150,7 @@ async def test_every_phase_of_a_publish_has_a_deadline(
 async def test_while_a_write_hangs_no_other_begins(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is put off meanwhile is never written: the disk's first work afterwards is the newest.
+    """A publish postponed in the meantime is never written: the next write is the newest weights.
 
     So no two threads write at the same time, not even into different folders.
     """

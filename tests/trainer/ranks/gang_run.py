@@ -86,7 +86,7 @@ def lead(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path)
 
 
 def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
-    """Load, train, suspend and save as the job says; leave losses and weights in `out`."""
+    """Load, train, suspend and save according to the job; write losses and weights to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     if "load" in job:
         rank0.do(Load(folder=str(job["load"])))

@@ -163,7 +163,7 @@ def predicted(batch: MicroBatch, logits: list[np.ndarray]) -> tuple[torch.Tensor
     return logprobs.requires_grad_(), values.requires_grad_()
 
 
-def greatest_error(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+def greatest_error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Relative to the greatest derivative."""
-    scale = max(np.abs(each).max() for each in wanted)
-    return max(np.abs(a - b).max() for a, b in zip(found, wanted, strict=True)) / scale
+    scale = max(np.abs(each).max() for each in expected)
+    return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True)) / scale

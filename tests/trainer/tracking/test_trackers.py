@@ -1,4 +1,4 @@
-"""Trackers, read back with their own libraries: what was logged is there, and a run goes on.
+"""Trackers, read back with their own libraries: logged values are there, and runs are continued.
 
 TensorBoard's is among the tools of development; `make test-trackers` installs the others.
 """
@@ -51,7 +51,7 @@ def test_tensorboard_shows_every_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_goes_on_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the settings that decide what a step computes."""
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -79,7 +79,7 @@ def test_wandb_writes_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 class Recording:
-    """A tracker of somebody's own."""
+    """A plug-in tracker."""
 
     made: ClassVar[list[Recording]] = []
 
@@ -108,7 +108,7 @@ class Broken(Recording):
 def test_a_tracker_that_fails_stops_neither_training_nor_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told in the log, each time; everything arrives in order, in a thread of its own."""
+    """Each error is logged; steps arrive in order, in a separate thread."""
     Recording.made.clear()
     trackers = Trackers(config(tmp_path, f"{__name__}:Broken", f"{__name__}:Recording"))
     for step in (1, 2):
@@ -128,8 +128,8 @@ class Hanging(Recording):
     released = threading.Event()
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """For as long as the test goes on."""
-        self.released.wait()  # whoever waits for it runs into the time limit of a test
+        """Blocks until the end of the test."""
+        self.released.wait()  # waiting for it would exceed the test's time limit
 
 
 def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path: Path) -> None:
         Hanging.released.set()
 
 
-def test_an_unknown_tracker_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_tracker_is_rejected_by_name(tmp_path: Path) -> None:
     """At start, with those there are."""
     with pytest.raises(ConfigError, match=r"trackers is 'tensorbord': .*did you mean tensorboard"):
         Trackers(config(tmp_path, "tensorbord"))

@@ -50,7 +50,10 @@ class ActorCritic:
             action_tokens: longest action, within a turn; None: an action is a turn.
         """
         self._action_tokens = action_tokens
-        self._discount, self._lambda = config.algorithm.discount, config.algorithm.gae_lambda
+        self._discount, self._lambda = (
+            config.algorithm.discount,
+            config.algorithm.gae_lambda,
+        )
         self._value_weight = config.algorithm.value_weight
         self._gradient = PolicyGradient.of(
             config,

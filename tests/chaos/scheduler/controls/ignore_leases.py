@@ -1,6 +1,6 @@
 """A scheduler that does not wait for leases to run out.
 
-A negative control: it tells node agents one lease and gives their work away after part of it.
+A negative control: it reassigns work before the lease of the node agents expires.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler import cli
-from scheduler.pool.heartbeats import Leases
+from scheduler.pool.heartbeats import NodeLeases
 
 __all__ = ["HastyLeases"]
 
 _PART = 0.6
 
 
-class HastyLeases(Leases):
-    """Shorter, margin and all, than what node agents are told."""
+class HastyLeases(NodeLeases):
+    """Shorter, margin included, than the lease of node agents."""
 
     def __init__(self, seconds: float, margin: float, clock: Callable[[], float]) -> None:
         super().__init__(_PART * seconds - margin, margin, clock)

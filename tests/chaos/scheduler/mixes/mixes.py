@@ -30,12 +30,12 @@ _AFTERWARDS_SECONDS = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A node, as it says of itself."""
+    """A node's capabilities."""
 
     name: str
     """Node."""
     tags: tuple[str, ...]
-    """What it can do beside rollout."""
+    """Its capability in addition to rollout."""
     runs: tuple[str, ...]
     """Jobs it has workers of."""
 
@@ -69,7 +69,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a node was told to do for a gang."""
+    """A node's assignment to a gang."""
 
     gang: GangName
     """For whom."""
@@ -90,12 +90,12 @@ class World(Protocol):
         """A node is gone."""
         ...
 
-    async def drain(self, machine: Machine, wanted: bool) -> None:
+    async def drain(self, machine: Machine, expected: bool) -> None:
         """An operator wants no work on a node, or work again."""
         ...
 
     async def obey(self, machines: Iterable[Machine]) -> None:
-        """Nodes take up what they were told."""
+        """Nodes take up their assignments."""
         ...
 
     async def request(self, asks: Sequence[Ask]) -> None:
@@ -129,9 +129,9 @@ def partial_gangs(places: Iterable[Place], asks: Iterable[Ask]) -> int:
     for place in places:
         ranks.setdefault(place.gang, []).append(place.rank)
         sizes.setdefault(place.gang, set()).add(place.size)
-    wanted = {ask.name: ask.num_nodes for ask in asks}
+    expected = {ask.name: ask.num_nodes for ask in asks}
     return sum(
-        sorted(held) != list(range(wanted.get(name, 0))) or sizes[name] != {wanted[name]}
+        sorted(held) != list(range(expected.get(name, 0))) or sizes[name] != {expected[name]}
         for name, held in ranks.items()
         if held
     )

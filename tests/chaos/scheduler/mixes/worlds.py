@@ -11,7 +11,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.model.records import Gang, Node, NodeState, RunPolicy, State, Worker
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.pool.state_transaction import Draft
+from scheduler.pool.state_transaction import StateTransaction
 from tests.chaos.scheduler.mixes.mixes import Ask, Machine, Place
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ class VirtualWorld:
                 for run_id in machine.runs
             ),
         )
-        self._change(lambda draft: draft.register(node))
+        self._change(lambda tx: tx.register(node))
 
     async def fail(self, machine: Machine) -> None:
         """See `World.fail`."""
-        self._change(lambda draft: draft.lose([machine.name]))
+        self._change(lambda tx: tx.lose([machine.name]))
 
-    async def drain(self, machine: Machine, wanted: bool) -> None:
+    async def drain(self, machine: Machine, expected: bool) -> None:
         """See `World.drain`."""
-        self._change(lambda draft: draft.drain(machine.name, wanted))
+        self._change(lambda tx: tx.drain(machine.name, expected))
 
     async def obey(self, machines: Iterable[Machine]) -> None:
         """See `World.obey`."""
@@ -77,18 +77,18 @@ class VirtualWorld:
 
     async def release(self, ask: Ask) -> None:
         """See `World.release`."""
-        self._change(lambda draft: draft.release(ask.name))
+        self._change(lambda tx: tx.release(ask.name))
 
     async def set_policy(self, run_id: str, priority: int, max_nodes: int) -> None:
         """See `World.set_policy`."""
         policy = RunPolicy(priority=priority, max_nodes=max_nodes)
-        self._change(lambda draft: draft.set_run_policy(run_id, policy))
+        self._change(lambda tx: tx.set_run_policy(run_id, policy))
 
     async def pass_time(self, seconds: float) -> None:
         """See `World.pass_time`."""
         self._now += seconds
-        self._change(lambda draft: draft.give_up(_DRAIN_SECONDS))
-        self._change(lambda draft: draft.replan("time passed"))
+        self._change(lambda tx: tx.mark_overdue(_DRAIN_SECONDS))
+        self._change(lambda tx: tx.replan("time passed"))
 
     async def states(self) -> Sequence[Mapping[str, Place]]:
         """See `World.states`."""
@@ -106,10 +106,10 @@ class VirtualWorld:
             if node.assignment.gang_id
         }
 
-    def _change(self, change: Callable[[Draft], object]) -> None:
-        draft = Draft(self._state, self._policy, self._now)
-        change(draft)
-        self._state = draft.state
+    def _change(self, change: Callable[[StateTransaction], object]) -> None:
+        tx = StateTransaction(self._state, self._policy, self._now)
+        change(tx)
+        self._state = tx.state
         self._states.append(self._places())
 
 
@@ -143,17 +143,17 @@ class RealWorld:
         (node,) = [node for node in await self._nodes() if node.node_id == machine.name]
         await self._report(node, pb.NODE_STATE_DRAINING)
 
-    async def drain(self, machine: Machine, wanted: bool) -> None:
+    async def drain(self, machine: Machine, expected: bool) -> None:
         """See `World.drain`."""
-        request = pb.DrainNodeRequest(node_id=machine.name, drain=wanted)
+        request = pb.DrainNodeRequest(node_id=machine.name, drain=expected)
         await self._scheduler.DrainNode(request)
 
     async def obey(self, machines: Iterable[Machine]) -> None:
         """See `World.obey`."""
         names = {machine.name for machine in machines}
-        told = [node for node in await self._nodes() if node.node_id in names]
+        message = [node for node in await self._nodes() if node.node_id in names]
         active, idle = pb.NODE_STATE_ACTIVE, pb.NODE_STATE_IDLE
-        reports = [self._report(node, active if node.assignment.tag else idle) for node in told]
+        reports = [self._report(node, active if node.assignment.tag else idle) for node in message]
         await asyncio.gather(*reports)
 
     async def request(self, asks: Sequence[Ask]) -> None:

@@ -19,7 +19,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import PreconditionError
 from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2, trajectory_service_pb2
 
-from tests.chaos.calls import CREDENTIAL, Caller, patiently, tokens_of
+from tests.chaos.calls import CREDENTIAL, Caller, call_retrying, tokens_of
 
 __all__ = ["CHUNK", "main"]
 
@@ -43,7 +43,7 @@ def hold_turn(caller: Caller, first_id: int) -> Held:
 
 def hold_task(caller: Caller, first_id: int) -> Held:
     """An agent and its gateway under a task lease."""
-    lease = patiently(
+    lease = call_retrying(
         caller.tasks.LeaseTask, task_service_pb2.LeaseTaskRequest(run_id=caller.run_id)
     )
     rollout_id, token = lease.rollout_id, lease.lease_token
@@ -68,9 +68,9 @@ def hold_trainer(caller: Caller, first_id: int) -> Held:
     """A trainer with a step leased."""
     run_id, samples = caller.run_id, caller.samples
     reconcile = sample_service_pb2.ReconcileRequest(run_id=run_id, trainer_id=f"victim-{first_id}")
-    epoch = patiently(samples.Reconcile, reconcile).epoch
+    epoch = call_retrying(samples.Reconcile, reconcile).epoch
     lease = sample_service_pb2.LeaseSamplesRequest(run_id=run_id, epoch=epoch, step=1)
-    leased = patiently(samples.LeaseSamples, lease)
+    leased = call_retrying(samples.LeaseSamples, lease)
     extend = sample_service_pb2.ExtendLeaseRequest(run_id=run_id, lease_token=leased.lease_token)
     release = sample_service_pb2.ReleaseSamplesRequest(
         run_id=run_id, lease_token=leased.lease_token
@@ -98,7 +98,7 @@ def start_rollout(caller: Caller, rollout_id: str, lease_token: str = "") -> Non
         purpose=tokens_pb2.PURPOSE_TRAIN if lease_token else tokens_pb2.PURPOSE_EVAL,
         credential_digest=CREDENTIAL,
     )
-    patiently(caller.trajectories.StartRollout, request)
+    call_retrying(caller.trajectories.StartRollout, request)
 
 
 def begin(
@@ -114,7 +114,7 @@ def begin(
         temperature=1.0,
         credential_digest=CREDENTIAL,
     )
-    answer: trajectory_service_pb2.BeginTurnResponse = patiently(
+    answer: trajectory_service_pb2.BeginTurnResponse = call_retrying(
         caller.trajectories.BeginTurn, request
     )
     return answer
@@ -188,7 +188,7 @@ def main() -> None:
         command = json.loads(line)
         with Caller.at(given.target, command["run_id"]) as caller:
             held, writes, after = HOLDS[command["holds"]](caller, command["first_id"])
-            patiently(*next(writes))
+            call_retrying(*next(writes))
             print(json.dumps(held), flush=True)
             print(json.dumps(write(caller, writes, after)), flush=True)
 

@@ -21,7 +21,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.errors import SeamflowError
 from seamflow.trajectory.v1 import sample_service_pb2
 
-from tests.chaos.calls import Caller, patiently
+from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.history import Log
 
 __all__ = ["REFUSED", "committed_steps", "main"]
@@ -78,7 +78,7 @@ class Trainer:
         reconcile = sample_service_pb2.ReconcileRequest(
             run_id=self._caller.run_id, step=step, trainer_id=uuid.uuid4().hex
         )
-        epoch = patiently(self._caller.samples.Reconcile, reconcile).epoch
+        epoch = call_retrying(self._caller.samples.Reconcile, reconcile).epoch
         while True:
             step += self._step(epoch, step + 1)
 
@@ -89,7 +89,7 @@ class Trainer:
             run_id=run_id, epoch=epoch, step=step, wait=Duration(seconds=_WAIT_SECONDS)
         )
         sample_ids = [
-            sample.sample_id for sample in patiently(samples.LeaseSamples, request).samples
+            sample.sample_id for sample in call_retrying(samples.LeaseSamples, request).samples
         ]
         if not sample_ids:
             return 0
@@ -97,7 +97,7 @@ class Trainer:
         save(self._checkpoints, step, sample_ids)
         self._work()
         commit = sample_service_pb2.CommitStepRequest(run_id=run_id, epoch=epoch, step=step)
-        patiently(samples.CommitStep, commit)
+        call_retrying(samples.CommitStep, commit)
         return 1
 
     def _work(self) -> None:

@@ -28,7 +28,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.record.recorder import Recorder
-from tests.chaos.calls import CREDENTIAL, patiently_async, tokens_of
+from tests.chaos.calls import CREDENTIAL, call_retrying_async, tokens_of
 from tests.chaos.store.history import Log
 from tests.chaos.store.recording import OneByOne, Place, Recording, Together
 
@@ -102,7 +102,7 @@ class Writer:
             request = task_service_pb2.LeaseTaskRequest(
                 run_id=self._settings.run_id, wait=Duration(seconds=1)
             )
-            lease, _ = await patiently_async(self._tasks.LeaseTask, request)
+            lease, _ = await call_retrying_async(self._tasks.LeaseTask, request)
             if not lease.rollout_id:
                 continue
             try:
@@ -122,7 +122,7 @@ class Writer:
             purpose=tokens_pb2.PURPOSE_TRAIN,
             credential_digest=CREDENTIAL,
         )
-        await patiently_async(self._trajectories.StartRollout, started)
+        await call_retrying_async(self._trajectories.StartRollout, started)
         sequence: list[int] = []
         for number in range(TURNS):
             prompt = [*sequence, *self._fresh(self._random.randint(*PROMPT_TOKENS))]
@@ -172,7 +172,7 @@ class Writer:
             temperature=1.0,
             credential_digest=CREDENTIAL,
         )
-        opened, _ = await patiently_async(self._trajectories.BeginTurn, request)
+        opened, _ = await call_retrying_async(self._trajectories.BeginTurn, request)
         own = list(opened.tokens.token_ids)
         turn = _Turn(
             rollout_id=rollout_id,
@@ -243,11 +243,11 @@ async def feed(tasks: TaskServiceStub, run_id: str, first: int, stopping: asynci
             task_service_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN) for name in names
         ]
         request = task_service_pb2.SubmitTasksRequest(run_id=run_id, tasks=queued)
-        answer, _ = await patiently_async(tasks.SubmitTasks, request)
+        answer, _ = await call_retrying_async(tasks.SubmitTasks, request)
         while answer.num_free < _QUEUED_TASKS and not stopping.is_set():
             await asyncio.sleep(_FEED_SECONDS)
             nothing = task_service_pb2.SubmitTasksRequest(run_id=run_id)
-            answer, _ = await patiently_async(tasks.SubmitTasks, nothing)
+            answer, _ = await call_retrying_async(tasks.SubmitTasks, nothing)
 
 
 async def run(given: argparse.Namespace) -> None:
