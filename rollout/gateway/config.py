@@ -14,7 +14,7 @@ __all__ = ["GatewayConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig(ServerConfig):
-    """What a gateway needs to know. Any number of gateways may serve one run."""
+    """Settings of a gateway. Any number of gateways may serve one run."""
 
     run_id: str
     """Training job whose rollout servers this gateway uses."""
@@ -23,39 +23,40 @@ class GatewayConfig(ServerConfig):
     credential_secret: str | None = field(default=None, metadata={"secret": True})
     """Key that credentials are derived from; gateways of one run share it. None: random."""
     trajectory_manager: str = "127.0.0.1:50051"
-    """Where tokens are recorded."""
+    """Address of the trajectory manager, as host:port."""
     scheduler: str | None = None
-    """Where rollout servers are found; without it only `servers` are used."""
+    """Scheduler that lists the rollout servers; None: only `servers` are used."""
     servers: tuple[str, ...] = ()
-    """Rollout servers to use besides the scheduler's, as host:port."""
+    """Rollout servers in addition to the scheduler's, as host:port."""
     weights: str | None = None
-    """Where committed versions are announced; without it every reported version is allowed."""
+    """Weights service that announces committed versions; None: any reported version is allowed."""
     max_version_lag: int = 1
-    """A server may be this many versions behind the newest committed one and still get turns."""
+    """A server gets turns while at most this many versions behind the newest committed one."""
     dispatch: str = "least_load"
-    """Which turn gets which server: least_load, prefix_affinity, longest_first, skew_aware (ends a
-    step soonest), or "package.module:Name"."""
+    """Dispatch policy: least_load, prefix_affinity (a group's turns share a cache), cache_first
+    (for agents of many turns), longest_first, skew_aware (separate servers for the longest turns),
+    or "package.module:Name"."""
     decode_latency: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of a decode step of your servers by batch size, for skew_aware: {1 = 0.0085, ...}.
-    Empty: learned from what servers report."""
+    """Seconds of a decode step by batch size, for skew_aware: {1 = 0.0085, ...}. Empty: learned
+    from the rates that servers report."""
     lengths: str = "running_means"
-    """How long turns will be: running_means, ranker, or "package.module:Name"."""
+    """Length estimator: running_means, ranker, or "package.module:Name"."""
     ranker: str | None = None
-    """Where lengths are predicted, for lengths = "ranker"."""
+    """Address of the ranker, for lengths = "ranker"."""
     overcommit: float = 1.25
-    """A server gets turns up to this many times its slots, so that none of them is ever idle."""
+    """A server gets up to this many times its slots in turns, so that no slot is idle."""
     max_waiting_turns: int = 16_384
-    """New turns beyond these that have no server yet are refused with RESOURCE_EXHAUSTED."""
+    """Limit of the queue; a new turn beyond it fails with RESOURCE_EXHAUSTED."""
     required_weights_timeout_seconds: float = 600.0
-    """A turn waits so long for weights that its group needs, then it takes older ones: they may
-    never come, if a trainer died before it published them."""
+    """How long a turn waits for its required weight version before it takes an older one: the
+    trainer may have died before publishing it."""
     poll_seconds: float = 0.2
-    """How often each server is asked for its version and load."""
+    """Interval between two polls of a server for its version and load."""
     default_heartbeat_seconds: float = 10.0
-    """Silence on a stream longer than this is broken, where the caller names no interval."""
+    """Interval between heartbeats on a silent stream, unless the agent names its own."""
 
     def __post_init__(self) -> None:
-        """Refuse what would let no turn through."""
+        """Raise `ValueError` for settings with which no turn could be served."""
         self.server_latency()
         if (self.lengths == "ranker") != (self.ranker is not None):
             raise ValueError(
@@ -73,5 +74,5 @@ class GatewayConfig(ServerConfig):
             )
 
     def server_latency(self) -> DecodeLatency | None:
-        """The table `decode_latency`; None: there is none."""
+        """The table `decode_latency`; None if it is empty."""
         return DecodeLatency.from_table(self.decode_latency) if self.decode_latency else None

@@ -11,22 +11,22 @@ __all__ = ["RankerConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankerConfig(ServerConfig):
-    """What the ranker can be told."""
+    """Settings of the ranker."""
 
     run_id: str
     """Training job whose turns it learns from."""
     trajectory_manager: str = "127.0.0.1:50051"
-    """Where these are recorded."""
+    """Address of the trajectory manager, as host:port."""
     window_prompts: int = 4096
-    """Prompts it remembers, newest first. Its memory grows with their square (4,096: 0.3 GB), its
+    """Latest prompts that it keeps. Its memory grows with their square (4,096: 0.3 GB), its
     training with their cube (4,096: some seconds of one core)."""
     train_every_turns: int = 512
-    """It learns anew after so many turns that have ended."""
+    """Number of ended turns after which the model is fitted again."""
     poll_seconds: float = 1.0
-    """How often the trajectory manager is asked for them."""
+    """Interval of polling the trajectory manager."""
 
     def __post_init__(self) -> None:
-        """Refuse what nothing could be learned with."""
+        """Raise `ValueError` for settings with which no model can be fitted."""
         for name, least in (("window_prompts", 16), ("train_every_turns", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: must be at least {least}")

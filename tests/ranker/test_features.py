@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from services.ranker.features import NUM_COLUMNS, Beginning, Columns, columns
+from services.ranker.features import NUM_COLUMNS, Columns, TurnStart, columns
 
 
 def of(ids: list[int], turn_index: int = 0) -> Columns:
     """The columns of a turn."""
-    return columns(Beginning(task_id="task", token_ids=ids, turn_index=turn_index))
+    return columns(TurnStart(task_id="task", token_ids=ids, turn_index=turn_index))
 
 
 def shared(first: Columns, second: Columns) -> int:
@@ -35,8 +35,8 @@ def test_the_order_of_words_counts() -> None:
 )
 def test_a_task_is_the_same_in_every_epoch(task_id: str, name: str) -> None:
     """The dataloader puts the epoch behind an @; other names are taken as they are."""
-    beginning = Beginning(task_id=task_id, token_ids=[], turn_index=3)
-    assert beginning.place == (name, 3)
+    start = TurnStart(task_id=task_id, token_ids=[], turn_index=3)
+    assert start.place == (name, 3)
 
 
 def test_of_a_long_prompt_the_beginning_and_the_end_are_read() -> None:

@@ -177,15 +177,15 @@ class FakeStore:
         """By turn: what its next appends are answered; then all is accepted."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self.num_under_way = self.max_under_way = 0
+        self.num_in_flight = self.max_in_flight = 0
 
     async def AppendSegments(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
         """See `TrajectoryService`."""
         self.messages.append(list(request.appends))
-        self.num_under_way += 1
-        self.max_under_way = max(self.max_under_way, self.num_under_way)
+        self.num_in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.num_in_flight)
         await self.may_answer.wait()
-        self.num_under_way -= 1
+        self.num_in_flight -= 1
         if self.failures:
             raise self.failures.pop(0)
         return pb.AppendSegmentsResponse(results=map(self._result, request.appends))

@@ -52,7 +52,7 @@ async def test_server_info_says_what_the_server_is() -> None:
         (
             lambda c: c.stub.UpdateWeights(pb.UpdateWeightsRequest()),
             grpc.StatusCode.FAILED_PRECONDITION,
-            "follows no weights service",
+            "has no weights service",
         ),
     ],
 )

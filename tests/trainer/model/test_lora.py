@@ -140,7 +140,7 @@ def test_an_adapter_to_other_weights_is_refused(
     folder = tmp_path / "published"
     parts = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 16)}
     write_folder(folder, model, parts, adapter_settings(config))
-    with pytest.raises(WeightsError, match="adapter to other weights"):
+    with pytest.raises(WeightsError, match="belongs to other weights"):
         merge_lora(folder, other)
     config = replace(config, checkpoint_folder=straight / "checkpoints", resume=True)
     assert find_checkpoint(config) is not None

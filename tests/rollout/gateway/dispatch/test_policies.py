@@ -138,7 +138,7 @@ def test_each_rollout_of_a_group_comes_back_to_a_server_of_its_own() -> None:
 
 def test_servers_of_rollouts_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest first; a rollout that is still there is given a server like a new one."""
-    monkeypatch.setattr(policies, "_MOST_REMEMBERED", 2)
+    monkeypatch.setattr(policies, "_MAX_REMEMBERED", 2)
     policy, servers = CacheFirst(), [candidate(name) for name in "abcd"]
     for number in range(50):
         policy.choose(request(rollout=str(number)), servers)

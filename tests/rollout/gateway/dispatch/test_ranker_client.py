@@ -79,8 +79,8 @@ def turn(group: str, num_tokens: int = 3, turn_index: int = 0) -> LengthQuery:
 
 async def until_asked(lengths: RankerLengths) -> None:
     """Wait until no question is under way."""
-    assert lengths._asking is not None
-    await lengths._asking
+    assert lengths._sending is not None
+    await lengths._sending
 
 
 def failures() -> float:
@@ -154,7 +154,7 @@ async def test_nothing_is_asked_before_the_prompt_is_known() -> None:
     """A turn whose prefix only the store knows."""
     async with estimator("127.0.0.1:9") as lengths:
         lengths.prefetch(LengthQuery(group="a"))
-        assert lengths._asking is None
+        assert lengths._sending is None
 
 
 async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) -> None:

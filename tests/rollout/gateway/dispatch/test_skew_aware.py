@@ -183,7 +183,7 @@ def test_latency_is_learned_from_what_servers_report() -> None:
     measured = MeasuredLatency()
     assert measured.latency().seconds(1) == measured.latency().seconds(64)
     reports = [(1, 100.0), (8, 800.0), (64, 4000.0), (128, 16_000.0), (5, 0.0)]
-    measured.see(
+    measured.update(
         [
             Candidate(server_id="a", num_turns=turns, max_running=256, tokens_per_second=tokens)
             for turns, tokens in reports

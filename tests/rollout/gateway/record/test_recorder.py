@@ -21,7 +21,7 @@ from tests.rollout.gateway.support import FakeStore, failed, refusal, until_idle
 @asynccontextmanager
 async def recording(store: FakeStore, **bounds: int) -> AsyncIterator[Recorder]:
     """A recorder that sends to `store`."""
-    recorder = Recorder(store, **{"max_under_way": 1, **bounds})  # type: ignore[arg-type]
+    recorder = Recorder(store, **{"max_in_flight": 1, **bounds})  # type: ignore[arg-type]
     sending = asyncio.create_task(recorder.keep_sending())
     try:
         yield recorder
@@ -54,7 +54,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     return told
 
 
-async def test_what_comes_while_a_message_is_under_way_is_the_next_one() -> None:
+async def test_what_comes_while_a_message_is_in_flight_is_the_next_one() -> None:
     """The first append goes at once and alone; those that wait share a message, in order."""
     store = FakeStore()
     store.may_answer.clear()
@@ -66,7 +66,7 @@ async def test_what_comes_while_a_message_is_under_way_is_the_next_one() -> None
         assert sent(store) == [["a"]]
         assert not first.done()
         store.may_answer.set()
-    assert (sent(store), store.max_under_way) == ([["a"], ["b", "c", "d"]], 1)
+    assert (sent(store), store.max_in_flight) == ([["a"], ["b", "c", "d"]], 1)
     assert [first.result(), *(task.result() for task in others)] == [3, 9, 9, 9]
 
 
@@ -74,13 +74,13 @@ async def test_idle_senders_share_what_waits() -> None:
     """Callers that come together go out in as many messages as may be under way."""
     store = FakeStore()
     store.may_answer.clear()
-    async with recording(store, max_under_way=2) as recorder, asyncio.TaskGroup() as group:
+    async with recording(store, max_in_flight=2) as recorder, asyncio.TaskGroup() as group:
         for name in "abcde":
             group.create_task(recorder.record(append(name)))
         await until_idle()
         assert sent(store) == [["a", "b", "c"], ["d", "e"]]
         store.may_answer.set()
-    assert store.max_under_way == 2
+    assert store.max_in_flight == 2
 
 
 async def test_each_caller_gets_its_own_refusal() -> None:

@@ -259,7 +259,7 @@ async def test_a_shared_folder_is_checked(version: LocalVersion, tmp_path: Path)
     with pytest.raises(DamagedFile, match="SHA-256"):
         await fetch("sha256")
     (copy / BIG).write_bytes(spoiled[:-1])
-    with pytest.raises(DamagedFile, match="the manifest says"):
+    with pytest.raises(DamagedFile, match="the manifest has"):
         await fetch("size")
     (copy / BIG).unlink()
     with pytest.raises(NotVisible, match="weight_folder"):
