@@ -54,7 +54,7 @@ def template(tmp_path: Path) -> ChatTemplate:
 
 
 def ids_of(template: ChatTemplate, text: str) -> list[int]:
-    """What the policy would sample to say `text`."""
+    """Ids that the policy samples for `text`."""
     return template.encode([{"role": "user", "content": text}])[2:-3]
 
 
