@@ -40,7 +40,7 @@ def test_a_task_is_the_same_in_every_epoch(task_id: str, name: str) -> None:
 
 
 def test_of_a_long_prompt_the_beginning_and_the_end_are_read() -> None:
-    """The middle of a hundred thousand tokens costs nothing, and tells nothing."""
+    """The middle of a hundred thousand tokens costs no time and adds no feature."""
     long = list(range(100_000))
     assert len(of(long)) < 2 * 1024 + 2
     assert shared(of(long), of([*range(200), *range(99_800, 100_000)])) >= 4 * 199

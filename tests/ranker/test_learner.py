@@ -17,7 +17,7 @@ def start(number: int, ids: list[int]) -> TurnStart:
 
 
 def remembered(number: int, lengths: list[int], max_prompts: int = 4096) -> Memory:
-    """A memory of so many prompts with these lengths."""
+    """A memory of these prompts and lengths."""
     memory = Memory(max_prompts)
     for i, (ids, tokens) in enumerate(zip(prompts(number), lengths, strict=True)):
         memory.add(start(i, ids), tokens)
@@ -25,7 +25,7 @@ def remembered(number: int, lengths: list[int], max_prompts: int = 4096) -> Memo
 
 
 def test_recall_is_the_share_of_the_longest_fifth() -> None:
-    """Two of ten turns are the longest; whoever finds one of them has half."""
+    """Two of ten turns are the longest; finding one of them is a recall of one half."""
     actual = np.arange(10.0)
     assert recall_of_longest(actual, actual) == 1.0
     assert recall_of_longest(-actual, actual) == 0.0
@@ -33,7 +33,7 @@ def test_recall_is_the_share_of_the_longest_fifth() -> None:
 
 
 def test_lengths_that_depend_on_words_are_learned() -> None:
-    """And the ranker says so itself, by tasks that it has not seen."""
+    """And the ranker's own recall on held-out tasks agrees."""
     lengths = [length(ids) for ids in prompts(400)]
     learned = learn(remembered(400, lengths).examples())
     new = prompts(200, seed=1)
@@ -52,7 +52,7 @@ def test_nothing_is_found_where_lengths_depend_on_nothing() -> None:
 
 
 def test_words_that_act_together_are_learned() -> None:
-    """A marker that counts in one topic and not in the other: no sum of words tells that."""
+    """A marker that matters in one topic and not in the other: no sum of words predicts it."""
     workload = load_workload()
     workload["prompts"] |= {"topics": 4, "markers": 4, "words_per_topic": 20}
     world = PromptWorld(workload, seed=3)
@@ -68,7 +68,7 @@ def test_words_that_act_together_are_learned() -> None:
 
 
 def test_a_task_that_comes_again_is_remembered() -> None:
-    """Its prompt says nothing; only its earlier answers do."""
+    """Its prompt is uninformative; only its earlier answers predict it."""
     memory = Memory(100)
     for i in range(50):
         for tokens in (10, 12) if i % 5 else (1000, 1200):
@@ -89,7 +89,7 @@ def test_answers_to_one_prompt_are_one_example_with_the_newest_lengths() -> None
 
 
 def test_one_turn_is_enough_to_begin_with() -> None:
-    """Nobody knows better; no recall is claimed."""
+    """There is nothing to validate on, so the recall is 0."""
     learned = learn(remembered(1, [100]).examples())
     assert learned.expected_tokens([start(1, [5])]) == pytest.approx([100])
     assert learned.recall == 0.0

@@ -68,7 +68,7 @@ async def test_a_new_feed_begins_with_the_newest() -> None:
 
 
 async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None:
-    """It holds up nobody."""
+    """It does not block the others."""
     async with manager("run") as (address, stub):
         feed = TurnFeed(stub, "run")
         async with grpc.aio.insecure_channel(address) as channel:
