@@ -28,7 +28,7 @@ from bench.rollout.streamrl import SkewAwareMax, SkewAwareSum
 from rollout.gateway.dispatch.policies import DispatchPolicy, LeastLoad, LongestFirst
 from rollout.gateway.dispatch.skew_aware import SkewAware
 from services.lib.decode_latency import DecodeLatency
-from services.ranker.features import Beginning
+from services.ranker.features import TurnStart
 from services.ranker.learner import Learned, Memory, learn, recall_of_longest
 
 __all__ = ["measure"]
@@ -111,13 +111,13 @@ def _remembered(world: PromptWorld, workload: Mapping[str, Any]) -> Memory:
     settings = workload["learning"]
     memory = Memory(settings["prompts"])
     prompts = world.prompts(settings["prompts"])
-    for beginning, lengths in zip(
-        _beginnings(prompts, "seen"),
+    for start, lengths in zip(
+        _turn_starts(prompts, "seen"),
         world.answers(prompts, settings["group_size"]),
         strict=True,
     ):
         for length in lengths:
-            memory.add(beginning, int(length))
+            memory.add(start, int(length))
     return memory
 
 
@@ -127,7 +127,7 @@ def _batch(
     settings = workload[name]
     prompts, group_size = world.prompts(settings["prompts"]), settings["group_size"]
     lengths = world.answers(prompts, group_size).ravel()
-    ranked = np.array(learned.expected_tokens(list(_beginnings(prompts, name))))
+    ranked = np.array(learned.expected_tokens(list(_turn_starts(prompts, name))))
     oracle = np.exp(prompts.mean_log_lengths)
     order = np.random.default_rng(seed).permutation(len(lengths))
     return Batch(
@@ -137,9 +137,9 @@ def _batch(
     )
 
 
-def _beginnings(prompts: Prompts, name: str) -> Sequence[Beginning]:
+def _turn_starts(prompts: Prompts, name: str) -> Sequence[TurnStart]:
     return [
-        Beginning(task_id=f"{name}-{number}@0", token_ids=ids, turn_index=0)
+        TurnStart(task_id=f"{name}-{number}@0", token_ids=ids, turn_index=0)
         for number, ids in enumerate(prompts.token_ids)
     ]
 

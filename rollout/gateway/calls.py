@@ -1,4 +1,4 @@
-"""Calls to other services on behalf of an agent: waited for, and failures passed on."""
+"""Calls to other services on behalf of an agent: retried, with their failures passed on."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ _CODES: dict[type[errors.SeamflowError], grpc.StatusCode] = {
 
 
 async def call_until_answered(call: Callable[[], Awaitable[T]]) -> T:
-    """Await the call until the peer answers: a restarting peer delays the agent, no more.
+    """Retry the call while the service is unavailable or pushes back.
 
-    The agent's own deadline bounds the wait: when it passes, gRPC cancels the handler.
+    The agent's own deadline bounds this: when it passes, gRPC cancels the handler.
+
+    Raises:
+        ServiceError: any other failure.
     """
     try:
         return await retrying(call)
@@ -38,7 +41,7 @@ async def call_until_answered(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def to_service_error(error: errors.SeamflowError) -> ServiceError:
-    """The peer's refusal as ours: same code, same reason, same words."""
+    """The same error as a status of this gateway: same code, reason and message."""
     code = _CODES.get(type(error), grpc.StatusCode.INTERNAL)
     reason = Reason(error.reason) if error.reason in Reason.__members__ else Reason.INTERNAL
     return ServiceError(code, reason, str(error))

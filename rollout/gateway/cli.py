@@ -27,7 +27,7 @@ __all__ = ["build", "main"]
 
 @asynccontextmanager
 async def build(config: GatewayConfig) -> AsyncIterator[Service]:
-    """Wire the gateway's parts.
+    """Build the gateway's parts and connect them.
 
     A `Recorder` whose `record` returns early switches record-before-forward off: the negative
     control `tests/end_to_end/forward_first.py` replaces this module's `Recorder` by one.

@@ -1,4 +1,4 @@
-"""Between a turn and its agent: the turn goes on however slowly its agent reads."""
+"""The send buffer of one stream: it decouples a turn from how fast its agent reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["SendBuffer"]
 
 
 class SendBuffer:
-    """What an agent has not read yet.
+    """Events that the agent has not read yet.
 
-    An agent that stops reading keeps no place on a server: its turn is sampled and recorded to the
-    end. Chunks that wait become one, so that what waits is never more than the tokens of one turn.
+    An agent that stops reading occupies no slot on a server: its turn is sampled and recorded to
+    the end. Unread chunks are merged, so the buffer holds at most the tokens of one turn.
     """
 
     def __init__(self, heartbeat_seconds: float) -> None:
-        """Break a silence of so many seconds by a heartbeat."""
+        """Send a heartbeat after `heartbeat_seconds` without an event."""
         self._heartbeat_seconds = heartbeat_seconds
         self._unread: deque[pb.GenerateResponse] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: pb.GenerateResponse) -> None:
-        """Hand one event over; it must not be used again."""
+        """Append an event; the caller must not use it again."""
         last = self._unread[-1] if self._unread else None
         if last is not None and last.HasField("chunk") and event.HasField("chunk"):
             token_messages.extend(last.chunk.tokens, event.chunk.tokens)
@@ -38,7 +38,7 @@ class SendBuffer:
     async def events(
         self, turn: Coroutine[None, None, None]
     ) -> AsyncGenerator[pb.GenerateResponse]:
-        """Run the turn that puts events here: they, and heartbeats; raises what it fails with.
+        """Run `turn`, which puts events here; yield these and heartbeats, raise its failure.
 
         Closing the iteration cancels the turn.
         """
@@ -48,16 +48,16 @@ class SendBuffer:
             while self._unread or not running.done():
                 if self._unread:
                     yield self._unread.popleft()
-                elif not await self._came(running):
+                elif not await self._wait_for_event(running):
                     yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
             running.result()
         finally:
-            # The caller is gone or the turn is over: either way no server must work on.
+            # The agent is gone or the turn has ended: no server may continue it.
             running.cancel()
             await asyncio.wait({running})
 
-    async def _came(self, running: asyncio.Future[None]) -> bool:
-        """Wait for an event or the end of the turn; False: there was silence for too long."""
+    async def _wait_for_event(self, running: asyncio.Future[None]) -> bool:
+        """Wait for an event or the end of the turn; False: a heartbeat is due."""
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         timer = loop.call_later(self._heartbeat_seconds, self._wake)

@@ -1,1 +1,1 @@
-"""The rollout server: one engine behind gRPC, following the weights service by itself."""
+"""The rollout server: one engine behind gRPC that watches the weights service."""

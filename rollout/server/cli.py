@@ -1,4 +1,4 @@
-"""Wire a rollout server together and serve it."""
+"""Entry point: `python -m rollout.server`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Servicers = Sequence[tuple[Callable[[Any, Any], None], Any]]
 
 
 def main() -> NoReturn:
-    """Run `python -m rollout.server`."""
+    """Serve until SIGTERM."""
     run("rollout_server", RolloutServerConfig, build)
 
 
 @asynccontextmanager
 async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
-    """Start the engine and what keeps its weights current."""
+    """Start the engine and the tasks that keep its weights current."""
     async with AsyncExitStack() as stack:
         engine = build_engine(config)
         stack.push_async_callback(engine.close)

@@ -1,4 +1,4 @@
-"""Start a dead engine again, if it can be, with current weights before it gets traffic."""
+"""Restarts a failed engine and loads current weights before it serves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["EngineSupervisor"]
 Begin = Callable[[], Coroutine[Any, Any, None]]
 
 _RESTARTS = metrics.counter("rollout_server", "engine_restarts_total", "Engines started again.")
-_QUICK_SECONDS = 5.0
-_MOST_QUICK_DEATHS = 5
+_EARLY_FAILURE_SECONDS = 5.0
+_MAX_EARLY_FAILURES = 5
 
 
 class EngineSupervisor:
-    """One loop. Turns of a dead engine fail as UNAVAILABLE, so that they go on elsewhere."""
+    """Turns of a failed engine fail with UNAVAILABLE, so that they continue on other servers."""
 
     def __init__(
         self,
@@ -30,49 +30,49 @@ class EngineSupervisor:
         begin: Begin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`begin` brings the newest weights in, however long that takes, and then serves."""
+        """`begin` loads the newest weights, retrying without a limit, and then serves."""
         self._server = server
         self._begin = begin
         self._clock = clock
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Watch until cancelled.
+        """Watch the engine until cancelled.
 
-        Raises `EngineFailed`, which ends the process, for an engine that cannot be started again,
-        that died while its memory was released, or that keeps dying as soon as it serves.
+        Raises `EngineFailed`, which ends the process, for an engine that cannot be restarted, that
+        failed while its memory was released, or that failed five times within 5 s of its start.
         """
-        quick, begin = 0, _served_already
+        num_early, begin = 0, _already_begun
         while True:
-            born = self._clock()
-            error = await self._death(begin)
-            quick = quick + 1 if self._clock() - born < _QUICK_SECONDS else 0
-            if not self._may_restart() or quick >= _MOST_QUICK_DEATHS:
+            started = self._clock()
+            error = await self._wait_failure(begin)
+            num_early = num_early + 1 if self._clock() - started < _EARLY_FAILURE_SECONDS else 0
+            if not self._may_restart() or num_early >= _MAX_EARLY_FAILURES:
                 raise error
             self._log.warning("engine_failed", error=str(error))
             await self._server.restart()
             _RESTARTS.inc()
             begin = self._begin
 
-    async def _death(self, begin: Begin) -> Exception:
-        """Wait for the engine to die: maybe while `begin` still waits for the weights service."""
+    async def _wait_failure(self, begin: Begin) -> Exception:
+        """Wait for the engine to fail, possibly while `begin` waits for the weights service."""
         try:
-            async with asyncio.TaskGroup() as life:
-                life.create_task(self._server.engine.wait_failed())
-                life.create_task(begin())
-        except ExceptionGroup as ends:
-            deaths, others = ends.split(EngineFailed)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._server.engine.wait_failed())
+                tasks.create_task(begin())
+        except ExceptionGroup as failures:
+            engine_failures, others = failures.split(EngineFailed)
             if others is not None:
                 raise others from None
-            assert deaths is not None
-            return deaths.exceptions[0]
-        raise AssertionError("an engine is waited for until it dies")
+            assert engine_failures is not None
+            return engine_failures.exceptions[0]
+        raise AssertionError("wait_failed returned without a failure")
 
     def _may_restart(self) -> bool:
-        # Where memory is released somebody else has it: nothing may take it now.
+        # Released memory may be used by another process: do not take it back here.
         states = (State.LOADING, State.SERVING, State.PAUSED)
         return "restart" in self._server.engine.info.features and self._server.state in states
 
 
-async def _served_already() -> None:
-    """The server's first life begins elsewhere."""
+async def _already_begun() -> None:
+    """The server is begun by `WeightWatcher` the first time."""

@@ -1,4 +1,4 @@
-"""The rollout server's states: when it takes turns, and under which weights.
+"""The state machine of a rollout server: when it serves turns, and with which weights.
 
     LOADING ──weights current──▶ SERVING ⇄ PAUSED        pause, resume
                                     │ ▲        │
@@ -7,8 +7,8 @@
                                  RELEASED                 restore
     any ──▶ DRAINING ──▶ the process ends
 
-Only this class changes the engine's weights, and it always pauses the engine first. A pause on
-request outlasts a restart of the engine.
+Only this class changes the engine's weights, and it always pauses the engine first. A requested
+pause survives a restart of the engine.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ _VERSION = metrics.gauge("rollout_server", "weight_version", "Weight version loa
 
 
 class State(StrEnum):
-    """Life of a rollout server; the drawing is at the top of the file."""
+    """States of a rollout server; transitions are drawn at the top of the file."""
 
     LOADING = "loading"
-    """Waits for current weights; turns wait."""
+    """Loading current weights; turns wait."""
     SERVING = "serving"
-    """Takes turns."""
+    """Serving turns."""
     PAUSED = "paused"
-    """Paused on request; turns wait or are given up, as the pause said."""
+    """Paused on request; turns wait or are interrupted, depending on the pause mode."""
     RELEASED = "released"
-    """Device memory is given back; turns are given up."""
+    """Device memory is released; turns are interrupted."""
     DRAINING = "draining"
-    """Ends; turns are given up."""
+    """Stopping; turns are interrupted."""
 
 
 _WITHOUT_WEIGHTS = (State.RELEASED, State.DRAINING)
 
 
 class RolloutServer:
-    """One engine and its weights; every transition holds one lock."""
+    """One engine and its weights; a lock serializes all transitions."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class RolloutServer:
         """Serve with `engine`.
 
         Args:
-            engine: samples.
-            cache: where newer weights come from; None: version 0 for ever.
+            engine: samples the turns.
+            cache: fetches newer weights; None: only version 0 is served.
             update_pause: what happens to turns while weights change.
-            turns: those that run; whoever serves one enters it here.
-            schedule: what a followed version waits for; by default nothing.
+            turns: the running turns; the servicer registers them.
+            schedule: when a watched version is swapped in; by default immediately.
             prepare_seconds: deadline of reading a version into host memory.
-            swap_seconds: deadline of the change itself; an engine that misses it is given up.
+            swap_seconds: deadline of the swap; an engine that misses it counts as failed.
         """
         self.engine = engine
         self.turns = turns or RunningTurns()
@@ -97,7 +97,7 @@ class RolloutServer:
 
     @property
     def state(self) -> State:
-        """The state now."""
+        """The current state."""
         if self._stage is State.SERVING and self._requested_pause:
             return State.PAUSED
         return self._stage
@@ -105,7 +105,7 @@ class RolloutServer:
     async def start(self) -> None:
         """Start the engine and hold all turns until `begin` has current weights.
 
-        Raises `ValueError` for an engine that cannot start, or not pause as updates shall.
+        Raises `ValueError` for an engine that cannot start or lacks the pause mode of updates.
         """
         await self.engine.start()
         if not self._can_pause(self._update_pause):
@@ -114,27 +114,27 @@ class RolloutServer:
         await self.engine.pause(self._requested_pause or PauseMode.RETRACT)
 
     async def restart(self) -> None:
-        """Start an engine that has died, and hold all turns until `begin` has current weights."""
+        """Start a failed engine again; turns are held until `begin` has loaded current weights."""
         async with self._lock:
-            self._refuse("restart", *_WITHOUT_WEIGHTS)
+            self._require_not("restart", *_WITHOUT_WEIGHTS)
             self._stage = State.LOADING
             await self.start()
 
     async def begin(self) -> None:
-        """Load the newest committed weights, if any, then take turns."""
+        """Load the newest committed weights, if any, then serve turns."""
         fetched = await self._cache.fetch() if self._cache else None
         async with self._lock:
             if self._stage in _WITHOUT_WEIGHTS:
                 return
             if fetched is not None:
-                await self._change(fetched)
+                await self._swap(fetched)
             if self._stage is State.LOADING:
                 await self._serve()
 
     async def pause(self, mode: PauseMode) -> int:
-        """Stop at a token boundary; returns how many turns were held or given up."""
+        """Pause at a token boundary; returns the number of turns held or interrupted."""
         async with self._lock:
-            self._refuse("Pause", *_WITHOUT_WEIGHTS)
+            self._require_not("Pause", *_WITHOUT_WEIGHTS)
             if not self._can_pause(mode):
                 name = self.engine.info.name
                 raise failed_precondition(
@@ -146,9 +146,9 @@ class RolloutServer:
             return load.running + load.queued
 
     async def resume(self) -> None:
-        """Take turns again."""
+        """Serve turns again after `pause`."""
         async with self._lock:
-            self._refuse("Resume", State.LOADING, *_WITHOUT_WEIGHTS)
+            self._require_not("Resume", State.LOADING, *_WITHOUT_WEIGHTS)
             self._requested_pause = None
             await self._serve()
 
@@ -158,14 +158,14 @@ class RolloutServer:
         if fetched is None:
             raise failed_precondition(Reason.WEIGHTS_NOT_LOADED, "no weights are committed yet")
         async with self._lock:
-            self._refuse("UpdateWeights", *_WITHOUT_WEIGHTS)
-            await self._change(fetched)
+            self._require_not("UpdateWeights", *_WITHOUT_WEIGHTS)
+            await self._swap(fetched)
             return self.engine.weight_version
 
     async def follow(self, weight_version: int) -> None:
-        """Bring a newly committed version here, and into the engine if it has its memory.
+        """Fetch a newly committed version and swap it in, unless the memory is released.
 
-        fetch -> prepare (in host memory, turns go on) -> boundary -> pause, update, resume
+        fetch -> prepare (in host memory, turns continue) -> schedule -> pause, update, resume
         """
         fetched = await self._require_cache().fetch(weight_version)
         if fetched is None or fetched.weight_version <= self.engine.weight_version:
@@ -177,35 +177,35 @@ class RolloutServer:
         async with self._schedule.slot(), self._lock:
             newer = fetched.weight_version > self.engine.weight_version
             if newer and self._stage not in _WITHOUT_WEIGHTS:
-                await self._change(fetched)
+                await self._swap(fetched)
 
     async def release(self) -> int:
-        """Give all turns up and the device memory back; returns the bytes."""
+        """Interrupt all turns and release the device memory; returns its bytes."""
         async with self._lock:
-            self._refuse("ReleaseMemory", State.DRAINING)
+            self._require_not("ReleaseMemory", State.DRAINING)
             await self.engine.pause(PauseMode.ABORT)
             self._stage = State.RELEASED
             return await self.engine.release_memory()
 
     async def restore(self) -> int:
-        """Take the memory back and serve, but never under stale weights; returns the version.
+        """Take the memory back and serve with the newest weights; returns their version.
 
-        What is newest is asked for first: while the weights service does not answer, the memory
+        The newest version is fetched first: while the weights service is unavailable, the memory
         stays released.
         """
         async with self._lock:
-            self._refuse("RestoreMemory", State.LOADING, State.DRAINING)
+            self._require_not("RestoreMemory", State.LOADING, State.DRAINING)
             if self._stage is State.RELEASED:
                 fetched = await self._cache.fetch() if self._cache else None
                 await self.engine.restore_memory()
                 if fetched is not None:
-                    await self._change(fetched)
+                    await self._swap(fetched)
                 self._requested_pause = None
                 await self._serve()
             return self.engine.weight_version
 
     async def drain(self) -> None:
-        """Give all turns up for good, so that they go on elsewhere."""
+        """Interrupt all turns for good, so that they continue on other servers."""
         async with self._lock:
             self._stage = State.DRAINING
             await self.engine.pause(PauseMode.ABORT)
@@ -217,16 +217,16 @@ class RolloutServer:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            # The update only stalls turns for longer then.
+            # The swap still works; it only stalls turns for longer.
             _UNPREPARED.inc()
             self._log.warning("weights_not_prepared", seconds=self._prepare_seconds)
 
-    async def _change(self, fetched: FetchedWeights) -> None:
-        """Load weights; turns in flight are held meanwhile, and go on even if loading fails."""
+    async def _swap(self, fetched: FetchedWeights) -> None:
+        """Load weights with the turns in flight paused; they continue even if loading fails."""
         started = time.perf_counter()
         serving = self.state is State.SERVING
         try:
-            async with self._in_time():
+            async with self._swap_deadline():
                 if serving:
                     await self.engine.pause(self._update_pause)
                 await self._load(fetched)
@@ -236,17 +236,17 @@ class RolloutServer:
         _UPDATE_SECONDS.observe(time.perf_counter() - started)
 
     @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        """Change weights in this context. Raises `EngineFailed` past the deadline."""
+    async def _swap_deadline(self) -> AsyncIterator[None]:
+        """Bound a swap in this context. Raises `EngineFailed` past the deadline."""
         try:
             async with asyncio.timeout(self._swap_seconds) as deadline:
                 yield
         except TimeoutError:
             if not deadline.expired():
                 raise
-            # In no known state any more: nothing but a new start can tell its weights.
+            # Its weights are unknown now; only a restart defines them again.
             cure = "raise weight_swap_seconds if its weights are that large"
-            why = f"the engine took no weights in {self._swap_seconds:g} s; {cure}"
+            why = f"the engine did not load weights within {self._swap_seconds:g} s; {cure}"
             self.engine.fail(why)
             raise EngineFailed(why) from None
 
@@ -260,7 +260,7 @@ class RolloutServer:
         self._log.info("weights_loaded", weight_version=fetched.weight_version)
 
     async def _serve(self) -> None:
-        """Current weights are in: take turns, unless a pause was asked for."""
+        """Serve turns, unless a pause was requested."""
         self._stage = State.SERVING
         if not self._requested_pause:
             await self.engine.resume()
@@ -270,10 +270,10 @@ class RolloutServer:
 
     def _require_cache(self) -> WeightCache:
         if self._cache is None:
-            raise failed_precondition(Reason.UNSUPPORTED, "this server follows no weights service")
+            raise failed_precondition(Reason.UNSUPPORTED, "this server has no weights service")
         return self._cache
 
-    def _refuse(self, call: str, *states: State) -> None:
+    def _require_not(self, call: str, *states: State) -> None:
         if self.state in states:
             raise _wrong_state(call, self.state)
 

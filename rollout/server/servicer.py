@@ -1,4 +1,4 @@
-"""`RolloutServerService`: messages to and from the server, no logic."""
+"""rollout.v1.RolloutServerService: translates messages for `RolloutServer`, without logic."""
 
 # ruff: noqa: N802 -- rpcs are named by the contract
 
@@ -41,7 +41,7 @@ API_VERSION = "v1"
 
 T = TypeVar("T")
 
-# What every engine can do; the optional abilities are its own to tell.
+# Features of every engine; `EngineInfo.features` adds the optional ones.
 _FEATURES = frozenset({"pause_retract", "pause_abort"})
 
 _TOKENS = metrics.counter("rollout_server", "sampled_tokens_total", "Tokens sent to callers.")
@@ -61,7 +61,7 @@ _SOURCES = {
     VersionSource.SERVER_BOUNDARY: tokens_pb2.VERSION_SOURCE_SERVER_BOUNDARY,
 }
 _STATES = {
-    # Until its weights are current a server is to its callers what a paused one is.
+    # To callers, a server without current weights is a paused one.
     State.LOADING: pb.SERVER_STATE_PAUSED,
     State.SERVING: pb.SERVER_STATE_SERVING,
     State.PAUSED: pb.SERVER_STATE_PAUSED,
@@ -81,7 +81,7 @@ class RolloutServerServicer(RolloutServerServiceServicer):
     async def GenerateTokens(
         self, request: pb.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[pb.GenerateTokensResponse]:
-        """Stream one turn; a caller that goes away ends it."""
+        """Stream one turn; cancelling the call ends it."""
         if request.run_id != self._run_id:
             raise invalid_argument(
                 "run_id", request.run_id, f"this server serves run {self._run_id}"
@@ -110,33 +110,33 @@ class RolloutServerServicer(RolloutServerServiceServicer):
         """Stop at a token boundary."""
         if request.mode not in _MODES:
             raise invalid_argument("mode", request.mode, "must be RETRACT, ABORT or IN_PLACE")
-        paused = await _to_the_end(self._server.pause(_MODES[request.mode]))
+        paused = await _shielded(self._server.pause(_MODES[request.mode]))
         return pb.PauseResponse(num_turns=paused)
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
-        """Go on after Pause."""
-        await _to_the_end(self._server.resume())
+        """Resume after Pause."""
+        await _shielded(self._server.resume())
         return pb.ResumeResponse()
 
     async def UpdateWeights(
         self, request: pb.UpdateWeightsRequest, context: Any
     ) -> pb.UpdateWeightsResponse:
         """Load a committed version now."""
-        wanted = request.weight_version if request.HasField("weight_version") else None
-        version = await _to_the_end(self._server.update(wanted))
-        return pb.UpdateWeightsResponse(weight_version=version)
+        version = request.weight_version if request.HasField("weight_version") else None
+        loaded = await _shielded(self._server.update(version))
+        return pb.UpdateWeightsResponse(weight_version=loaded)
 
     async def ReleaseMemory(
         self, request: pb.ReleaseMemoryRequest, context: Any
     ) -> pb.ReleaseMemoryResponse:
-        """Give turns up and memory back."""
-        return pb.ReleaseMemoryResponse(num_bytes=await _to_the_end(self._server.release()))
+        """Interrupt all turns and release device memory."""
+        return pb.ReleaseMemoryResponse(num_bytes=await _shielded(self._server.release()))
 
     async def RestoreMemory(
         self, request: pb.RestoreMemoryRequest, context: Any
     ) -> pb.RestoreMemoryResponse:
-        """Take memory and the newest weights, then serve."""
-        return pb.RestoreMemoryResponse(weight_version=await _to_the_end(self._server.restore()))
+        """Take the memory back, load the newest weights, then serve."""
+        return pb.RestoreMemoryResponse(weight_version=await _shielded(self._server.restore()))
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Any
@@ -185,7 +185,7 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
 
 @contextmanager
 def _service_errors() -> Iterator[None]:
-    """Say in the contract's words what the engine and the weights say."""
+    """Translate errors of the engine and of weight transfers to `ServiceError`."""
     try:
         yield
     except RequestError as error:
@@ -199,7 +199,7 @@ def _service_errors() -> Iterator[None]:
         raise failed_precondition(Reason.CHECKSUM_MISMATCH, str(error)) from error
 
 
-async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
-    """Finish even if the caller goes away: nobody could tell in what state half a change is."""
+async def _shielded(change: Coroutine[Any, Any, T]) -> T:
+    """Complete a transition even if the caller disconnects: half of one has no defined state."""
     with _service_errors():
         return await asyncio.shield(asyncio.ensure_future(change))

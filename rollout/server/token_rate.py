@@ -10,7 +10,7 @@ __all__ = ["TokenRate"]
 
 
 class TokenRate:
-    """A sliding window over whole seconds: cheap to add to at every step, honest when idle."""
+    """A sliding window over whole seconds: cheap to update at each step, 0 when idle."""
 
     def __init__(
         self, window_seconds: int = 5, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""What the author of an agent writes, and what it is given."""
+"""The interface of agents: users implement `Agent`, which gets a `Task`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Task:
     task_id: str
     """Unique in the run; all rollouts of a group share it."""
     payload: Mapping[str, Any]
-    """The task's own fields."""
+    """The fields of the task."""
 
 
 class Agent(Protocol):
-    """An agent: acts on a task by asking the policy, and says how well it went.
+    """An agent: acts on a task with turns of the policy and returns the reward.
 
-    One object serves many rollouts at once, so keep the state of a rollout in local variables.
+    One object runs many rollouts concurrently, so keep the state of a rollout in local variables.
     """
 
     async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float] | float:
-        """Work on `task`, asking `rollout.generate(...)` as often as needed.
+        """Work on `task`, calling `rollout.generate(...)` as often as needed.
 
         Returns the reward, or several named ones ("reward" is what the trainer trains on).
         An exception means that the environment failed: the sample is replaced, never scored 0.

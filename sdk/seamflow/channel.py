@@ -1,7 +1,7 @@
-"""One place that opens channels, for agents and for every process of seamflow.
+"""Opens gRPC channels, for agents and for all processes of seamflow.
 
-Keep-alive notices a frozen peer, message limits agree with the servers', transient failures are
-retried by gRPC itself, and no call goes out without a deadline.
+Keep-alive detects a frozen server, message limits equal the servers', gRPC retries transient
+failures, and every call has a deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNARY_TIMEOUT = 75.0
 """Seconds; a little more than the longest long-poll."""
 
 STREAM_TIMEOUT = 24 * 3600.0
-"""Seconds; streams end by their own rules, this only bounds a forgotten one."""
+"""Seconds; an upper bound for streams, which normally end earlier."""
 
 _SERVICE_CONFIG = {
     # Several addresses are replicas of one service.
@@ -48,14 +48,14 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Without this one a peer that is frozen, not gone, goes unnoticed for a minute.
+    # Without this a frozen server is detected only after a minute.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-    # Channels of one process to one address must not share a connection that one of them broke.
+    # Channels of a process to one address must not share a broken connection.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -71,7 +71,7 @@ def connect(
     """Open a channel to `target` (host:port, or several: "ipv4:127.0.0.1:1,127.0.0.1:2").
 
     Plaintext without `ca_file`, TLS with it, mutual TLS with `cert_file` and `key_file` too.
-    `token` is sent as a bearer token with every call. Returns at once; the first call connects.
+    `token` is sent as a bearer token with every call. Returns immediately; the first call connects.
     """
     if ca_file is None:
         return _Channel(grpc.aio.insecure_channel(target, options=_OPTIONS), token)
@@ -86,7 +86,7 @@ def connect(
 class _Channel(grpc.aio.Channel):
     """Adds the bearer token to each call, and a deadline where the caller set none.
 
-    Interceptors would do it too, but those of grpc.aio make a unary call half as slow again.
+    Interceptors of grpc.aio would make a unary call 1.5 times as slow.
     """
 
     def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:

@@ -1,11 +1,11 @@
-"""The client an agent uses: open a rollout, ask for turns, close it with a reward.
+"""The client of an agent: start a rollout, generate turns, finish it with a reward.
 
     async with Client("127.0.0.1:50052", run_id="demo") as client:
         rollout = await client.start_rollout()
         turn = await rollout.generate([{"role": "user", "content": "2+2?"}])
         await rollout.finish({"reward": float(turn.text == "4")})
 
-A call survives weight updates, moved nodes and killed servers: it answers late, never wrong.
+A call survives weight updates, moved nodes and killed servers: it is delayed but loses no token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Message = Mapping[str, str]
 """{"role": "user", "content": "…"}"""
 
 DEFAULT_CHUNK_SECONDS = 1.0
-"""So often tokens come that nobody waits to see; a server that is killed costs at most as much."""
+"""Interval of chunks without `on_tokens`; a killed server loses at most this much work."""
 _MAX_CHUNK_SECONDS = 86_400.0
 
 Observer = Callable[[str, str, pb.TokenChunk], None]
@@ -48,10 +48,10 @@ Observer = Callable[[str, str, pb.TokenChunk], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpan:
-    """A run of sampled tokens of one origin, counted from the turn's first sampled token."""
+    """A span of sampled tokens of one weight version."""
 
     start: int
-    """Index of its first token."""
+    """Index of its first token, counted from the turn's first sampled one."""
     num_tokens: int
     """Length."""
     weight_version: int
@@ -62,26 +62,26 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Where a prompt had other ids than were sampled, for the same text.
+    """Retokenization drift: the prompt had other ids than were sampled, for the same text.
 
-    From there on the prompt counts as environment tokens. Send the ids that `generate` gave, or
-    messages, and it does not happen.
+    From `position` the prompt counts as environment tokens. Send the ids that `generate` returned,
+    or messages, to avoid it.
     """
 
     position: int
     """Index in the prompt of the first differing token."""
     recorded_text: str
-    """Text of the recorded tokens from there on, at most 200 characters."""
+    """Text of the recorded tokens from `position`, at most 200 characters."""
     retokenized_text: str
-    """Text of the prompt from there on, at most 200 characters."""
+    """Text of the prompt from `position`, at most 200 characters."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """What the policy answered; complete once `finish_reason` is set."""
+    """A turn of the policy; complete once `finish_reason` is set."""
 
     turn_id: str
-    """Name; the idempotency key of the call."""
+    """Id of the turn, which is the idempotency key of the call."""
     text: str = ""
     """The answer without special tokens."""
     token_ids: list[int] = field(default_factory=list)
@@ -89,13 +89,13 @@ class Turn:
     logprobs: list[float] = field(default_factory=list)
     """Natural log-probability of each id after temperature, before top-p and top-k."""
     spans: list[WeightSpan] = field(default_factory=list)
-    """Which weights sampled which tokens."""
+    """Weight version of each run of tokens."""
     num_prompt_tokens: int = 0
-    """Tokens of the prompt, reused prefix included."""
+    """Tokens of the prompt, shared prefix included."""
     finish_reason: str | None = None
     """"stop" or "length"."""
     drift: Drift | None = None
-    """Set when the prompt was a re-tokenised copy of what was sampled before."""
+    """Retokenization drift of the prompt; None: no drift."""
 
 
 class Client:
@@ -117,8 +117,7 @@ class Client:
         self._channel = connect(
             gateway, token=token, ca_file=ca_file, cert_file=cert_file, key_file=key_file
         )
-        stub = async_stub(RolloutServiceStub, self._channel)
-        self._stub = stub
+        self._stub = async_stub(RolloutServiceStub, self._channel)
 
     async def start_rollout(
         self,
@@ -128,7 +127,7 @@ class Client:
         train: bool = False,
         pinned_weight_version: int | None = None,
     ) -> Rollout:
-        """Open a rollout. One without a task lease is recorded but never trained.
+        """Start a rollout. One without a task lease is recorded but never trained.
 
         Raises `InvalidRequestError` for `train` without a lease and for a pinned version with it.
         """
@@ -196,12 +195,12 @@ class Rollout:
         chunk_seconds: float | None = None,
         on_tokens: Callable[[tokens_pb2.Tokens], None] | None = None,
     ) -> Turn:
-        """Ask for one turn, from `messages` or from `token_ids`, and wait for all of it.
+        """Generate one turn from `messages` or `token_ids`, and wait for its end.
 
-        `on_tokens` sees each recorded chunk as it arrives. Tokens are recorded and sent at most
-        every `chunk_seconds` (0 to 86,400); by default every second, with `on_tokens` as they are
+        `on_tokens` is called with each recorded chunk. Tokens are recorded and sent at most every
+        `chunk_seconds` (0 to 86,400); by default every second, with `on_tokens` as they are
         sampled. Cancelling the call stops the engine's work. Raises `TimeoutError` after `timeout`
-        seconds and `SeamflowError` for what cannot be cured by trying again.
+        seconds and `SeamflowError` for a failure that a retry does not cure.
         """
         request = pb.GenerateRequest(
             run_id=self._run_id,
@@ -231,29 +230,29 @@ class Rollout:
         return turn
 
     async def finish(self, rewards: Mapping[str, float] | float) -> None:
-        """Close the rollout with its reward, or with several named ones."""
+        """Finish the rollout with its reward, or with several named ones."""
         named = rewards if isinstance(rewards, Mapping) else {"reward": float(rewards)}
         await self._finish(
             rewards=[tokens_pb2.Reward(name=name, value=value) for name, value in named.items()]
         )
 
     async def fail(self, failure_class: tokens_pb2.FailureClass.ValueType, message: str) -> None:
-        """Close the rollout without a reward; the sample is replaced."""
+        """Finish the rollout without a reward; it is replaced by another one."""
         await self._finish(failure_class=failure_class, failure_message=message)
 
-    async def _finish(self, **what: object) -> None:
+    async def _finish(self, **fields: object) -> None:
         request = pb.FinishRolloutRequest(
             run_id=self._run_id,
             rollout_id=self.rollout_id,
             credential=self._credential,
-            **what,  # type: ignore[arg-type]
+            **fields,  # type: ignore[arg-type]
         )
         await retrying(lambda: self._stub.FinishRollout(request))
 
     async def _stream(
         self, request: pb.GenerateRequest, turn: Turn
     ) -> AsyncIterator[tokens_pb2.Tokens]:
-        """Follow a turn to its end over broken connections, from the first token not yet seen."""
+        """Stream a turn to its end, resuming broken connections at the first missing token."""
         backoff = Backoff()
         while turn.finish_reason is None:
             request.resume_from_offset = len(turn.token_ids)
@@ -268,7 +267,7 @@ class Rollout:
                     elif response.HasField("end"):
                         _finish(turn, response.end)
                         return
-                await backoff.wait()  # ended without an end: the gateway drains
+                await backoff.wait()  # the stream ended before the turn: the gateway is draining
             except grpc.aio.AioRpcError as failure:
                 await _wait_or_raise(decode(failure), backoff)
 
@@ -282,7 +281,7 @@ def _chunk_interval(seconds: float | None, *, streaming: bool) -> Duration:
 
 
 async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:
-    # A stale epoch means that the store restarted under the gateway: a new attempt takes over.
+    # Stale epoch: the store restarted during the call, so a new attempt takes the turn over.
     if isinstance(error, UnavailableError | StaleEpochError) or error.retry_after is not None:
         await backoff.wait(error.retry_after)
         return

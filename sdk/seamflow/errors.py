@@ -1,15 +1,15 @@
-"""What can go wrong when an agent or a tool talks to seamflow.
+"""Errors that calls to seamflow raise.
 
 SeamflowError
-├── InvalidRequestError      the request is wrong; says which field and the cure
+├── InvalidRequestError      the request is wrong; names the field and the cure
 ├── NotFoundError            no such run, rollout, node …
 ├── PermissionDeniedError    missing or wrong token or credential
 ├── PreconditionError        right request, wrong time
 ├── ConflictError            same key, other content
 ├── StaleEpochError          another caller has taken over
-├── ExhaustedError           back-pressure: try again after `retry_after`
+├── ExhaustedError           back-pressure: retry after `retry_after`
 ├── UnavailableError         the service cannot be reached now
-├── DeadlineError            time is up
+├── DeadlineError            the deadline has passed
 └── InternalError            a bug in seamflow; carries a request id
 """
 
@@ -57,7 +57,7 @@ class InvalidRequestError(SeamflowError):
 
 
 class NotFoundError(SeamflowError):
-    """There is nothing of that name."""
+    """The named object does not exist."""
 
 
 class PermissionDeniedError(SeamflowError):
@@ -65,7 +65,7 @@ class PermissionDeniedError(SeamflowError):
 
 
 class PreconditionError(SeamflowError):
-    """The request is right but not in the present state."""
+    """The request is valid but not in the current state."""
 
 
 class ConflictError(SeamflowError):
@@ -73,11 +73,11 @@ class ConflictError(SeamflowError):
 
 
 class StaleEpochError(SeamflowError):
-    """Somebody else has taken over what this caller held."""
+    """Another caller has taken over the turn, lease or assignment."""
 
 
 class ExhaustedError(SeamflowError):
-    """Back-pressure; `retry_after` says when to come back."""
+    """Back-pressure; retry after `retry_after` seconds."""
 
 
 class UnavailableError(SeamflowError):
@@ -85,7 +85,7 @@ class UnavailableError(SeamflowError):
 
 
 class DeadlineError(SeamflowError):
-    """Time is up."""
+    """The deadline has passed."""
 
 
 class InternalError(SeamflowError):
@@ -107,7 +107,7 @@ _BY_CODE: dict[grpc.StatusCode, type[SeamflowError]] = {
 
 
 def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
-    """Turn gRPC's error into ours, with the reason and the retry time of its details."""
+    """Convert a gRPC error, with the reason and the retry time in its details."""
     status = error_pb2.Status()
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
@@ -117,7 +117,7 @@ def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
 
 
 def from_status(status: error_pb2.Status) -> SeamflowError:
-    """Turn a status that came inside an answer into ours, as `decode` does with a failed call's."""
+    """Convert a status inside a response, like `decode`."""
     codes = {code.value[0]: code for code in _BY_CODE}
     kind = _BY_CODE[codes[status.code]] if status.code in codes else InternalError
     return kind(status.message, *_details(status))

@@ -1,4 +1,4 @@
-"""Repeat a call until it gets through: every mutating rpc of seamflow is idempotent."""
+"""Retries of calls: every mutating rpc of seamflow is idempotent."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ async def retrying(
     *,
     on_retry: Callable[[SeamflowError], None] | None = None,
 ) -> T:
-    """Await `call()` again and again while the peer is unavailable or pushes back.
+    """Retry `call()` with backoff while the service is unavailable or pushes back.
 
-    Never gives up by itself: bound it with `asyncio.timeout`. Raises every other failure as a
-    `SeamflowError`.
+    Without a limit: bound it with `asyncio.timeout`. `on_retry` is called before each retry. Raises
+    every other failure as a `SeamflowError`.
     """
     backoff = Backoff()
     while True:

@@ -1,4 +1,4 @@
-"""The agents' own record of every token they were given, to be compared with what the store kept.
+"""A log of the tokens that agents received, for an audit of the store.
 
 One JSON line per received chunk:
     {"rollout_id", "turn_id", "offset", "token_ids", "logprobs", "spans": [[start, num_tokens,
@@ -19,7 +19,7 @@ __all__ = ["TokenLog"]
 
 
 class TokenLog:
-    """A file that any number of processes may append to at once. Close it, or use `with`."""
+    """A file that any number of processes may append to concurrently. Close it, or use `with`."""
 
     def __init__(self, path: Path) -> None:
         """Open for appending; raises `OSError` where the file cannot be written."""

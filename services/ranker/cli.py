@@ -1,4 +1,4 @@
-"""Wires the ranker together: `python -m services.ranker`."""
+"""Entry point: `python -m services.ranker`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["build", "main"]
 
 
 def main() -> None:
-    """Serve until a signal."""
+    """Serve until SIGTERM."""
     run("ranker", RankerConfig, build)
 
 
 @asynccontextmanager
 async def build(config: RankerConfig) -> AsyncIterator[Service]:
-    """Connect to the trajectory manager and follow the run."""
+    """Connect to the trajectory manager and read the run."""
     if find_spec("sklearn") is None:
         raise ConfigError("the ranker needs scikit-learn: pip install 'seamflow[ranker]'")
     async with channel(config, config.trajectory_manager) as manager:

@@ -1,7 +1,7 @@
-"""What is known of a turn before it is sampled, as a set of columns of a large sparse matrix.
+"""Features of a turn before it is sampled: a set of columns of a large sparse matrix.
 
-Columns are hashed: no vocabulary has to be kept, and any tokenizer will do. Which of them tell
-anything is for the regression to find out.
+Columns are hashed, so no vocabulary is stored and any tokenizer works. The regression selects the
+informative ones.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from services.lib.closed_rollouts import task_name
 
-__all__ = ["NUM_COLUMNS", "Beginning", "Columns", "columns"]
+__all__ = ["NUM_COLUMNS", "Columns", "TurnStart", "columns"]
 
 NUM_COLUMNS = 1 << 18
-"""Room for so many different features; the few thousand of a run seldom share one."""
+"""Number of columns; the few thousand features of a run rarely collide."""
 Columns = NDArray[np.int64]
 """Columns of one turn, shape [n], ascending."""
 
@@ -28,36 +28,33 @@ _MAX_TURN_INDEX = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """A turn as it begins."""
+class TurnStart:
+    """A turn before it is sampled."""
 
     task_id: str
-    """What is asked: the same for all rollouts of a group."""
+    """Task of its rollout, the same for all rollouts of a group."""
     token_ids: Sequence[int]
-    """Every token that it continues."""
+    """The whole prompt."""
     turn_index: int
-    """Turns of the same rollout before it."""
+    """Earlier turns of the same rollout."""
 
     @property
     def place(self) -> tuple[str, int]:
-        """The task, whatever its epoch, and index.
-
-        Turns of one place are answers to the same question, or to its later parts.
-        """
+        """Task without its epoch, and turn index: turns of one place answer the same question."""
         return task_name(self.task_id), self.turn_index
 
 
-def columns(beginning: Beginning) -> Columns:
+def columns(start: TurnStart) -> Columns:
     """Words and pairs of words of the prompt, its length, and the turn's index.
 
-    Of a long prompt the beginning and the end are read.
+    Of a long prompt only the first and the last 512 tokens are used.
     """
-    ids = np.asarray(beginning.token_ids, dtype=np.uint64)
+    ids = np.asarray(start.token_ids, dtype=np.uint64)
     if len(ids) > _HEAD + _TAIL:
         ids = np.concatenate([ids[:_HEAD], ids[-_TAIL:]])
     pairs = (ids[:-1] + np.uint64(1)) << np.uint64(32) | ids[1:]
-    half_octave = round(2 * math.log2(1 + len(beginning.token_ids)))
-    turn_index = min(beginning.turn_index, _MAX_TURN_INDEX)
+    half_octave = round(2 * math.log2(1 + len(start.token_ids)))
+    turn_index = min(start.turn_index, _MAX_TURN_INDEX)
     facts = [_named(f"length {half_octave}"), _named(f"turn {turn_index}")]
     return np.unique(np.concatenate([_hashed(ids), _hashed(pairs), np.array(facts, np.int64)]))
 

@@ -1,4 +1,4 @@
-"""What the ranker remembers of a run, and what it makes of it."""
+"""The ranker's memory of a run, and the model fitted to it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from services.ranker.features import Beginning, Columns, columns
+from services.ranker.features import Columns, TurnStart, columns
 from services.ranker.regression import LengthModel
 
 __all__ = ["LONGEST_SHARE", "Example", "Learned", "Memory", "learn", "recall_of_longest"]
 
 LONGEST_SHARE = 0.2
-"""The share of turns whose finding recall counts: StreamRL's tail."""
+"""Share of the longest turns for which recall is measured: StreamRL's tail."""
 _MAX_ANSWERS = 32
 _HOLD_OUT = 5
 _LEAST_HELD_OUT = 5
@@ -35,78 +35,78 @@ class Example:
     place: tuple[str, int]
     """Task and turn index."""
     columns: Columns
-    """What is known of it before."""
+    """Features of the turn."""
     lengths: tuple[int, ...]
     """Tokens of each answer, at most 32."""
 
     @property
     def held_out(self) -> bool:
-        """Whether it is of those tasks, a fifth, on which the ranker is judged."""
+        """Whether its task is one of the fifth that the model is validated on."""
         return hashlib.blake2b(self.place[0].encode()).digest()[0] % _HOLD_OUT == 0
 
     @property
     def log_lengths(self) -> list[float]:
-        """Of each answer; one without a token counts as one of one."""
+        """Natural logarithm of each length, at least 0."""
         return [math.log(max(length, 1)) for length in self.lengths]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What was learned, and how good it is. Never changes."""
+    """An immutable fitted model with its validation."""
 
     model: LengthModel
-    """Knows all that was remembered, by prompt."""
+    """Predicts log lengths from prompts."""
     earlier: Mapping[tuple[str, int], tuple[float, int]]
     """Mean log length and number of remembered answers, by task and turn index."""
     num_turns: int
-    """Turns it has learned from."""
+    """Turns it was fitted to."""
     time: datetime
-    """When."""
+    """When it was fitted."""
     recall: float
-    """Share of the longest fifth of turns that it ranks there, of tasks kept from it; 0: too few
-    to tell."""
+    """Share of the longest fifth of held-out turns that it ranks in the longest fifth; 0: too few
+    turns."""
     median_tokens: float
-    """Of the turns it has learned from."""
+    """Median length of the turns it was fitted to."""
     p90_tokens: float
-    """Their ninth decile."""
+    """Their 90th percentile."""
 
-    def expected_tokens(self, beginnings: Sequence[Beginning]) -> list[float]:
-        """Tokens that each turn will probably sample: half of such turns sample more."""
-        if not beginnings:
+    def expected_tokens(self, starts: Sequence[TurnStart]) -> list[float]:
+        """Predicted median number of sampled tokens of each turn."""
+        if not starts:
             return []
-        by_prompt = self.model.predict([columns(beginning) for beginning in beginnings])
+        by_prompt = self.model.predict([columns(start) for start in starts])
         return [
-            math.exp(min(max(self._with_earlier(beginning, guess), 0.0), _MAX_LOG))
-            for beginning, guess in zip(beginnings, by_prompt, strict=True)
+            math.exp(min(max(self._with_earlier(start, guess), 0.0), _MAX_LOG))
+            for start, guess in zip(starts, by_prompt, strict=True)
         ]
 
-    def _with_earlier(self, beginning: Beginning, guess: float) -> float:
-        """Each earlier answer to the same task counts as much as what the prompt tells."""
-        mean, number = self.earlier.get(beginning.place, (0.0, 0))
+    def _with_earlier(self, start: TurnStart, guess: float) -> float:
+        """Mean of the prediction and of earlier answers to the same task, with equal weights."""
+        mean, number = self.earlier.get(start.place, (0.0, 0))
         return (guess + number * mean) / (1 + number)
 
 
 class Memory:
-    """The prompts whose answers came last. Bounded: older ones are forgotten."""
+    """The prompts with the latest answers, at most `max_prompts`."""
 
     def __init__(self, max_prompts: int) -> None:
         self._max_prompts = max_prompts
         self._prompts: OrderedDict[bytes, _Prompt] = OrderedDict()
 
-    def add(self, beginning: Beginning, num_tokens: int) -> None:
-        """A turn has ended after `num_tokens` sampled tokens."""
-        found = columns(beginning)
-        name = repr(beginning.place).encode()
+    def add(self, start: TurnStart, num_tokens: int) -> None:
+        """Add a turn that ended after `num_tokens` sampled tokens."""
+        found = columns(start)
+        name = repr(start.place).encode()
         key = hashlib.blake2b(name + found.tobytes(), digest_size=16).digest()
         if key not in self._prompts:
-            self._prompts[key] = (beginning.place, found, deque(maxlen=_MAX_ANSWERS))
+            self._prompts[key] = (start.place, found, deque(maxlen=_MAX_ANSWERS))
         self._prompts[key][-1].append(num_tokens)
         self._prompts.move_to_end(key)
         if len(self._prompts) > self._max_prompts:
             self._prompts.popitem(last=False)
 
     def examples(self) -> list[Example]:
-        """All that is remembered, for a thread to learn from."""
+        """A copy of all prompts, for a fit in another thread."""
         return [
             Example(place=place, columns=found, lengths=tuple(lengths))
             for place, found, lengths in self._prompts.values()
@@ -114,7 +114,7 @@ class Memory:
 
 
 def learn(examples: Sequence[Example]) -> Learned:
-    """Judge on the tasks held out a model that has not seen them; then learn from them too.
+    """Validate a model on held-out tasks, then fit one to all tasks.
 
     Needs at least one example.
     """

@@ -1,4 +1,4 @@
-"""Follows a run: reads the turns that end, and learns anew every so many of them."""
+"""Reads the ended turns of a run and refits the length model after a number of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Ranker"]
 
 _log = get_logger()
 _TURNS = metrics.counter("ranker", "turns_total", "Ended turns read from the trajectory manager.")
-_SECONDS = metrics.histogram("ranker", "learning_seconds", "Time that it took to learn anew.")
+_SECONDS = metrics.histogram("ranker", "learning_seconds", "Duration of a fit.")
 _RECALL = metrics.gauge(
     "ranker", "recall", "Share of the longest fifth of held-out turns ranked into it."
 )
 
 
 class Ranker:
-    """Nothing is kept on disk: after a restart all is learned again from the store, in seconds."""
+    """Keeps nothing on disk: after a restart it reads the store again, in seconds."""
 
     def __init__(self, config: RankerConfig, feed: TurnFeed) -> None:
         self._config = config
@@ -33,10 +33,10 @@ class Ranker:
         self._num_new = 0
         self._learning: asyncio.Task[None] | None = None
         self.learned: Learned | None = None
-        """What it knows; None: nothing yet."""
+        """The latest model; None before the first fit."""
 
     async def run(self) -> None:
-        """Read and learn until cancelled; what was learned last is served meanwhile."""
+        """Read and fit until cancelled; the previous model is served during a fit."""
         while True:
             await self._read()
             if self._is_due():
@@ -46,17 +46,17 @@ class Ranker:
     async def _read(self) -> None:
         try:
             async for turn in self._feed.ended():
-                self._memory.add(turn.beginning, turn.num_tokens)
+                self._memory.add(turn.start, turn.num_tokens)
                 self._num_new += 1
                 _TURNS.inc()
         except NotFoundError:
-            _log.warning("run does not exist yet", run_id=self._config.run_id)
+            _log.warning("run_not_found", run_id=self._config.run_id)
 
     def _is_due(self) -> bool:
         if self._learning is not None:
             if not self._learning.done():
                 return False
-            self._learning.result()  # what fails there ends the process, as anywhere
+            self._learning.result()  # raises its failure, which ends the process
         return self._num_new >= self._config.train_every_turns
 
     async def _learn(self) -> None:

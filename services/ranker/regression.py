@@ -1,8 +1,8 @@
-"""Log length of an answer from the columns of its prompt: two ridge regressions, one on the other.
+"""Log length of an answer from the columns of its prompt: two stacked ridge regressions.
 
-A linear one finds out which columns matter. A kernel one of degree 2 on those, scaled by how much,
-adds how they act together (a hard word makes a proof longer than a greeting). Both have closed
-forms: no learning rate, no seed, the same answer every time.
+A linear one selects and scales the relevant columns. A kernel one of degree 2 on these adds their
+interactions (a hard word makes a proof longer than a greeting). Both have closed forms: no learning
+rate, no seed, deterministic results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_COLUMNS = 2048
 
 
 class LengthModel:
-    """Made by `fit`; never changes."""
+    """An immutable model; construct it with `fit`."""
 
     def __init__(
         self, kept: Columns, weights: _Floats, rows: _Rows, dual: _Floats, mean: float
@@ -44,14 +44,14 @@ class LengthModel:
 
     @classmethod
     def fit(cls, prompts: Sequence[Columns], log_lengths: _Floats, num_answers: _Floats) -> Self:
-        """Learn from n prompts, their mean log length and the number of answers behind it.
+        """Fit to n prompts, their mean log length and the number of answers it is the mean of.
 
         Takes a few seconds of one core for 4,096 prompts, and never holds the interpreter for long.
         """
         from threadpoolctl import threadpool_limits
 
         mean = float(log_lengths.mean())
-        # One core: whoever samples or trains on this machine needs the others.
+        # One core: sampling or training on this machine may need the others.
         with threadpool_limits(1):
             kept, weights = _relevant(prompts, log_lengths)
             rows = _rows(prompts, kept, weights)
@@ -68,11 +68,11 @@ class LengthModel:
 
 
 def _relevant(prompts: Sequence[Columns], log_lengths: _Floats) -> tuple[Columns, _Floats]:
-    """The columns that explain most by themselves, and how much each of them weighs."""
+    """The columns with the most explained variance, and the weight of each."""
     from sklearn.linear_model import Ridge
 
     found, counts = np.unique(np.concatenate(prompts), return_counts=True)
-    # What only one prompt has tells nothing of another one.
+    # A column of a single prompt does not generalize.
     shared = counts > 1 if (counts > 1).any() else counts > 0
     kept, share = found[shared], counts[shared] / len(prompts)
     linear = Ridge(alpha=_LINEAR_PENALTY, solver="sparse_cg")

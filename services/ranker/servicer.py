@@ -1,4 +1,4 @@
-"""ranker.v1.RankerService: expected lengths for gateways, facts for people."""
+"""ranker.v1.RankerService: predicted lengths for gateways, statistics for users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceServicer
 
 from services.chassis.errors import invalid_argument, not_found
-from services.ranker.features import Beginning
+from services.ranker.features import TurnStart
 from services.ranker.ranker import Ranker
 
 __all__ = ["RankerServicer"]
@@ -20,7 +20,7 @@ _MAX_PROMPTS = 1024
 
 
 class RankerServicer(RankerServiceServicer):
-    """Answers from what was learned last."""
+    """Answers from the latest fitted model."""
 
     def __init__(self, run_id: str, ranker: Ranker) -> None:
         self._run_id = run_id
@@ -29,7 +29,7 @@ class RankerServicer(RankerServiceServicer):
     async def PredictLengths(  # noqa: N802
         self, request: pb.PredictLengthsRequest, context: Context
     ) -> pb.PredictLengthsResponse:
-        """See the contract."""
+        """Predict the sampled tokens of each prompt; NOT_FOUND before the first fit."""
         self._check_run(request.run_id)
         if len(request.prompts) > _MAX_PROMPTS:
             cure = f"at most {_MAX_PROMPTS} in one request"
@@ -37,20 +37,20 @@ class RankerServicer(RankerServiceServicer):
         learned = self._ranker.learned
         if learned is None:
             raise not_found("ranker of run", request.run_id)
-        beginnings = [
-            Beginning(
+        starts = [
+            TurnStart(
                 task_id=prompt.task_id,
                 token_ids=prompt.token_ids,
                 turn_index=_not_negative(f"prompts[{i}].turn_index", prompt.turn_index),
             )
             for i, prompt in enumerate(request.prompts)
         ]
-        return pb.PredictLengthsResponse(expected_tokens=learned.expected_tokens(beginnings))
+        return pb.PredictLengthsResponse(expected_tokens=learned.expected_tokens(starts))
 
     async def GetRanker(  # noqa: N802
         self, request: pb.GetRankerRequest, context: Context
     ) -> pb.GetRankerResponse:
-        """See the contract; before it has learned anything all is 0."""
+        """Return statistics of the model; all 0 before the first fit."""
         self._check_run(request.run_id)
         learned = self._ranker.learned
         if learned is None:

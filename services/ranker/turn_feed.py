@@ -1,4 +1,4 @@
-"""The turns of a run that have ended, each once."""
+"""A feed of the ended turns of a run, each once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.lib.closed_rollouts import ClosedRollouts
-from services.ranker.features import Beginning
+from services.ranker.features import TurnStart
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -26,16 +26,16 @@ _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedTurn:
-    """A turn and how long it became."""
+    """A turn and its length."""
 
-    beginning: Beginning
-    """As it began."""
+    start: TurnStart
+    """Its prompt and place in the rollout."""
     num_tokens: int
     """Tokens that were sampled."""
 
 
 class TurnFeed:
-    """Reads rollouts for training once they are closed."""
+    """Reads training rollouts once they are finished."""
 
     def __init__(
         self, store: TrajectoryServiceAsyncStub, run_id: str, max_rollouts: int = 16_384
@@ -46,7 +46,7 @@ class TurnFeed:
         self._closed = ClosedRollouts(store, run_id, max_rollouts)
 
     async def ended(self) -> AsyncIterator[EndedTurn]:
-        """The turns of all rollouts that have closed since the last call."""
+        """The turns of all rollouts that have finished since the last call."""
         async for headers in self._closed.new():
             names = [header.rollout_id for header in headers]
             for trajectory in await asyncio.gather(*map(self._read, names)):
@@ -63,7 +63,7 @@ class TurnFeed:
 
 
 def ended_turns(trajectory: trajectory_pb2.Trajectory) -> Iterator[EndedTurn]:
-    """The turns that ended by themselves, whatever became of their rollout."""
+    """The turns that ended with STOP or LENGTH, also of failed rollouts."""
     sequences: dict[str, list[int]] = {"": []}
     depths = {"": 0}
     for turn in trajectory.turns:
@@ -75,9 +75,9 @@ def ended_turns(trajectory: trajectory_pb2.Trajectory) -> Iterator[EndedTurn]:
         depth = depths.get(turn.parent_turn_id, 0)
         sequences[turn.turn_id], depths[turn.turn_id] = whole, depth + 1
         if turn.finish_reason in _ENDED and num_sampled:
-            beginning = Beginning(
+            start = TurnStart(
                 task_id=trajectory.group_id,
                 token_ids=whole[: len(whole) - num_sampled],
                 turn_index=depth,
             )
-            yield EndedTurn(beginning=beginning, num_tokens=num_sampled)
+            yield EndedTurn(start=start, num_tokens=num_sampled)

@@ -91,9 +91,10 @@ class Process:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment without anybody's seamflow settings, one thread, and `extra`."""
+    """This environment without seamflow settings, with one thread, this tree's code and `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("SEAMFLOW_")}
-    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **extra}
+    path = os.pathsep.join((str(ROOT / "sdk"), str(ROOT)))
+    return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, **extra}
 
 
 def make_tokenizer_folder(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The ranker's process beside a running gateway: it learns, is asked, dies, and comes back."""
+"""The ranker's process with a running gateway: it learns, answers, is killed, and restarts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TURNS = WAVE * GROUP_SIZE
 
 
 class Agent:
-    """One turn, as long as its task says."""
+    """One turn of the length in its task."""
 
     async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float] | float:
         """Ask; the reward is of no interest."""
@@ -147,19 +147,19 @@ async def acting(gateway: str, manager: str) -> AsyncIterator[None]:
 
 
 def estimates(source: str) -> float:
-    """Lengths that the gateway took from there."""
+    """Lengths that the gateway took from `source`."""
     name = "seamflow_rollout_gateway_length_estimates_total"
     return REGISTRY.get_sample_value(name, {"source": source}) or 0.0
 
 
 def failures() -> float:
-    """Questions without an answer."""
+    """Calls without an answer."""
     return REGISTRY.get_sample_value("seamflow_rollout_gateway_ranker_failures_total") or 0.0
 
 
-async def test_generation_goes_on_without_the_ranker(tmp_path: Path) -> None:
-    """Running means before it has learned and after SIGKILL; its answers in between, and again
-    after a restart, when it has learned the whole run anew. No rollout fails."""
+async def test_generation_continues_without_the_ranker(tmp_path: Path) -> None:
+    """Running means before its first fit and after SIGKILL; its answers in between, and again after
+    a restart, once it has read the whole run again. No rollout fails."""
     at_first = estimates("ranker")
     async with fleet(tmp_path) as run:
         await run.wave()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from services.ranker.features import NUM_COLUMNS, Beginning, Columns, columns
+from services.ranker.features import NUM_COLUMNS, Columns, TurnStart, columns
 
 
 def of(ids: list[int], turn_index: int = 0) -> Columns:
     """The columns of a turn."""
-    return columns(Beginning(task_id="task", token_ids=ids, turn_index=turn_index))
+    return columns(TurnStart(task_id="task", token_ids=ids, turn_index=turn_index))
 
 
 def shared(first: Columns, second: Columns) -> int:
@@ -35,12 +35,12 @@ def test_the_order_of_words_counts() -> None:
 )
 def test_a_task_is_the_same_in_every_epoch(task_id: str, name: str) -> None:
     """The dataloader puts the epoch behind an @; other names are taken as they are."""
-    beginning = Beginning(task_id=task_id, token_ids=[], turn_index=3)
-    assert beginning.place == (name, 3)
+    start = TurnStart(task_id=task_id, token_ids=[], turn_index=3)
+    assert start.place == (name, 3)
 
 
 def test_of_a_long_prompt_the_beginning_and_the_end_are_read() -> None:
-    """The middle of a hundred thousand tokens costs nothing, and tells nothing."""
+    """The middle of a hundred thousand tokens costs no time and adds no feature."""
     long = list(range(100_000))
     assert len(of(long)) < 2 * 1024 + 2
     assert shared(of(long), of([*range(200), *range(99_800, 100_000)])) >= 4 * 199

@@ -29,9 +29,7 @@ async def test_each_closed_rollout_is_read_once() -> None:
             groups = [group(f"{i}", [turn("a", [i, 1], 3 + i)]) for i in range(first, first + 40)]
             await record(stub, "run", groups)
             turns = await read(feed)
-            assert [t.beginning.task_id for t in turns] == [
-                f"{i}" for i in range(first, first + 40)
-            ]
+            assert [t.start.task_id for t in turns] == [f"{i}" for i in range(first, first + 40)]
             assert [t.num_tokens for t in turns] == [3 + i for i in range(first, first + 40)]
             assert await read(feed) == []
 
@@ -42,9 +40,9 @@ async def test_turns_of_a_rollout_know_what_they_continue() -> None:
     async with manager("run") as (_, stub):
         await record(stub, "run", [group("task", turns)])
         first, second = await read(TurnFeed(stub, "run"))
-    assert (list(first.beginning.token_ids), first.num_tokens) == ([1, 2], 3)
-    assert (list(second.beginning.token_ids), second.num_tokens) == ([1, 2, 7, 7, 4], 2)
-    assert (first.beginning.turn_index, second.beginning.turn_index) == (0, 1)
+    assert (list(first.start.token_ids), first.num_tokens) == ([1, 2], 3)
+    assert (list(second.start.token_ids), second.num_tokens) == ([1, 2, 7, 7, 4], 2)
+    assert (first.start.turn_index, second.start.turn_index) == (0, 1)
 
 
 async def test_a_list_that_has_become_shorter_is_read_on() -> None:
@@ -57,7 +55,7 @@ async def test_a_list_that_has_become_shorter_is_read_on() -> None:
         feed._closed._store = shorter
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30, 45)])
         turns = await read(feed)
-        assert [t.beginning.task_id for t in turns] == [f"{i}" for i in range(30, 45)]
+        assert [t.start.task_id for t in turns] == [f"{i}" for i in range(30, 45)]
         assert await read(feed) == []
 
 
@@ -66,11 +64,11 @@ async def test_a_new_feed_begins_with_the_newest() -> None:
     async with manager("run") as (_, stub):
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(60)])
         turns = await read(TurnFeed(stub, "run", max_rollouts=10))
-        assert [t.beginning.task_id for t in turns] == [f"{i}" for i in range(50, 60)]
+        assert [t.start.task_id for t in turns] == [f"{i}" for i in range(50, 60)]
 
 
 async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None:
-    """It holds up nobody."""
+    """It does not block the others."""
     async with manager("run") as (address, stub):
         feed = TurnFeed(stub, "run")
         async with grpc.aio.insecure_channel(address) as channel:
@@ -83,7 +81,7 @@ async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None
         )
         await stub.StartRollout(evaluated)
         await record(stub, "run", [group("later", [turn("a", [9], 5)])])
-        assert [t.beginning.task_id for t in await read(feed)] == ["later"]
+        assert [t.start.task_id for t in await read(feed)] == ["later"]
         closing = pb.FinishRolloutRequest(
             run_id="run",
             rollout_id=running,

@@ -1,4 +1,4 @@
-"""Agents that the runner's tests run, here and in processes of their own."""
+"""Agents that the runner's tests run, in this process and in others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Answers:
 
 
 class Waits:
-    """Works for ever, and tells who began and who was cancelled."""
+    """Runs until cancelled, and counts starts and cancellations."""
 
     def __init__(self) -> None:
         self.began: asyncio.Queue[str] = asyncio.Queue()

@@ -23,7 +23,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import (
 )
 
 TOKENS = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
-"""What the policy of these tests always says."""
+"""The policy's answer in these tests."""
 
 Added = tuple[Callable[[Any, grpc.aio.Server], None], Any]
 
@@ -168,7 +168,7 @@ class Tasks(TaskServiceServicer):
         )
 
     async def ExtendTasks(self, request: Any, context: Any) -> Any:
-        """Tells which leases are lost."""
+        """Returns the lost leases."""
         await self.extended.put(list(request.lease_tokens))
         lost = [token for token in request.lease_tokens if token in self.lost]
         return task_pb.ExtendTasksResponse(lost_lease_tokens=lost)

@@ -1,4 +1,4 @@
-"""What every call carries, whoever makes it."""
+"""What every call carries: token and deadline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Telling(grpc.GenericRpcHandler):
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a server that tells."""
+    """A server that reports its calls."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((Telling(),))
     port = server.add_insecure_port("127.0.0.1:0")

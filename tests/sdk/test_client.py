@@ -45,7 +45,7 @@ async def test_a_turn_holds_what_was_sampled() -> None:
 
 
 async def test_an_agent_that_does_not_look_on_gets_its_tokens_seldom() -> None:
-    """One that does gets them as they are sampled; either may say otherwise."""
+    """One that does gets them as they are sampled; either may set another interval."""
     gateway = Gateway()
     async with rollout_on(gateway) as rollout:
         await rollout.generate(token_ids=[1])

@@ -1,4 +1,4 @@
-"""How long a turn will probably be: the estimators, and what their answer means midway."""
+"""Length estimators: how many tokens a turn is expected to sample."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["LengthEstimator", "LengthQuery", "RunningMeans", "load_lengths", "re
 
 _MAX_GROUPS = 4096
 _WINDOW = 256
-"""Turns after which a mean forgets: the policy that is trained changes its lengths."""
+"""Turns that a mean remembers: lengths change as the policy is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthQuery:
-    """What is known of a turn before it is sampled."""
+    """What an estimator knows of a turn before it is sampled."""
 
     group: str
-    """The task of its rollout, or the rollout: turns of a group are about equally long."""
+    """The task of its rollout, or the rollout itself: turns of a group have similar lengths."""
     token_ids: Sequence[int] = ()
-    """The whole prompt; empty while the store has not told yet what it continues."""
+    """The whole prompt; empty until the store has matched its recorded prefix."""
     turn_index: int = 0
-    """Turns of the same rollout before it, as far as the caller's messages tell."""
+    """Earlier turns of the rollout, counted by the answers among the agent's messages."""
 
 
 class LengthEstimator(Protocol):
-    """Made with the gateway's configuration. Nothing here may make a turn wait."""
+    """Constructed with the gateway's configuration. No method may block a turn."""
 
     def prefetch(self, query: LengthQuery) -> None:
-        """A turn is about to begin: what takes time starts now, and goes on behind its back."""
+        """A turn is about to begin: start slow work in the background."""
         ...
 
     def predict(self, query: LengthQuery) -> float | None:
-        """Tokens that the turn samples from its query to its end; None: no idea."""
+        """Tokens that the whole turn is expected to sample; None: unknown."""
         ...
 
     def observe(self, query: LengthQuery, num_tokens: int) -> None:
@@ -47,26 +47,26 @@ class LengthEstimator(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what it holds open."""
+        """Close connections and cancel background work."""
         ...
 
 
 class RunningMeans:
-    """The mean of a group's turns that have ended, or of the run's while the group has none."""
+    """Mean length of the group's ended turns; of the run's while the group has none."""
 
     def __init__(
         self, config: GatewayConfig | None = None, *, max_groups: int = _MAX_GROUPS
     ) -> None:
-        """Remember the groups whose turns ended last. Nothing of the configuration matters."""
+        """Remember the `max_groups` groups whose turns ended last; `config` is not used."""
         self._max_groups = max_groups
         self._groups: OrderedDict[str, _Mean] = OrderedDict()
         self._run = _Mean()
 
     def prefetch(self, query: LengthQuery) -> None:
-        """See `LengthEstimator`: there is nothing to prepare."""
+        """Do nothing: the mean needs no preparation."""
 
     def observe(self, query: LengthQuery, num_tokens: int) -> None:
-        """See `LengthEstimator`."""
+        """Add the length to the means of the group and of the run."""
         self._run.add(num_tokens)
         self._groups.setdefault(query.group, _Mean()).add(num_tokens)
         self._groups.move_to_end(query.group)
@@ -74,12 +74,12 @@ class RunningMeans:
             self._groups.popitem(last=False)
 
     def predict(self, query: LengthQuery) -> float | None:
-        """See `LengthEstimator`."""
+        """The mean; None before the first turn has ended."""
         mean = self._groups.get(query.group, self._run)
         return mean.value if mean.count else None
 
     async def close(self) -> None:
-        """See `LengthEstimator`: nothing is open."""
+        """Do nothing: no resource is held."""
 
 
 BUILT_IN = {
@@ -89,16 +89,16 @@ BUILT_IN = {
 
 
 def load_lengths(config: GatewayConfig) -> LengthEstimator:
-    """The estimator that `lengths` names: built in, or anyone's own "package.module:Name"."""
+    """The estimator that `lengths` names: built in, or a plug-in "package.module:Name"."""
     estimator: LengthEstimator = plugins.make("lengths", config.lengths, BUILT_IN, config)
     return estimator
 
 
 def remaining_tokens(predicted: float | None, num_sampled: int, max_new_tokens: int) -> float:
-    """Tokens still to come of a turn that has `num_sampled`, at most `max_new_tokens`.
+    """Tokens that a turn with `num_sampled` tokens is still expected to sample.
 
-    A turn that has passed half of what was expected is expected to go on for as long as it has
-    been going: lengths have long tails, and whoever outlived the mean is in the tail.
+    At most `max_new_tokens`, which is also the answer for an unknown length. Lengths have long
+    tails: past half of the prediction, as many tokens are expected again as were sampled.
     """
     if predicted is None:
         return float(max_new_tokens)

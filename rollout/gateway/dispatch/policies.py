@@ -1,4 +1,4 @@
-"""Which waiting turn is next, and which rollout server gets it."""
+"""Dispatch policies: which waiting turn is next, and which rollout server gets it."""
 
 from __future__ import annotations
 
@@ -30,85 +30,85 @@ __all__ = [
 ]
 
 _BALANCE = 1.25
-_PATIENCE_SECONDS = 30.0
+_MAX_OVERTAKE_SECONDS = 30.0
 _HALF_TOKENS = 1024
-_MOST_REMEMBERED = 1 << 16
-"""Rollouts; a forgotten one is computed again once."""
+_MAX_REMEMBERED = 1 << 16
+"""Rollouts whose server is remembered; the cache of a forgotten one is computed again once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """A turn, or the rest of one, that needs a server."""
+    """A turn, or the rest of one, that waits for a server."""
 
     group: str
-    """The task of its rollout, or the rollout: turns of a group begin with the same tokens."""
+    """The task of its rollout, or the rollout itself: turns of a group share a prefix."""
     rollout: str
-    """Its rollout: a turn begins with all of that one's turns before it."""
+    """Its rollout: a turn's prefix contains the rollout's earlier turns."""
     num_tokens: int
-    """Length in tokens of the prefix that the server continues."""
+    """Length of the prefix that the server continues, in tokens."""
     max_new_tokens: int
-    """Most tokens it may sample."""
+    """Limit of the tokens it may sample."""
     expected_tokens: float
-    """Tokens that it will probably sample, at most `max_new_tokens`."""
+    """Predicted number of tokens it samples, at most `max_new_tokens`."""
     continues: bool = False
-    """Whether a server gave it up: the rest of a turn, not a new one."""
+    """Whether it is the rest of a turn that another server has not finished."""
     required_weight_version: int = 0
-    """Servers with older weights are not asked: its group would be too old to be trained."""
+    """Servers with older weights are excluded: the group would be too stale to train on."""
     arrived: float = 0.0
-    """When it began to wait, in seconds of a clock that never goes back."""
+    """When it began to wait, in seconds of a monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """A server that may take the turn: it has room, serves, and reports an allowed version."""
+    """A server that may take the turn: serving, below its limit, with an allowed version."""
 
     server_id: str
-    """Its name."""
+    """Name of the server."""
     num_turns: int
-    """Turns it has, of this gateway and of others."""
+    """Turns on it, of this gateway and of others."""
     max_running: int
-    """Turns its engine decodes at once."""
+    """Turns its engine decodes concurrently."""
     tokens_per_second: float
-    """Its recent decoding rate; 0: not known yet."""
+    """Its recent decoding rate; 0: unknown."""
     load: float = field(init=False)
-    """The share of its slots that is taken; more than 1 while turns queue in its engine."""
+    """Share of its slots in use; more than 1 while turns queue in its engine."""
 
     def __post_init__(self) -> None:
-        # Computed once: a turn is compared on dozens of servers.
+        # Computed once: a policy compares dozens of candidates for each turn.
         object.__setattr__(self, "load", self.num_turns / _slots(self))
 
 
 class DispatchPolicy(Protocol):
-    """Decides which of the waiting turns is next, and chooses among the servers with room."""
+    """Orders the waiting turns and chooses among the servers that can take one."""
 
     def order(self, turn: TurnRequest) -> float:
-        """Where `turn` waits: least first, ties by arrival. Asked once, when it arrives."""
+        """Sort key of `turn`: smallest first, ties by arrival. Called once, when it arrives."""
         ...
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Pick one of at least one servers for `turn`: one of these very objects.
+        """Return one of `candidates` (at least one is given), or None: `turn` keeps waiting.
 
-        None: none of them, it waits on, and with it all behind it. Asked again when a turn has
-        left a server, so never None where a candidate has no turn at all.
+        None also holds back the turns queued after it. It is called again when a server loses a
+        turn, so it must not return None while a candidate has no turn at all.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSnapshot:
-    """All that a gateway has to give out, and to whom."""
+    """State of a gateway's servers and of its queue."""
 
     num_waiting: int
-    """Turns without a server."""
+    """Turns that wait for a server."""
     servers: Sequence[Candidate]
-    """Every server that may serve, whether it has room or not."""
+    """All servers with allowed weights, full ones included."""
     latency: DecodeLatency | None = None
-    """Decode latency of a server as configured; None: it is not."""
+    """Configured decode latency of a server; None: not configured."""
 
 
 @runtime_checkable
 class PlanningPolicy(Protocol):
-    """What a dispatch policy may be besides: one that prepares for all turns at once."""
+    """A dispatch policy that also plans for all turns together."""
 
     def plan(self, pool: PoolSnapshot) -> None:
         """Called when the number of turns has changed by an eighth, and every second."""
@@ -116,10 +116,10 @@ class PlanningPolicy(Protocol):
 
 
 class LeastLoad:
-    """In order of arrival, to the server with the smallest share of its slots taken."""
+    """First come, first served; to the server with the smallest share of its slots in use."""
 
     def order(self, turn: TurnRequest) -> float:
-        """Turns that a server gave up come first: somebody has waited for them already."""
+        """Continued turns first: their agents have waited already."""
         return -math.inf if turn.continues else 0.0
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
@@ -128,63 +128,63 @@ class LeastLoad:
 
 
 class PrefixAffinity(LeastLoad):
-    """In order of arrival, to the server that has the group's prefix cached."""
+    """First come, first served; to the server that has the group's prefix cached."""
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
-        """A group's own server while that is not much busier than others.
+        """The group's home server, unless it is much busier than others.
 
         Rendezvous hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018): no server has
-        more than 1.25 times its share of all turns; what is beyond goes to the group's next server.
-        Servers that come or go move the groups of no other server.
+        more than 1.25 times its share of all turns; further turns go to the group's next server. A
+        server that joins or leaves moves no groups between the others.
         """
-        return _ranked(turn.group, _with_room(candidates))
+        return _ranked(turn.group, _within_bound(candidates))
 
 
 class CacheFirst(LeastLoad):
     """The longest prefix first, to the server that has it cached.
 
-    For agents of many turns: those that are far get on, so that a server works through few rollouts
-    whose keys and values fit, instead of computing those of many again at each turn. What a rollout
-    has said so far outweighs what its group has in common: it stays where it was last. By their
-    group rollouts would wander, as its server is too busy for most of them.
+    For agents of many turns: rollouts that have progressed furthest continue, so that a server
+    finishes a few rollouts whose keys and values fit in its cache instead of recomputing those of
+    many. A rollout stays on its last server, because its own history is longer than the prefix it
+    shares with its group, whose home server would be too busy for most of its rollouts.
     """
 
     def __init__(self) -> None:
-        """Nobody was anywhere yet."""
+        """No rollout has a last server yet."""
         self._last: OrderedDict[str, str] = OrderedDict()
 
     def order(self, turn: TurnRequest) -> float:
-        """A rollout that has begun never waits for one that has not."""
+        """A rollout that has begun is served before one that has not."""
         return -math.inf if turn.continues else -float(turn.num_tokens)
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
-        """The rollout's last server, or another, within bounded loads as of `PrefixAffinity`."""
-        with_room = _with_room(candidates)
+        """The rollout's last server, or another, with the bounded loads of `PrefixAffinity`."""
+        available = _within_bound(candidates)
         last = self._last.pop(turn.rollout, None)
-        chosen = next((c for c in with_room if c.server_id == last), None)
-        chosen = chosen or _ranked(turn.rollout, with_room)
+        chosen = next((c for c in available if c.server_id == last), None)
+        chosen = chosen or _ranked(turn.rollout, available)
         self._last[turn.rollout] = chosen.server_id
-        if len(self._last) > _MOST_REMEMBERED:
+        if len(self._last) > _MAX_REMEMBERED:
             self._last.popitem(last=False)
         return chosen
 
 
 class LongestFirst(LeastLoad):
-    """Longest expected turn first, so that none of them is left alone at the end of a step.
+    """Longest expected turn first, so that no long turn is left alone at the end of a step.
 
-    Longest processing time first keeps the end within 4/3 of the best one (Graham 1969).
+    Longest processing time first ends within 4/3 of the optimum (Graham 1969).
     """
 
     def order(self, turn: TurnRequest) -> float:
-        """A turn counts as come earlier the longer it is expected to be, by less than 30 seconds.
+        """Arrival time, moved back by up to 30 seconds the longer the turn is expected to be.
 
-        So of those that come together the longest goes first, and no turn, however short, is ever
-        overtaken by a new one that came 30 seconds after it.
+        So the longest of concurrent arrivals is first, and no turn is overtaken by one that arrived
+        30 seconds later.
         """
         if turn.continues:
             return -math.inf
         share = turn.expected_tokens / (turn.expected_tokens + _HALF_TOKENS)
-        return turn.arrived - _PATIENCE_SECONDS * share
+        return turn.arrived - _MAX_OVERTAKE_SECONDS * share
 
 
 BUILT_IN = {
@@ -197,13 +197,13 @@ BUILT_IN = {
 
 
 def load_dispatch(name: str) -> DispatchPolicy:
-    """A built-in by name, or what anyone's own "package.module:Name" makes without arguments."""
+    """A built-in policy, or the plug-in "package.module:Name", constructed without arguments."""
     policy: DispatchPolicy = plugins.make("dispatch", name, BUILT_IN)
     return policy
 
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
-    """The server with the smallest share of its slots taken."""
+    """The server with the smallest share of its slots in use."""
     return min(candidates, key=attrgetter("load", "server_id"))
 
 
@@ -211,14 +211,14 @@ def _slots(candidate: Candidate) -> int:
     return max(candidate.max_running, 1)
 
 
-def _with_room(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that are not much busier than others."""
+def _within_bound(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with less than 1.25 times their share of all turns."""
     share = (1 + sum(c.num_turns for c in candidates)) / sum(map(_slots, candidates))
     return [c for c in candidates if c.num_turns < math.ceil(_BALANCE * share * _slots(c))]
 
 
 def _ranked(name: str, candidates: Sequence[Candidate]) -> Candidate:
-    """The one that ranks highest for `name`."""
+    """Rendezvous hashing: the candidate with the highest hash for `name`."""
     return max(candidates, key=lambda c: _rank(name, c.server_id))
 
 

@@ -1,4 +1,4 @@
-"""Expected lengths from the ranker service, and running means where it has not answered."""
+"""Client of the ranker service, with running means where it has not answered."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ _MAX_BATCH = 64
 _ESTIMATES = metrics.counter(
     "rollout_gateway",
     "length_estimates_total",
-    "Expected lengths, by where they came from: ranker, or running_means where it had no answer.",
+    "Predicted lengths by source: ranker, or running_means where it had no answer.",
     ("source",),
 )
 _FAILURES = metrics.counter(
-    "rollout_gateway", "ranker_failures_total", "Questions that the ranker did not answer in time."
+    "rollout_gateway", "ranker_failures_total", "Calls that the ranker did not answer in time."
 )
 
 _Key = tuple[str, int]  # group, turn index
 
 
 class RankerLengths:
-    """Asks behind the turns' backs: a turn takes what is known when it needs it.
+    """Queries the ranker asynchronously; a turn uses the cached answer.
 
-    The question goes out while the store opens the turn. It is asked once for all turns of a group,
-    and whatever comes up during one question goes into the next.
+    A query is sent while the store opens the turn, once for all turns of a group; queries that
+    arrive during a call form the next batch.
     """
 
     def __init__(
         self, config: GatewayConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Open a channel to the configured `ranker`; call this in an event loop."""
-        assert config.ranker is not None  # the configuration has refused that
+        assert config.ranker is not None  # checked by GatewayConfig
         self._run_id = config.run_id
         self._clock = clock
         self._channel = clients.channel(config, config.ranker)
         self._stub = async_stub(RankerServiceStub, self._channel)
         self._means = RunningMeans()
         self._known: OrderedDict[_Key, tuple[float, float]] = OrderedDict()  # tokens, when
-        self._wanted: dict[_Key, LengthQuery] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._pending: dict[_Key, LengthQuery] = {}
+        self._sending: asyncio.Task[None] | None = None
 
     def prefetch(self, query: LengthQuery) -> None:
-        """See `LengthEstimator`."""
+        """Query the ranker in the background, unless the prompt is unknown or the answer fresh."""
         if not query.token_ids or self._is_fresh(_key(query)):
             return
-        self._wanted.setdefault(_key(query), query)
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+        self._pending.setdefault(_key(query), query)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
 
     def predict(self, query: LengthQuery) -> float | None:
-        """See `LengthEstimator`."""
+        """The cached answer of the ranker, or the running mean."""
         if (known := self._known.get(_key(query))) is not None:
             _ESTIMATES.labels("ranker").inc()
             return known[0]
@@ -78,24 +78,24 @@ class RankerLengths:
         return self._means.predict(query)
 
     def observe(self, query: LengthQuery, num_tokens: int) -> None:
-        """See `LengthEstimator`: the ranker learns it from the store."""
+        """Update the running means; the ranker reads lengths from the store."""
         self._means.observe(query, num_tokens)
 
     async def close(self) -> None:
-        """See `LengthEstimator`."""
-        if self._asking is not None:
-            self._asking.cancel()
+        """Cancel the call in flight and close the channel."""
+        if self._sending is not None:
+            self._sending.cancel()
         await self._channel.close()
 
-    async def _ask(self) -> None:
-        while self._wanted:
-            asked = dict(islice(self._wanted.items(), _MAX_BATCH))
+    async def _send(self) -> None:
+        while self._pending:
+            batch = dict(islice(self._pending.items(), _MAX_BATCH))
             try:
-                self._learn(asked, await self._answers(list(asked.values())))
+                self._learn(batch, await self._answers(list(batch.values())))
             except grpc.aio.AioRpcError:
                 _FAILURES.inc()
-            for key in asked:
-                del self._wanted[key]
+            for key in batch:
+                del self._pending[key]
 
     async def _answers(self, queries: Sequence[LengthQuery]) -> Sequence[float]:
         request = pb.PredictLengthsRequest(
@@ -108,8 +108,8 @@ class RankerLengths:
         response = await self._stub.PredictLengths(request, timeout=_DEADLINE_SECONDS)
         return response.expected_tokens
 
-    def _learn(self, asked: Mapping[_Key, LengthQuery], tokens: Sequence[float]) -> None:
-        for key, expected in zip(asked, tokens, strict=True):
+    def _learn(self, batch: Mapping[_Key, LengthQuery], tokens: Sequence[float]) -> None:
+        for key, expected in zip(batch, tokens, strict=True):
             self._known[key] = (expected, self._clock())
             self._known.move_to_end(key)
         while len(self._known) > _MAX_KNOWN:

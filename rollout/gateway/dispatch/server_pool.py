@@ -1,7 +1,6 @@
-"""The rollout servers of a run: who they are, what they report, who may get traffic.
+"""The rollout servers of a run: discovery, polled state, and which of them may get turns.
 
-No traffic before current weights: a server takes turns only while the version that it reports
-itself is allowed.
+A server gets turns only while the weight version that it reports is allowed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SERVERS = metrics.gauge("rollout_gateway", "servers", "Rollout servers that may
 
 
 class ServerPool:
-    """All servers of the run, kept current in the background."""
+    """All rollout servers of the run, kept current by the `watch_` methods in the background."""
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
@@ -58,9 +57,9 @@ class ServerPool:
             latency=config.server_latency(),
         )
         self.keep_planning = self._waiting.keep_planning
-        """Lets the dispatch policy prepare; runs until cancelled."""
+        """Lets the dispatch policy plan; runs until cancelled."""
         self.lengths = load_lengths(config)
-        """How long turns will be."""
+        """Predicts how long turns will be."""
 
     def stream(
         self, turn: TurnRequest, pinned_version: int | None, request: Request
@@ -69,11 +68,11 @@ class ServerPool:
         return open_stream(self._waiting, turn, pinned_version, request)
 
     def suspect(self, server: Server) -> None:
-        """A turn was given up there: no further turns until the server reports again."""
+        """A turn failed there: send it no turns until it reports again."""
         server.info = None
 
     async def watch_servers(self) -> None:
-        """Follow the scheduler's list of servers; runs until cancelled."""
+        """Poll the scheduler's list of servers; runs until cancelled."""
         if self._config.scheduler is None:
             await self._set_known(self._config.servers)
             await asyncio.Event().wait()
@@ -86,7 +85,7 @@ class ServerPool:
                 await asyncio.sleep(2 * self._config.poll_seconds)
 
     async def watch_versions(self) -> None:
-        """Follow the committed versions; runs until cancelled."""
+        """Watch the committed weight versions; runs until cancelled."""
         if self._config.weights is None:
             return
         async with clients.channel(self._config, self._config.weights) as channel:
@@ -94,7 +93,7 @@ class ServerPool:
             await self._follow_versions(stub)
 
     async def close(self) -> None:
-        """Forget all servers."""
+        """Disconnect from all servers."""
         await self._set_known(())
         await self.lengths.close()
 
@@ -120,14 +119,14 @@ class ServerPool:
                     self._min_version = newest - self._config.max_version_lag
                     backoff.reset()
             except grpc.aio.AioRpcError as error:
-                _log.warning("weights service does not answer", code=error.code().name)
+                _log.warning("weights_service_unavailable", code=error.code().name)
             await backoff.wait()
 
     async def _set_known(self, addresses: Iterable[str]) -> None:
-        wanted = set(addresses)
-        for address in wanted - self._servers.keys():
+        listed = set(addresses)
+        for address in listed - self._servers.keys():
             self._servers[address] = self._connect(address)
-        for address in self._servers.keys() - wanted:
+        for address in self._servers.keys() - listed:
             await _disconnect(self._servers.pop(address))
 
     def _connect(self, address: str) -> Server:

@@ -1,4 +1,4 @@
-"""One rollout server as a gateway sees it."""
+"""State of one rollout server in a gateway."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ["Server"]
 
 @dataclass(slots=True)
 class Server:
-    """Its address, its last report, and the turns that are there."""
+    """A server's address, last report and number of turns."""
 
     address: str
     """host:port."""
     channel: grpc.aio.Channel
-    """Open as long as the server is known."""
+    """Open while the server is in the pool."""
     stub: RolloutServerServiceAsyncStub
-    """Its calls."""
+    """Calls it over `channel`."""
     info: pb.GetServerInfoResponse | None = None
-    """Its last report; None: it does not answer, or gave a turn up since."""
+    """Its last report; None: it does not answer, or a turn has failed there since."""
     num_turns: int = 0
-    """Turns this gateway has there."""
+    """Turns of this gateway there."""
     num_foreign: int = 0
-    """Turns of others there, by its last report."""
+    """Turns of other gateways there, from its last report."""
     polling: asyncio.Task[None] | None = field(default=None)
-    """Keeps `info` fresh."""
+    """Task that polls `info`."""
 
     def candidate(self) -> Candidate:
-        """What the dispatch policy sees; only for servers with a report."""
+        """The dispatch policy's view; only for servers with a report."""
         assert self.info is not None
         return Candidate(
             server_id=self.info.server_id,
@@ -48,13 +48,13 @@ class Server:
         )
 
     def has_room(self, overcommit: float) -> bool:
-        """Whether one more turn keeps within `overcommit` times its slots; unknown slots: yes."""
+        """Whether one more turn is within `overcommit` times its slots; True if unknown."""
         assert self.info is not None
         slots = self.info.max_running
         return not slots or self.num_turns + self.num_foreign < math.ceil(slots * overcommit)
 
     def report(self, info: pb.GetServerInfoResponse, num_turns_before: int) -> None:
-        """Take its answer; what it has beyond ours, before and after the question, is foreign."""
+        """Store a report; turns beyond ours before and after the poll are other gateways'."""
         ours = max(num_turns_before, self.num_turns)
         self.num_foreign = max(info.num_running + info.num_queued - ours, 0)
         self.info = info

@@ -1,7 +1,7 @@
-"""Long turns on servers of their own: skewness-aware dispatch (StreamRL, arXiv 2504.15930, Alg. 2).
+"""Skewness-aware dispatch: long turns on separate servers (StreamRL, arXiv 2504.15930, Alg. 2).
 
-A turn decodes slower the more others are decoded beside it. The longest ones decide when a step is
-over; among many short ones they would be slowed down by all of them.
+A turn decodes more slowly the larger its batch. The longest turns decide when a step ends, and a
+batch of many short ones would slow them down.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ _CONSTANT = DecodeLatency.of({1: 1.0})
 
 
 class SkewAware:
-    """Longest turns first, on servers of their own; no server is idle while a turn waits.
+    """Longest turns first, on separate servers; no server is idle while a turn waits.
 
-    How long turns are is learned from those that have come, how many servers the long ones get from
-    how many there are now. A long turn that finds all servers of its group full takes a place on
-    another one: it is the one that everybody will wait for. A server of the long ones takes other
-    turns only while it has fewer than it is meant to have. That costs throughput: it is for steps
-    that end, not for an endless stream of turns.
+    The split is computed from the expected lengths of recent turns and the number of turns now. A
+    long turn whose servers are full takes a slot on another one, because the step waits for it. A
+    server of the long turns takes short ones only while it has fewer turns than planned. This costs
+    throughput: it is for steps that end, not for an endless stream of turns.
     """
 
     def __init__(self) -> None:
@@ -45,18 +44,18 @@ class SkewAware:
         self._long_servers: frozenset[str] = frozenset()
 
     def split_tail(self, load: StepLoad, latency: DecodeLatency) -> TailSplit:
-        """The tail with which the step is thought to end first."""
+        """The split with the earliest estimated end of the step."""
         return best_split(load, latency)
 
     def order(self, turn: TurnRequest) -> float:
-        """As `LongestFirst`."""
+        """Like `LongestFirst`."""
         if not turn.continues:
             self._recent.add(turn.expected_tokens)
         return self._longest_first.order(turn)
 
     def plan(self, pool: PoolSnapshot) -> None:
-        """Decide anew which turns are long, and how many servers are kept for them."""
-        self._measured.see(pool.servers)
+        """Recompute which turns are long, and how many servers are reserved for them."""
+        self._measured.update(pool.servers)
         load = StepLoad(
             num_turns=pool.num_waiting + sum(server.num_turns for server in pool.servers),
             num_servers=len(pool.servers),
@@ -65,11 +64,11 @@ class SkewAware:
         )
         self._split = self.split_tail(load, pool.latency or self._measured.latency())
         names = sorted(server.server_id for server in pool.servers)
-        # By name: as few as can be change their group when the number changes.
+        # By name, so that few servers change their group when the number changes.
         self._long_servers = frozenset(names[: self._split.num_long_servers])
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The least loaded server of the turn's group, if one has room."""
+        """The least loaded server of the turn's group; else another one, or None, as planned."""
         is_long = turn.expected_tokens > self._split.long_tokens
         own = [c for c in candidates if (c.server_id in self._long_servers) == is_long]
         if not own and not is_long and not turn.continues:
@@ -80,13 +79,13 @@ class SkewAware:
 
 
 class MeasuredLatency:
-    """Decode latency as servers report it: by powers of two of their load, smoothed."""
+    """Smoothed decode latency from servers' reports, by powers of two of their batch size."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
-    def see(self, servers: Sequence[Candidate]) -> None:
-        """Take in what servers report now; those that do not know their rate tell nothing."""
+    def update(self, servers: Sequence[Candidate]) -> None:
+        """Add the servers' current rates; those without a rate are skipped."""
         for server in servers:
             batch = min(server.num_turns, server.max_running or server.num_turns)
             if not batch or not server.tokens_per_second > 0:
@@ -97,7 +96,7 @@ class MeasuredLatency:
             self._seconds[point] = before + _WEIGHT * (seconds - before)
 
     def latency(self) -> DecodeLatency:
-        """What was seen, made so that a larger batch is never faster; constant: nothing yet."""
+        """The table, made monotonic in the batch size; constant before the first report."""
         table: dict[int, float] = {}
         slowest = 0.0
         for batch in sorted(self._seconds):
@@ -106,7 +105,7 @@ class MeasuredLatency:
 
 
 class _Recent:
-    """The newest numbers, sorted."""
+    """The newest `size` numbers, sorted."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -24,48 +24,48 @@ __all__ = [
 ]
 
 LONG_SHARES = (0.2, 0.1, 0.05, 0.02, 0.01)
-"""Shares of the turns that may be the tail; the first is StreamRL's."""
-_SURPRISE = 1.5
+"""Candidate shares of the turns that form the tail; the first is StreamRL's."""
+_UNDERESTIMATE = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """What is to be done, and who does it."""
+    """Turns and servers of a step."""
 
     num_turns: int
-    """Turns that wait and that run (|P|)."""
+    """Waiting and running turns (|P|)."""
     num_servers: int
     """Servers (N)."""
     slots: int
-    """Turns that a server decodes at once."""
+    """Turns that a server decodes concurrently."""
     recent: Sequence[float]
-    """Tokens of recent turns, ascending (D)."""
+    """Expected tokens of recent turns, ascending (D)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSplit:
-    """Who decodes the longest turns. The default: all servers decode everything."""
+    """Servers reserved for the longest turns. The default reserves none."""
 
     num_long_turns: int = 0
     """Turns of the tail."""
     num_long_servers: int = 0
-    """Servers that are kept for them."""
+    """Servers reserved for it."""
     long_tokens: float = math.inf
-    """Turns above are of the tail."""
+    """Turns with more tokens belong to the tail."""
 
     @property
     def turns_per_long_server(self) -> int:
-        """How many of them each of these servers is meant to have."""
+        """Planned number of tail turns on each reserved server."""
         return math.ceil(self.num_long_turns / max(self.num_long_servers, 1))
 
 
 def best_split(
     load: StepLoad, latency: DecodeLatency, long_shares: Sequence[float] = LONG_SHARES
 ) -> TailSplit:
-    """The tail and its servers with which the last turn is thought to end first.
+    """The split with the earliest estimated end of the last turn.
 
-    No tail at all is one of the choices: it is the best where all servers are full for longer than
-    the longest turn takes. What is not of the tail may turn out longer than expected, by half.
+    No tail is a candidate too: it is best where all servers stay full for longer than the longest
+    turn takes. Turns outside the tail are assumed to be up to 1.5 times as long as expected.
     """
     most = load.recent[-1] if load.recent else 0.0
 
@@ -74,7 +74,7 @@ def best_split(
         rest, long = load.recent[:at], load.recent[at:]
         num_rest = load.num_turns - split.num_long_turns
         num_rest_servers = load.num_servers - split.num_long_servers
-        longest = min(_SURPRISE * split.long_tokens, most)
+        longest = min(_UNDERESTIMATE * split.long_tokens, most)
         return max(
             completion_seconds(num_rest, rest, longest, num_rest_servers, load.slots, latency),
             completion_seconds(
@@ -93,10 +93,9 @@ def completion_seconds(
     slots: int,
     latency: DecodeLatency,
 ) -> float:
-    """When so many turns, in the mean as long as `recent`, have ended on servers of their own.
+    """Seconds until `num_turns` turns with the mean length of `recent` end on separate servers.
 
-    Neither before their work is done, with batches as full as they can be, nor before the longest
-    one, begun at once.
+    The maximum of the total work in full batches and of the longest turn, started immediately.
     """
     if not num_turns or not num_servers or not recent:
         return 0.0
@@ -109,7 +108,7 @@ def _splits(load: StepLoad, long_shares: Sequence[float]) -> Iterator[TailSplit]
     yield TailSplit()
     for share in long_shares if load.recent else ():
         long_tokens = quantile(load.recent, 1 - share)
-        # Fewer than `share` where many are equally long: as long as they may be, perhaps.
+        # Fewer than `share` where many turns have the same expected length.
         num_above = len(load.recent) - bisect_right(load.recent, long_tokens)
         num_long = math.floor(load.num_turns * num_above / len(load.recent))
         if not num_long:

@@ -1,8 +1,8 @@
-"""The turns that wait for a rollout server, in the order of the dispatch policy.
+"""The queue of turns that wait for a rollout server, in the order of the dispatch policy.
 
-A server gets a turn only while it has room; the others wait here, where their order still can be
-chosen and where an agent that goes away costs nothing. Nobody is woken for nothing: when
-something changes, `assign` gives servers with room to turns, one by one.
+A server gets a turn only while it has capacity. The others wait here, where their order can still
+change and cancelling one is free. When something changes, `assign` matches servers with turns one
+by one and wakes only the turns that got a server.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SECONDS = metrics.histogram(
 )
 
 WithRoom = Callable[[int | None, int], "Sequence[Server]"]
-"""The servers that may take one more turn, of the pinned version, or of any allowed one that is not
-older than the second."""
+"""The servers that can take one more turn: of the pinned version (first argument), else of any
+allowed version that is at least the required one (second argument)."""
 
 _Weights = tuple[int | None, int]  # as WithRoom has them
 
@@ -50,7 +50,7 @@ _Entry = tuple[_Key, TurnRequest, "asyncio.Future[Server]"]
 
 
 class WaitingTurns:
-    """Gives turns to servers. Counts them there, until `left` takes them off again."""
+    """Assigns turns to servers and counts them there, from `acquire` until `release`."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class WaitingTurns:
         serving: Callable[[], Sequence[Server]] = tuple,
         latency: DecodeLatency | None = None,
     ) -> None:
-        """`serving` and `latency` are for policies that plan: all servers, and their pace.
+        """`serving` and `latency` are the input of planning policies.
 
-        A turn waits `weights_timeout` for the weights that it needs, then for any; None: for ever.
+        A turn waits `weights_timeout` seconds for its required weight version, then takes any
+        allowed one; None: it waits without a limit.
         """
         self._policy = policy
         self._planner = policy if isinstance(policy, PlanningPolicy) else None
@@ -78,27 +79,27 @@ class WaitingTurns:
         self._num_taken = 0
         self._num_planned = 0
         self._num_arrived = 0
-        # By weights, each sorted: thousands are moved in microseconds.
+        # One sorted queue for each pair of pinned and required version.
         self._queues: dict[_Weights, list[_Entry]] = {}
 
     def __len__(self) -> int:
-        """Turns that wait."""
+        """Number of waiting turns."""
         return sum(map(len, self._queues.values()))
 
     async def acquire(self, turn: TurnRequest, pinned: int | None) -> Server:
-        """Wait for a server that may serve the version; the turn is counted there.
+        """Wait for a server with an allowed version and count the turn there.
 
         Raises:
-            ServiceError: RESOURCE_EXHAUSTED, as many turns wait already as may.
+            ServiceError: RESOURCE_EXHAUSTED, the queue is full.
         """
-        self._check_room(turn)
+        self._check_capacity(turn)
         try:
             async with asyncio.timeout(
                 self._weights_timeout if turn.required_weight_version else None
             ):
                 return await self._server(turn, pinned)
         except TimeoutError:
-            _log.warning("weights_did_not_come", weight_version=turn.required_weight_version)
+            _log.warning("required_weights_timeout", weight_version=turn.required_weight_version)
             return await self._server(replace(turn, required_weight_version=0), pinned)
 
     async def _server(self, turn: TurnRequest, pinned: int | None) -> Server:
@@ -110,7 +111,7 @@ class WaitingTurns:
         queue = self._queues.setdefault(weights, [])
         insort(queue, (key, turn, server), key=itemgetter(0))
         _WAITING.inc()
-        # Behind others that wait it changes nothing, but for a policy that plans.
+        # A turn behind others changes nothing, except for a planning policy.
         if queue[0][0] is key or self._planner is not None:
             self.assign()
         try:
@@ -122,20 +123,20 @@ class WaitingTurns:
             _SECONDS.observe(self._clock() - turn.arrived)
 
     def release(self, server: Server) -> None:
-        """A turn is no longer on `server`."""
+        """Take a turn off `server`."""
         server.num_turns -= 1
         self._num_taken -= 1
         self.assign()
 
     async def keep_planning(self) -> None:
-        """Let a policy that plans do so every second; runs until cancelled."""
+        """Call a planning policy every second; runs until cancelled."""
         while self._planner is not None:
             self._plan(self._planner)
             self.assign()
             await asyncio.sleep(_PLAN_SECONDS)
 
     def assign(self) -> None:
-        """Give turns to servers, as long as there are both."""
+        """Assign waiting turns to servers with capacity."""
         if self._planner is not None:
             num_turns = len(self) + self._num_taken
             if 8 * abs(num_turns - self._num_planned) > self._num_planned:
@@ -145,7 +146,7 @@ class WaitingTurns:
             pass
 
     def _assign_one(self, held: set[_Weights]) -> bool:
-        """The first turn in order that some server has room for; `held`: queues that wait on."""
+        """Assign the first turn that a server has capacity for, skipping the queues in `held`."""
         for weights in sorted(self._queues.keys() - held, key=lambda one: self._queues[one][0][0]):
             if servers := self._with_room(*weights):
                 if not self._serve_first(weights, servers):
@@ -154,12 +155,12 @@ class WaitingTurns:
         return False
 
     def _serve_first(self, weights: _Weights, servers: Sequence[Server]) -> bool:
-        """Whether the first turn of a queue need not wait there any more."""
+        """Assign or drop the first turn of a queue; False: the policy keeps it waiting."""
         _, turn, waiting = self._queues[weights][0]
         if not waiting.cancelled():
             try:
                 taken = self._taken(turn, servers)
-            except Exception as error:  # a policy of somebody's own: this turn's failure alone
+            except Exception as error:  # a plug-in failed: only this turn fails
                 waiting.set_exception(error)
             else:
                 if taken is None:
@@ -183,20 +184,20 @@ class WaitingTurns:
         self._num_planned = len(self) + self._num_taken
         planner.plan(PoolSnapshot(num_waiting=len(self), servers=servers, latency=self._latency))
 
-    def _check_room(self, turn: TurnRequest) -> None:
+    def _check_capacity(self, turn: TurnRequest) -> None:
         if len(self) >= self._max_waiting and not turn.continues:
             raise exhausted(
                 Reason.TOO_MANY_REQUESTS,
-                f"{len(self)} turns wait for a rollout server, as many as max_waiting_turns of "
-                "[rollout_gateway] allows: come back, add rollout servers, or raise it",
+                f"{len(self)} turns wait for a rollout server, the limit max_waiting_turns of "
+                "[rollout_gateway]: retry later, add rollout servers, or raise it",
                 _RETRY_SECONDS,
             )
 
     def _cancelled(self, weights: _Weights, key: _Key, server: asyncio.Future[Server]) -> None:
         if server.cancelled():
             self._remove(weights, key)
-            self.assign()  # it may have been the one that others waited behind
-        elif server.exception() is None:  # assigned in the moment it was cancelled
+            self.assign()  # it may have held back the turns after it
+        elif server.exception() is None:  # assigned just before it was cancelled
             self.release(server.result())
 
     def _remove(self, weights: _Weights, key: _Key) -> None:

@@ -1,8 +1,8 @@
 """From messages to token ids without ever encoding a sampled token again.
 
-A template is used in steps: what the matched prefix already holds stays as it was sampled, and only
-what follows is rendered and encoded. Where a template rewrites history (it drops old thinking,
-say), `is_append_only` is False and the whole prompt is matched by its ids instead.
+The matched prefix keeps its sampled ids, and only the messages after it are rendered and encoded.
+Where a template rewrites history (for example, drops old thinking), `is_append_only` is False and
+the whole prompt is matched by its ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChatTemplate:
     """Tokenizer and chat template of one model folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Load from a Hugging Face folder; raises `ConfigError` that says what it lacks."""
+        """Load from a Hugging Face folder. Raises `ConfigError` that names the missing file."""
         self._tokenizer = _load_tokenizer(folder)
         parts = [self._tokenizer.chat_template or "", _vocabulary_digest(folder)]
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -52,10 +52,9 @@ class ChatTemplate:
     def is_append_only(self, messages: Sequence[Message]) -> bool:
         """Whether every answer in `messages` renders as a prefix of the whole.
 
-        The prompt of an answer begins with all answers before it. Where that was found out in an
-        earlier turn, one answer is left to check.
+        Conversations found append-only are remembered, so a later turn checks only its new answers.
         """
-        whole = self._render(messages, ask=True)
+        whole = self._render(messages, add_prompt=True)
         answers = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
         for end in reversed(answers):
             if self._tail(messages, end, whole) is None:
@@ -68,8 +67,8 @@ class ChatTemplate:
         return True
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the whole prompt, up to where the answer begins."""
-        return self._encode(self._render(messages, ask=True))
+        """Ids of the whole prompt, including the start of the answer."""
+        return self._encode(self._render(messages, add_prompt=True))
 
     def encode_after(
         self, messages: Sequence[Message], num_matched: int, last_token_id: int
@@ -79,9 +78,9 @@ class ChatTemplate:
         `last_token_id` is the prefix's last id: a terminator the policy sampled itself is not
         repeated, a missing one is added here, as an environment token.
         """
-        tail = self._tail(messages, num_matched, self._render(messages, ask=True))
+        tail = self._tail(messages, num_matched, self._render(messages, add_prompt=True))
         if tail is None:
-            raise ValueError("the template rewrites history: ask is_append_only first")
+            raise ValueError("the template rewrites history: check is_append_only first")
         ids = self._encode(tail)
         is_sampled = bool(ids) and ids[0] == last_token_id and last_token_id in self._special_ids
         return ids[1:] if is_sampled else ids
@@ -92,7 +91,7 @@ class ChatTemplate:
         return text
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Text of any ids as they stand, special tokens included."""
+        """Text of any ids, special tokens included."""
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -102,22 +101,22 @@ class ChatTemplate:
         return hashlib.sha256("".join(self.keys(messages)).encode()).hexdigest()
 
     def _tail(self, messages: Sequence[Message], end: int, whole: str) -> str | None:
-        """What `whole` has after the answer `messages[end - 1]`; None: no such place."""
-        before = self._render(messages[: end - 1], ask=True)
+        """The part of `whole` after the answer `messages[end - 1]`; None: it is not a prefix."""
+        before = self._render(messages[: end - 1], add_prompt=True)
         content = messages[end - 1]["content"]
         if not whole.startswith(before + content):
             return None
         return whole[len(before) + len(content) :]
 
-    def _render(self, messages: Sequence[Message], *, ask: bool) -> str:
+    def _render(self, messages: Sequence[Message], *, add_prompt: bool) -> str:
         if not self._tokenizer.chat_template:
             raise ValueError("the model's tokenizer has no chat template: send token_ids")
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=ask
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=add_prompt
             )
         except TemplateError as error:
-            raise ValueError(f"the chat template refuses them: {error}") from error
+            raise ValueError(f"the chat template cannot render them: {error}") from error
         return text
 
     def _encode(self, text: str) -> list[int]:
@@ -134,7 +133,9 @@ def _load_tokenizer(folder: Path) -> Any:
         f"model {str(folder)!r} has no usable tokenizer: save one with "
         f"tokenizer.save_pretrained({str(folder)!r})"
     )
-    if not _vocabulary_files(folder):  # transformers would make an empty tokenizer for some models
+    if not _vocabulary_files(
+        folder
+    ):  # transformers would create an empty tokenizer for some models
         raise missing
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -156,7 +157,7 @@ def _vocabulary_digest(folder: Path) -> str:
 
 
 def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """The tokenizer's end of sequence and those of generation_config.json, as engines use them."""
+    """End-of-sequence ids of the tokenizer and of generation_config.json, as engines use them."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     file = folder / "generation_config.json"
     if file.is_file():

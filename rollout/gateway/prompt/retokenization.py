@@ -1,8 +1,8 @@
-"""Re-tokenisation drift: the caller's prompt has other ids than were sampled, for the same text.
+"""Retokenization drift: the prompt has other ids than were sampled, for the same text.
 
-Encoding is not the inverse of decoding: an agent that keeps text and encodes it again gets other
-ids, and what follows would be trained on a history that the policy never had. A prompt that leaves
-the record with another text is no drift but a rewritten history.
+Encoding is not the inverse of decoding: an agent that keeps text and encodes it again may get other
+ids, and later turns would be trained on a history that the policy never had. A prompt whose text
+differs from the record is not drift but a rewritten history.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 __all__ = ["find_drift"]
 
 _MAX_CHARACTERS = 200
-# Decoded before the difference: a token's text may depend on its neighbour, and a character may
-# begin in what both share.
+# Tokens decoded before the difference: a token's text may depend on its neighbour, and a character
+# may begin in the shared prefix.
 _CONTEXT = 16
 # Ids of the prompt that are compared: the caller's pieces may be single bytes.
 _MAX_IDS = 1024
 _CUT = "\N{REPLACEMENT CHARACTER}"
-"""What decoding gives for a character whose last bytes are beyond the end."""
+"""Decoding gives this for a character whose last bytes are missing."""
 
 
 def find_drift(
     template: ChatTemplate, prompt_ids: Sequence[int], divergence: store_pb.Divergence
 ) -> trajectory_pb2.Drift | None:
-    """The drift of a prompt that leaves the record at `divergence`; None if its text does too."""
+    """The drift of a prompt whose ids differ from `divergence` on; None if its text differs too."""
     start = divergence.position
     context = list(prompt_ids[max(start - _CONTEXT, 0) : start])
     recorded = template.text([*context, *divergence.token_ids]).rstrip(_CUT)

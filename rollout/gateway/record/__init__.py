@@ -1,1 +1,1 @@
-"""Recording: what the gateway sends to the trajectory manager, in batches."""
+"""Recording: batched writes to the trajectory manager."""

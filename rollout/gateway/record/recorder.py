@@ -1,4 +1,4 @@
-"""Recording for many turns at once: tokens, ends of turns, and ends of rollouts."""
+"""Batched recording: tokens, ends of turns and ends of rollouts."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ _Answer = pb.AppendResult | pb.FinishResult | SeamflowError
 
 
 class Recorder:
-    """Stores tokens and closes rollouts; `keep_sending` runs as long as it is used."""
+    """Records tokens and finishes rollouts; run `keep_sending` in the background."""
 
     def __init__(self, store: TrajectoryServiceAsyncStub, **bounds: int) -> None:
-        """`bounds` are those of `RequestBatcher`."""
+        """`bounds` are the limits of `RequestBatcher`."""
         self._store = store
         self._batcher = RequestBatcher(self._send, **bounds)
         self.keep_sending = self._batcher.keep_sending
 
     async def record(self, append: pb.Append) -> int:
-        """Return the tokens the turn has once these are acknowledged, however long that takes.
+        """Record tokens, retrying without a limit; returns the turn's recorded length.
 
-        Appends of one turn are stored in the order of the calls. A caller awaits each before the
-        next: one that is pushed back goes again later, and must not find its successor stored.
+        Await each append of a turn before the next one: a retried append must not find its
+        successor stored.
 
         Raises:
-            ServiceError: the store's refusal of this append.
+            ServiceError: the store refused this append.
         """
         return (await self._batcher.send(append)).num_tokens  # type: ignore[no-any-return]
 
     async def finish(self, finish: pb.FinishRolloutRequest) -> None:
-        """Close a rollout, all of whose turns are recorded.
+        """Finish a rollout after all its turns are recorded.
 
         Raises:
-            ServiceError: the store's refusal.
+            ServiceError: the store refused it.
         """
         await self._batcher.send(finish)
 
@@ -62,7 +62,7 @@ class Recorder:
             finishes=[part for part in parts if isinstance(part, pb.FinishRolloutRequest)],
         )
         _MESSAGES.inc()
-        # Every part is idempotent, so a message that failed goes again as it is.
+        # Every part is idempotent, so a failed message is repeated unchanged.
         response = await call_until_answered(lambda: self._store.AppendSegments(request))
         _APPENDS.inc(sum(not result.HasField("error") for result in response.results))
         appended, finished = iter(response.results), iter(response.finish_results)

@@ -1,7 +1,7 @@
-"""Calls of many turns as few messages: what waits goes out as one, each part for itself.
+"""Group commit: requests of many turns are sent as parts of a few messages.
 
-A few messages are under way at a time; whatever arrives meanwhile is in the next one. So messages
-grow with the load, and a single turn waits for nobody.
+A limited number of messages is in flight; parts that arrive in the meantime form the next one. So
+messages grow with the load, and a single turn is sent without delay.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from services.chassis.errors import ServiceError
 __all__ = ["RequestBatcher", "Send"]
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""A message stops growing here; one part that is larger goes alone."""
+"""Limit of a message; a larger part is sent alone."""
 MAX_PARTS = 1024
-"""As many parts at most as the store takes."""
-MAX_UNDER_WAY = 2
-"""Messages at a time: while the store works on one, the next is packed."""
+"""The store's limit of parts in one message."""
+MAX_IN_FLIGHT = 2
+"""Messages in flight: the next is packed while the store works on one."""
 MAX_WAITING_BYTES = 64 << 20
-"""Beyond this, callers wait, and with them the streams their tokens come from."""
+"""Beyond this, callers block, and with them the streams that their tokens come from."""
 
 Send = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
-"""Brings parts to the store as one message; returns for each what it is answered, or the
-`SeamflowError` that it is refused with. Raises `ServiceError`: the refusal of all of them."""
+"""Sends parts as one message; returns each part's answer or `SeamflowError`. Raises `ServiceError`
+if the whole message fails."""
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Pending:
     part: Message
     num_bytes: int
     answer: asyncio.Future[Any]
 
 
 class RequestBatcher:
-    """Parts of messages, from callers who wait; `keep_sending` runs as long as it is used."""
+    """Batches the parts of concurrent callers; run `keep_sending` in the background."""
 
     def __init__(
         self,
         send: Send,
         *,
-        max_under_way: int = MAX_UNDER_WAY,
+        max_in_flight: int = MAX_IN_FLIGHT,
         max_parts: int = MAX_PARTS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         self._send_parts = send
-        self._max_under_way = self._num_idle = max_under_way
+        self._max_in_flight = self._num_idle = max_in_flight
         self._max_parts = max_parts
         self._max_message_bytes = max_message_bytes
         self._max_waiting_bytes = max_waiting_bytes
-        self._waiting: deque[_Waiting] = deque()
-        self._num_bytes = 0  # waiting or under way
+        self._waiting: deque[_Pending] = deque()
+        self._num_bytes = 0  # pending or in flight
         self._arrived = asyncio.Event()
-        self._has_room = asyncio.Event()
+        self._has_capacity = asyncio.Event()
 
     async def send(self, part: Message) -> Any:
-        """Send `part`, again and again while the store is away or pushes it back.
+        """Send `part` and return its answer; retries while the store is unavailable or pushes back.
 
-        Parts go out in the order of the calls.
+        Parts are sent in the order of the calls.
 
         Raises:
-            ServiceError: the store's refusal of this part.
+            ServiceError: the store refused this part.
         """
         backoff: Backoff | None = None
         while True:
             while self._num_bytes >= self._max_waiting_bytes:
-                self._has_room.clear()
-                await self._has_room.wait()
+                self._has_capacity.clear()
+                await self._has_capacity.wait()
             answer = await self._queued(part)
             if isinstance(answer, ServiceError):
                 raise answer
@@ -88,9 +88,9 @@ class RequestBatcher:
             await backoff.wait(answer.retry_after)
 
     async def keep_sending(self) -> None:
-        """Send what waits, message by message; runs until cancelled."""
+        """Send pending parts; runs until cancelled."""
         async with asyncio.TaskGroup() as senders:
-            for _ in range(self._max_under_way):
+            for _ in range(self._max_in_flight):
                 senders.create_task(self._send_messages())
 
     async def _send_messages(self) -> None:
@@ -102,31 +102,31 @@ class RequestBatcher:
             self._num_idle += 1
 
     def _queued(self, part: Message) -> asyncio.Future[Any]:
-        waiting = _Waiting(part, part.ByteSize(), asyncio.get_running_loop().create_future())
+        waiting = _Pending(part, part.ByteSize(), asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._num_bytes += waiting.num_bytes
         self._arrived.set()
         return waiting.answer
 
-    def _next_message(self) -> list[_Waiting]:
-        message: list[_Waiting] = []
-        room = self._max_message_bytes
-        # Callers that were answered together come back together: all idle senders share them.
+    def _next_message(self) -> list[_Pending]:
+        message: list[_Pending] = []
+        capacity = self._max_message_bytes
+        # Callers answered together return together: divide their parts between all idle senders.
         share = min(self._max_parts, -(-len(self._waiting) // self._num_idle))
         while self._waiting and len(message) < share:
-            if message and self._waiting[0].num_bytes > room:
+            if message and self._waiting[0].num_bytes > capacity:
                 break
             waiting = self._waiting.popleft()
-            if waiting.answer.cancelled():  # its agent is gone
+            if waiting.answer.cancelled():  # its agent has gone
                 self._leave([waiting])
                 continue
             message.append(waiting)
-            room -= waiting.num_bytes
+            capacity -= waiting.num_bytes
         if not self._waiting:
             self._arrived.clear()
         return message
 
-    async def _send(self, message: list[_Waiting]) -> None:
+    async def _send(self, message: list[_Pending]) -> None:
         if not message:
             return
         answers: Sequence[Any]
@@ -139,7 +139,7 @@ class RequestBatcher:
                 waiting.answer.set_result(answer)
         self._leave(message)
 
-    def _leave(self, message: list[_Waiting]) -> None:
+    def _leave(self, message: list[_Pending]) -> None:
         self._num_bytes -= sum(waiting.num_bytes for waiting in message)
         if self._num_bytes < self._max_waiting_bytes:
-            self._has_room.set()
+            self._has_capacity.set()

@@ -26,7 +26,7 @@ def num_environment(tokens: tokens_pb2.Tokens) -> int:
 
 
 def after(tokens: tokens_pb2.Tokens, start: int) -> tokens_pb2.Tokens:
-    """The tokens from index `start` on, with spans counted from there."""
+    """The tokens from index `start`, with spans counted from there."""
     rest = tokens_pb2.Tokens(token_ids=tokens.token_ids[start:], logprobs=tokens.logprobs[start:])
     for span in tokens.spans:
         end = span.start + span.num_tokens
@@ -39,7 +39,7 @@ def after(tokens: tokens_pb2.Tokens, start: int) -> tokens_pb2.Tokens:
 
 
 def extend(tokens: tokens_pb2.Tokens, more: tokens_pb2.Tokens) -> None:
-    """Add `more` at the end of `tokens`, in place."""
+    """Append `more` to `tokens`, in place."""
     start = len(tokens.token_ids)
     tokens.token_ids.extend(more.token_ids)
     tokens.logprobs.extend(more.logprobs)
@@ -50,7 +50,7 @@ def extend(tokens: tokens_pb2.Tokens, more: tokens_pb2.Tokens) -> None:
 
 
 def joined(first: tokens_pb2.Tokens, second: tokens_pb2.Tokens) -> tokens_pb2.Tokens:
-    """Both in order, with the second's spans counted from the start of the first."""
+    """Concatenation, with all spans counted from the start of `first`."""
     whole = tokens_pb2.Tokens()
     whole.CopyFrom(first)
     extend(whole, second)

@@ -1,4 +1,4 @@
-"""Opening for many agents at once: rollouts, and their turns."""
+"""Batched opening of rollouts and turns."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 __all__ = ["TurnOpener"]
 
 _MAX_PARTS = 64
-_MAX_UNDER_WAY = 4
-"""A message is answered with its slowest part, such as a prompt that continues a long rollout: few
-parts wait for it, and other messages do not."""
+_MAX_IN_FLIGHT = 4
+"""A message is answered when its slowest part is, such as a prompt that continues a long rollout:
+small messages and several in flight keep the others fast."""
 
 _Part = pb.StartRolloutRequest | pb.BeginTurnRequest
 
 
 class TurnOpener:
-    """Opens rollouts and turns; `keep_sending` runs as long as it is used.
+    """Opens rollouts and turns; run `keep_sending` in the background.
 
-    Apart from `Recorder`: tokens must not wait until long prompts are found in what is stored.
+    Separate from `Recorder`: tokens must not wait until long prompts are matched in the store.
     """
 
     def __init__(
-        self, store: TrajectoryServiceAsyncStub, *, max_under_way: int = _MAX_UNDER_WAY
+        self, store: TrajectoryServiceAsyncStub, *, max_in_flight: int = _MAX_IN_FLIGHT
     ) -> None:
         self._store = store
         self._batcher = RequestBatcher(
-            self._send, max_under_way=max_under_way, max_parts=_MAX_PARTS
+            self._send, max_in_flight=max_in_flight, max_parts=_MAX_PARTS
         )
         self.keep_sending = self._batcher.keep_sending
 
     async def start(self, start: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
-        """Open a rollout. Raises `ServiceError`: the store's refusal."""
+        """Open a rollout. Raises `ServiceError`: the store refused it."""
         return await self._batcher.send(start)  # type: ignore[no-any-return]
 
     async def begin(self, begin: pb.BeginTurnRequest) -> pb.BeginTurnResponse:
-        """Open a turn. Raises `ServiceError`: the store's refusal."""
+        """Open a turn. Raises `ServiceError`: the store refused it."""
         return await self._batcher.send(begin)  # type: ignore[no-any-return]
 
     async def _send(self, parts: Sequence[_Part]) -> Sequence[Any]:
@@ -57,10 +57,10 @@ class TurnOpener:
         try:
             response = await self._store.OpenTurns(request)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a manager of a release before
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a manager of the previous release
                 return await asyncio.gather(*map(self._alone, parts))
-            # Each part goes again by itself, if its agent is still there: one that is gone may have
-            # begun the turn anew elsewhere.
+            # Each part is retried separately, if its agent is still connected: one that has gone
+            # may have begun the turn again elsewhere.
             return [decode(error)] * len(parts)
         started, begun = iter(response.starts), iter(response.begins)
         results: list[pb.StartResult | pb.BeginResult] = [

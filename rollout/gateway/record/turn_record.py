@@ -93,7 +93,7 @@ class TurnRecord:
         """Record sampled tokens; returns when the store has acknowledged them.
 
         Raises:
-            ServiceError: the store's refusal.
+            ServiceError: the store refused this append.
         """
         self.finish_reason = finish_reason
         if new.token_ids:

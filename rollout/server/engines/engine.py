@@ -1,4 +1,4 @@
-"""What a rollout server asks of an engine: sample tokens, stop at a token boundary, change weights.
+"""The engine protocol: sample tokens, pause at a token boundary, swap weights.
 
     EngineError
     ├── EngineStateError     the call does not fit the engine's state: not paused, released, closed
@@ -36,15 +36,15 @@ __all__ = [
 
 
 class EngineError(Exception):
-    """Anything an engine can fail with."""
+    """Base of all errors of an engine."""
 
 
 class EngineStateError(EngineError):
-    """The call does not fit the state the engine is in."""
+    """The call is not allowed in the engine's state."""
 
 
 class EngineFailed(EngineError):  # noqa: N818 -- names the event
-    """The engine is dead and answers no call any more."""
+    """The engine has failed and answers no calls."""
 
 
 class WeightsError(EngineError):
@@ -55,9 +55,9 @@ class RequestError(ValueError):
     """A request that no engine of this vocabulary and context can sample.
 
     Attributes:
-        field: what is wrong, such as "token_ids[3]".
-        value: what it holds.
-        cure: what it may hold.
+        field: name of the field, such as "token_ids[3]".
+        value: its value.
+        cure: its valid values.
     """
 
     def __init__(self, field: str, value: object, cure: str) -> None:
@@ -76,7 +76,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_new_tokens` or the engine's context was reached."""
     INTERRUPTED = "interrupted"
-    """The engine gave the sequence up unfinished: it can go on elsewhere from its tokens."""
+    """The engine interrupted the sequence; another server can continue it from its tokens."""
 
 
 class PauseMode(StrEnum):
@@ -85,19 +85,19 @@ class PauseMode(StrEnum):
     RETRACT = "retract"
     """They are held, and prefilled again from their tokens on resume; new requests wait."""
     ABORT = "abort"
-    """They end `INTERRUPTED` with what they have; so do new requests until resume."""
+    """They end `INTERRUPTED` with their tokens so far; so do new requests until resume."""
     IN_PLACE = "in_place"
-    """They are held and keep their KV cache, also across new weights: what follows is sampled from
-    a cache that two versions filled. Only engines with the feature "pause_in_place"."""
+    """They are held and keep their KV cache, also across a swap: later tokens are sampled from a
+    cache filled by two versions. Only engines with the feature "pause_in_place"."""
 
 
 class VersionSource(StrEnum):
     """How the weight version of a chunk is known."""
 
     ENGINE = "engine"
-    """The engine said so for these very tokens."""
+    """The engine reported it for these tokens."""
     SERVER_BOUNDARY = "server_boundary"
-    """They came before, or after, the pause in which the only one who may changed the weights."""
+    """They came before or after the pause in which this server swapped the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,9 @@ class Sampling:
     min_p: float = 0.0
     """Keep tokens with at least this share of the likeliest one's probability, in [0, 1]."""
     max_new_tokens: int = 256
-    """Most tokens to sample, stop token included."""
+    """Limit of sampled tokens, stop token included."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end the sequence, besides the model's own end-of-sequence ids."""
+    """Ids that end the sequence, in addition to the model's end-of-sequence ids."""
     seed: int | None = None
     """Same seed, prefix and weights give the same tokens, also when continued on another server."""
     ignore_eos: bool = False
@@ -131,14 +131,13 @@ class EngineRequest:
     """
 
     request_id: str
-    """Names the request in logs and errors."""
+    """Id of the request in logs and errors."""
     token_ids: tuple[int, ...]
-    """The prefix to continue: prompt, and whatever the turn has produced already."""
+    """The prefix to continue: the prompt and the tokens sampled so far."""
     sampling: Sampling = field(default_factory=Sampling)
-    """How to sample what follows."""
+    """Sampling parameters of the continuation."""
     chunk_seconds: float = 0.0
-    """Nobody looks at tokens more often: an engine may keep them back so long, but not over the end
-    or a pause. 0: as often as it gives them by itself."""
+    """How long an engine may buffer tokens before the end or a pause. 0: its own interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,18 +158,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What does not change while an engine lives."""
+    """Constants of a started engine."""
 
     name: str
-    """Which implementation this is."""
+    """Name of the implementation."""
     vocab_size: int
     """Valid token ids are 0 .. vocab_size - 1."""
     eos_token_ids: tuple[int, ...]
     """Ids that end a sequence unless it ignores them."""
     max_context: int
-    """Most tokens in one sequence, prompt and output together."""
+    """Limit of tokens in one sequence, prompt and output together."""
     max_running: int
-    """Most sequences sampled at the same time; more wait."""
+    """Limit of sequences sampled concurrently; more wait."""
     features: frozenset[str]
     """Optional abilities: "seed", "release_memory", "pause_in_place", and "restart": `start` works
     again after a failure."""
@@ -178,7 +177,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy an engine is."""
+    """Current load of an engine."""
 
     running: int
     """Sequences being sampled."""
@@ -189,7 +188,7 @@ class EngineLoad:
 
 
 class Engine(Protocol):
-    """Samples tokens for many sequences at once. All calls come from one event loop."""
+    """Samples tokens for many sequences concurrently. All calls come from one event loop."""
 
     @property
     def info(self) -> EngineInfo:
@@ -198,11 +197,11 @@ class Engine(Protocol):
 
     @property
     def weight_version(self) -> int:
-        """The version in use: what the next token is sampled under."""
+        """The weight version that the next token is sampled with."""
         ...
 
     async def start(self) -> None:
-        """Load the model and begin to serve. Raises `ValueError` for an unusable model folder."""
+        """Load the model and start serving. Raises `ValueError` for an unusable model folder."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
@@ -213,15 +212,15 @@ class Engine(Protocol):
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop at a token boundary. On return every sampled token has been handed out."""
+        """Pause at a token boundary. On return every sampled token has been yielded."""
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`; held sequences are prefilled again. No effect when not paused."""
+        """Resume after `pause`; held sequences are prefilled again. No effect when not paused."""
         ...
 
     async def prepare_weights(self, folder: Path) -> None:
-        """Read and check `folder` into host memory while sampling goes on.
+        """Read and check `folder` into host memory while sampling continues.
 
         `update_weights` of this folder is then only a swap. A later prepare replaces an earlier
         one; a folder that was not prepared can still be loaded. Raises `WeightsError`.
@@ -229,14 +228,14 @@ class Engine(Protocol):
         ...
 
     async def update_weights(self, folder: Path, weight_version: int) -> None:
-        """Load `folder` in place and take its version; nothing computed by old weights is kept.
+        """Load `folder` in place under `weight_version`; no cache of older weights is kept.
 
         Raises `EngineStateError` unless paused, `WeightsError` if the folder cannot be loaded.
         """
         ...
 
     async def release_memory(self) -> int:
-        """Drop weights and caches; returns the bytes given back. Needs a pause."""
+        """Free weights and caches; returns their bytes. Needs a pause."""
         ...
 
     async def restore_memory(self) -> None:
@@ -244,17 +243,17 @@ class Engine(Protocol):
         ...
 
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
+        """The current load."""
         ...
 
     async def wait_failed(self) -> None:
-        """Never return while the engine is healthy; raise `EngineFailed` once it is not."""
+        """Block while the engine is healthy; raise `EngineFailed` once it has failed."""
         ...
 
     def fail(self, why: str) -> None:
-        """Give the engine up, as if it had died: running sequences and `wait_failed` raise.
+        """Declare the engine failed: running sequences and `wait_failed` raise.
 
-        One with the feature "restart" begins anew with `start`. No effect on a dead engine.
+        With the feature "restart", `start` starts it again. No effect on a failed engine.
         """
         ...
 
@@ -264,11 +263,11 @@ class Engine(Protocol):
 
 
 def check_request(request: EngineRequest, info: EngineInfo) -> None:
-    """Refuse what `info`'s engine cannot sample. Raises `RequestError`."""
+    """Raise `RequestError` for a request that `info`'s engine cannot sample."""
     _check_tokens(request.token_ids, info)
     sampling = request.sampling
     if sampling.temperature != 0.0:
-        # Lower ones overflow float32 logits; 0 asks for what they approach.
+        # Lower ones overflow float32 logits; 0 is their limit.
         _check_range("temperature", sampling.temperature, 1e-3, 1e3)
     _check_range("top_k", sampling.top_k, 0, 2**31 - 1)
     _check_range("max_new_tokens", sampling.max_new_tokens, 1, 2**31 - 1)
@@ -290,6 +289,6 @@ def _check_tokens(token_ids: tuple[int, ...], info: EngineInfo) -> None:
 
 
 def _check_range(field: str, value: float, low: float, high: float) -> None:
-    # Written so that NaN, which compares false with everything, is refused.
+    # Written so that NaN, which compares false with everything, fails the check.
     if not low <= value <= high:
         raise RequestError(field, value, f"must be {low} to {high}")

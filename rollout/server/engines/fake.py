@@ -1,7 +1,7 @@
-"""A deterministic engine without a model: every token is a pure function anyone can recompute.
+"""A deterministic engine without a model: each token is a pure function of its prefix.
 
 The token after a prefix, and its log-prob, depend on the prefix, the weight version and the seed
-only. So a checker that knows what an agent received can tell a lost, doubled or mislabelled token.
+only. So a checker that has an agent's tokens detects lost, doubled and mislabelled ones.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ class FakeEngine:
 
     @property
     def weight_version(self) -> int:
-        """The version the next token is a function of."""
+        """The weight version that the next token depends on."""
         return self._weight_version
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="fake-engine")
         self._task.add_done_callback(self._ended)
@@ -178,8 +178,8 @@ class FakeEngine:
         finish = self._finish(sequence, token_id)
         if finish is not None:
             self._running.remove(sequence)
-        wanted = len(sequence.token_ids) >= self._stream_interval
-        if finish is not None or (wanted and time.monotonic() >= sequence.kept_until):
+        is_full = len(sequence.token_ids) >= self._stream_interval
+        if finish is not None or (is_full and time.monotonic() >= sequence.kept_until):
             self._flush(sequence, finish)
 
     def _finish(self, sequence: _Sequence, token_id: int) -> FinishReason | None:
@@ -268,14 +268,14 @@ class FakeEngine:
             self._flush(self._queued.popleft(), FinishReason.INTERRUPTED)
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         if self._released:
             raise EngineStateError("resume: memory is released, restore it first")
         self._paused = None
         self._rest()
 
     async def prepare_weights(self, folder: Path) -> None:
-        """Check that the folder exists; its content is not looked at."""
+        """Check that the folder exists; its content is not read."""
         if not folder.is_dir():  # noqa: ASYNC240 -- one stat
             raise WeightsError(f"{folder}: no such folder")
 
@@ -300,7 +300,7 @@ class FakeEngine:
             raise EngineStateError(f"{call}: the engine is running, pause it first")
 
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
+        """The current load."""
         return EngineLoad(
             running=len(self._running),
             queued=len(self._queued),
@@ -308,7 +308,7 @@ class FakeEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the stepping task has ended by itself, or was given up."""
+        """Raise `EngineFailed` once the stepping task has failed, or after `fail`."""
         if self._task is None:
             raise EngineStateError("wait_failed: the engine is not started")
         raise await asyncio.shield(self._failed)
@@ -322,7 +322,7 @@ class FakeEngine:
 
 
 def build(config: RolloutServerConfig) -> FakeEngine:
-    """Make the engine a configuration asks for."""
+    """Build the configured engine."""
     return FakeEngine(
         vocab_size=config.fake_vocab_size,
         max_context=config.max_context or 4096,

@@ -1,4 +1,4 @@
-"""What a Hugging Face model folder says about itself: configuration, context, end-of-sequence."""
+"""Reads a Hugging Face model folder: configuration, context, end-of-sequence ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise `ValueError` naming the first thing a model folder lacks."""
+    """Raise `ValueError` naming the first missing file of a model folder."""
     if not folder.is_dir():
         raise ValueError(f"model is {folder}: no such folder")
     if not (folder / "config.json").is_file():

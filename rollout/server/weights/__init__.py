@@ -1,1 +1,1 @@
-"""Weights: watched, fetched, cached, relayed and swapped in."""
+"""Weights: watching versions, fetching, caching, relaying and swapping them."""

@@ -1,8 +1,8 @@
-"""Weights that came as a LoRA adapter, made whole for any engine.
+"""Merges a published LoRA adapter into the base model's weights, for any engine.
 
     W + (alpha / r) B A        A [r, in], B [out, r], Low-Rank Adaptation (arXiv 2106.09685)
 
-W is of the model folder that this server started from, which must be the trainer's.
+W is from the model folder that this server started from, which must equal the trainer's.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["MERGED_DIR", "merge_lora"]
 
 MERGED_DIR = "merged"
-"""Name of the folder, in an adapter's own, that an engine loads."""
+"""Subfolder of an adapter's folder that the engine loads."""
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
 def merge_lora(folder: Path, model: Path) -> Path:
-    """Return a folder with all weights: `folder`, or one that is made in it if it is an adapter.
+    """Return a folder with all weights: `folder`, or its merged subfolder if it holds an adapter.
 
     Args:
-        folder: of a version, as published.
-        model: what an adapter is added to.
+        folder: the files of a version, as published.
+        model: the base model.
 
     Raises:
-        WeightsError: the adapter is of another kind, or of another model; or the disk is full.
+        WeightsError: the adapter is unsupported or of another model, or the disk is full.
     """
     if not (folder / _SETTINGS).exists():
         return folder
@@ -45,24 +45,24 @@ def merge_lora(folder: Path, model: Path) -> Path:
     if not merged.exists():
         try:
             _check_base(folder, model)
-            _make(folder, model, merged)
+            _merge(folder, model, merged)
         except OSError as error:
-            raise WeightsError(f"{merged}: {error}; see its disk") from error
+            raise WeightsError(f"{merged}: {error}; check its disk") from error
         except (ValueError, KeyError) as error:
-            raise WeightsError(f"{folder}: not as this release publishes it: {error}") from error
+            raise WeightsError(f"{folder}: unknown layout of an adapter: {error}") from error
     return merged
 
 
 def _check_base(folder: Path, model: Path) -> None:
-    wanted = json.loads((folder / ADAPTER_BASE).read_text())["fingerprint"]
-    if wanted != fingerprint(model):
+    expected = json.loads((folder / ADAPTER_BASE).read_text())["fingerprint"]
+    if expected != fingerprint(model):
         raise WeightsError(
-            f"{folder}: it is an adapter to other weights than those of {model}: start trainer and "
+            f"{folder}: the adapter belongs to other weights than {model}: start trainer and "
             "rollout servers from copies of the same model folder"
         )
 
 
-def _make(folder: Path, model: Path, merged: Path) -> None:
+def _merge(folder: Path, model: Path, merged: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{MERGED_DIR}.", dir=folder) as name:
         partial = Path(name) / MERGED_DIR
         partial.mkdir()
@@ -70,7 +70,7 @@ def _make(folder: Path, model: Path, merged: Path) -> None:
             if path.is_file() and path.suffix in COPIED_SUFFIXES:
                 shutil.copyfile(path, partial / path.name)
         _write_weights(folder, model, partial)
-        if not merged.exists():  # a call that was given up may have gone on
+        if not merged.exists():  # a cancelled call may have continued in its thread
             partial.rename(merged)
 
 
@@ -80,7 +80,7 @@ def _write_weights(folder: Path, model: Path, target: Path) -> None:
         from safetensors.torch import load_file, save_file
     except ImportError as error:
         raise WeightsError(
-            f"{folder}: it is an adapter, and adding it needs torch here: install torch in this "
+            f"{folder}: merging an adapter needs torch: install torch in this "
             'server\'s environment, or let the trainer publish = "weights"'
         ) from error
     scale = _scale(folder)
@@ -89,19 +89,19 @@ def _write_weights(folder: Path, model: Path, target: Path) -> None:
         for file in sorted(model.glob("*.safetensors")):
             tensors = load_file(file)
             for name in tensors.keys() & _adapted(parts):
-                tensors[name] = _sum(tensors[name], _taken(parts, name), scale, f"{folder}: {name}")
+                tensors[name] = _sum(tensors[name], _pop(parts, name), scale, f"{folder}: {name}")
             save_file(tensors, target / file.name, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
     if parts:
-        raise WeightsError(f"{folder}: {model} has nothing for {min(parts)}: it is another model")
+        raise WeightsError(f"{folder}: {model} has no weight for {min(parts)}: it is another model")
 
 
 def _scale(folder: Path) -> float:
     settings: dict[str, Any] = json.loads((folder / _SETTINGS).read_text())
     special = [key for key in ("use_dora", "use_rslora", "fan_in_fan_out") if settings.get(key)]
     if settings.get("peft_type") != "LORA" or special:
-        raise WeightsError(f"{folder}: it is no plain LoRA adapter: {special or settings}")
+        raise WeightsError(f"{folder}: not a plain LoRA adapter: {special or settings}")
     return float(settings["lora_alpha"]) / int(settings["r"])
 
 
@@ -111,7 +111,7 @@ def _adapted(parts: Mapping[str, Tensor]) -> set[str]:
     return {f"{layer}.weight" for layer in layers}
 
 
-def _taken(parts: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+def _pop(parts: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
     layer = f"{_PREFIX}{name.removesuffix('.weight')}"
     try:
         return parts.pop(f"{layer}.lora_A.weight"), parts.pop(f"{layer}.lora_B.weight")

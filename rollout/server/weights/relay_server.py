@@ -1,4 +1,4 @@
-"""The sending side of a rollout server: it passes weights on, also while they still arrive."""
+"""Relays weights to other rollout servers, also while they are still arriving."""
 
 # ruff: noqa: N802 -- rpcs are named by the contract
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["LocalShards", "RelayAnnouncer", "RelayServicer"]
 
 _BEGIN_SECONDS = 5.0
-"""How long a child that heard of a version first waits for this server to hear of it."""
+"""How long a child waits for this server to learn of a version."""
 _STALL_SECONDS = 10.0
-"""How long a child waits for the next bytes; two servers could else wait for each other."""
+"""How long a child waits for the next bytes, so that two servers cannot wait for each other."""
 
 _RELAYED = metrics.counter(
     "rollout_server", "weight_relayed_bytes_total", "Bytes of shards sent to other servers."
@@ -40,7 +40,7 @@ _RELAYED = metrics.counter(
 
 
 class RelayServicer(WeightServiceServicer):
-    """`FetchShards`, and no other call of `WeightService`."""
+    """Serves `FetchShards` of `WeightService`; its other calls are UNIMPLEMENTED."""
 
     def __init__(self, cache: WeightCache) -> None:
         self._sender = ShardSender(LocalShards(cache))
@@ -48,7 +48,7 @@ class RelayServicer(WeightServiceServicer):
     async def FetchShards(  # type: ignore[override]
         self, request: pb.FetchShardsRequest, context: Any
     ) -> AsyncIterator[bytes]:
-        """Stream files that are here or on their way."""
+        """Stream files that are cached or arriving."""
         async with aclosing(self._sender.send(request)) as messages:
             async for message, sent in messages:
                 _RELAYED.inc(sent)
@@ -56,7 +56,7 @@ class RelayServicer(WeightServiceServicer):
 
 
 class LocalShards:
-    """The cache as `ShardSender` reads it."""
+    """Adapts the cache to `ShardSource`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LocalShards:
     async def version(
         self, run_id: str, model: str, weight_version: int
     ) -> AsyncIterator[_LocalShardVersion]:
-        """See `ShardSource.version`."""
+        """Yield the version once it is cached or arriving; NOT_FOUND after `begin_seconds`."""
         if (run_id, model or "policy") != (self._cache.run_id, self._cache.model):
             raise not_found("run", run_id)
         try:
@@ -86,22 +86,22 @@ class LocalShards:
 
 @dataclass(frozen=True, slots=True)
 class _LocalShardVersion:
-    """A version that is here, or on its way."""
+    """A cached or arriving version."""
 
     found: LocalVersion | Incoming
     stall_seconds: float
 
     @property
     def files(self) -> Sequence[pb.WeightFile]:
-        """See `ShardVersion.files`."""
+        """The files of the manifest."""
         return self.found.manifest.files
 
     async def open(self, file: pb.WeightFile) -> OpenShard:
-        """See `ShardVersion.open`."""
+        """Open a file; an arriving one can be read up to its verified length."""
         if isinstance(self.found, Incoming) and file.num_bytes:
             await self._available(self.found, file, 0)
         try:
-            # Our own folder, but its files may be links to those of a shared one.
+            # The cache folder, whose files may be links into a shared one.
             opened = open_regular(self._path(file).resolve())
         except OSError as error:
             message = f"file {file.name!r} cannot be relayed: {error.strerror}"
@@ -119,7 +119,7 @@ class _LocalShardVersion:
         folder = self.found.folder
         if isinstance(self.found, LocalVersion):
             return folder / file.name
-        # Its name changes when it is whole, its folder's when all are: the file stays the same.
+        # A complete file is renamed, and so is the folder of a complete version.
         whole = folder.with_suffix("") / file.name
         candidates = (self.found.part(file), self.found.path(file), whole)
         return next((path for path in candidates if path.exists()), whole)
@@ -134,7 +134,7 @@ class _LocalShardVersion:
 
 
 class RelayAnnouncer:
-    """Keeps this server known as one that others may fetch from."""
+    """Announces this server to the weights service as a relay."""
 
     def __init__(
         self, stub: WeightServiceAsyncStub, address: str, *, run_id: str, model: str
@@ -143,7 +143,7 @@ class RelayAnnouncer:
         self._request = pb.GetSourcesRequest(run_id=run_id, model=model, address=address)
 
     async def run(self) -> None:
-        """Announce until cancelled, three times in the span that an announcement holds."""
+        """Announce until cancelled, three times per lifetime of an announcement."""
         backoff = Backoff()
         while True:
             try:

@@ -1,8 +1,8 @@
-"""When a server that has new weights in its memory changes over to them.
+"""When a server with prepared weights swaps to them.
 
-At once, by default: at the next token boundary. `rolling`: when it is one of the few of its run
-that change now (the weights service counts). `turn`: when the turns that ran have ended. Each wait
-has a deadline, after which the change goes on: nothing here can hold weights back for ever.
+By default at the next token boundary. `rolling`: when the weights service grants it one of the
+run's swap slots. `turn`: when the turns running now have ended. Each wait has a timeout, after
+which the swap proceeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["RollingOrder", "RunningTurns", "SwapSchedule"]
 _WAITS_EXPIRED = metrics.counter(
     "rollout_server",
     "weight_waits_expired_total",
-    "Updates that went on because a wait for their boundary had lasted long enough.",
+    "Swaps that proceeded after the timeout or the failure of a wait.",
     ("wait",),
 )
 _CALL_SECONDS = 2.0
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 
 class RunningTurns:
-    """The turns that run now."""
+    """The turns that are running."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Future[None]] = set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A turn runs in this context."""
+        """Register a turn for the duration of this context."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(turn)
         try:
@@ -56,28 +56,28 @@ class RunningTurns:
             turn.set_result(None)
 
     async def ended(self) -> None:
-        """Wait for the turns that run now; later ones don't count."""
+        """Wait for the turns running now; later ones do not count."""
         if self._running:
             await asyncio.wait(set(self._running))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollingOrder:
-    """A place among the servers that change weights, lent by the weights service."""
+    """A leased swap slot, granted by the weights service."""
 
     stub: WeightServiceAsyncStub
     """The weights service."""
     run_id: str
     """Training job."""
     model: str
-    """Model that is followed."""
+    """Name of the model."""
     server_id: str
-    """Who asks."""
+    """This server."""
 
     async def acquire(self) -> float:
-        """Wait for a place, also while the weights service is silent: bound it. Its seconds.
+        """Wait for a slot without a limit; returns the seconds of its lease.
 
-        Raises `AioRpcError` for a refusal that asking again does not change.
+        Raises `AioRpcError` for an error that a retry does not cure.
         """
         request = pb.AcquireSwapRequest(
             run_id=self.run_id, model=self.model, server_id=self.server_id
@@ -94,14 +94,14 @@ class RollingOrder:
             await backoff.wait()
 
     async def keep(self, seconds: float) -> None:
-        """Extend the place for as long as this runs, well before it expires."""
+        """Extend the lease of `seconds` until cancelled."""
         with suppress(grpc.aio.AioRpcError):
             while True:
                 await asyncio.sleep(seconds / 3)
                 seconds = await self.acquire()
 
     async def release(self) -> None:
-        """Give the place back; where that fails it expires."""
+        """Release the slot; if that fails its lease expires."""
         request = pb.ReleaseSwapRequest(
             run_id=self.run_id, model=self.model, server_id=self.server_id
         )
@@ -111,18 +111,18 @@ class RollingOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapSchedule:
-    """What an update waits for."""
+    """What a swap waits for."""
 
     turns: RunningTurns | None = None
-    """Wait until the turns that run have ended; None: the next token will do."""
+    """Wait until the running turns have ended; None: swap at the next token."""
     order: RollingOrder | None = None
-    """Wait for a place in this order; None: all servers change at once."""
+    """Wait for a slot; None: all servers swap concurrently."""
     wait_seconds: float = 30.0
-    """How long each of these waits may last."""
+    """Timeout of each wait."""
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Change weights in this context."""
+        """Swap weights in this context."""
         if self.turns is not None:
             await self._bounded("turn", self.turns.ended())
         if self.order is None:
@@ -141,12 +141,12 @@ class SwapSchedule:
             await self.order.release()
 
     async def _bounded(self, what: str, wait: Coroutine[object, object, T]) -> T | None:
-        """What is waited for; None if it is not to be had."""
+        """The result of `wait`; None after the timeout or an error."""
         try:
             async with asyncio.timeout(self.wait_seconds):
                 return await wait
         except TimeoutError:
-            reason = f"{self.wait_seconds:g} s have passed"
+            reason = f"timeout after {self.wait_seconds:g} s"
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         _WAITS_EXPIRED.labels(what).inc()

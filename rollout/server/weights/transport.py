@@ -1,11 +1,11 @@
-"""How weights come to a rollout server: one protocol, and the errors of everything behind it.
+"""The protocol of weight transports, their errors, and the state of an arriving version.
 
 WeightsError                 of `rollout.server.engines.engine`: these weights cannot be loaded
-└── TransferError            a transport failed; the next one goes on from what is verified
-    ├── DamagedChunk         a chunk is not what was sent; it alone is fetched again
-    ├── DamagedFile          a whole file is not the manifest's; it alone is fetched again
-    ├── SourceLost           whoever sent went away, has not got it, or stalls
-    ├── NotVisible           the publisher's folder cannot be seen from here
+└── TransferError            a transport failed; the next one continues from what is verified
+    ├── DamagedChunk         a chunk arrived damaged; only it is fetched again
+    ├── DamagedFile          a complete file differs from the manifest; only it is fetched again
+    ├── SourceLost           the sender disconnected, lacks the file, or stalls
+    ├── NotVisible           the publisher's folder is not visible on this machine
     └── PhaseTimeout         a fetch took longer than its deadline
 """
 
@@ -45,9 +45,9 @@ class TransferError(WeightsError):
     """A transport failed.
 
     Attributes:
-        transport: which one, by name.
+        transport: name of the transport.
         cure: what to do about it.
-        file: which file, if one; `offset`: at which of its bytes; `chunk`: in which chunk.
+        file: name of the file, or empty; `offset`: byte in it; `chunk`: its chunk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TransferError(WeightsError):
 
 
 class DamagedChunk(TransferError):  # noqa: N818 -- names the event
-    """A chunk whose checksum, encoding or place is wrong."""
+    """A chunk whose checksum, encoding or offset is wrong."""
 
 
 class DamagedFile(TransferError):  # noqa: N818 -- names the event
@@ -77,7 +77,7 @@ class DamagedFile(TransferError):  # noqa: N818 -- names the event
 
 
 class SourceLost(TransferError):  # noqa: N818 -- names the event
-    """The sender went away, refused, or sends nothing."""
+    """The sender disconnected, returned an error, or stalls."""
 
 
 class NotVisible(TransferError):  # noqa: N818 -- names the event
@@ -85,21 +85,21 @@ class NotVisible(TransferError):  # noqa: N818 -- names the event
 
 
 class PhaseTimeout(TransferError):  # noqa: N818 -- names the event
-    """A phase of an update took longer than it may."""
+    """A phase of an update exceeded its deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalVersion:
-    """A whole version on this machine's disk."""
+    """A complete version on this machine's disk."""
 
     manifest: Manifest
-    """What it is."""
+    """Its files and checksums."""
     folder: Path
     """Its files, as published."""
 
     @classmethod
     def read(cls, folder: Path) -> LocalVersion | None:
-        """The version in `folder`; None: there is none that this release wrote."""
+        """Read the version in `folder`; None: there is no valid manifest."""
         try:
             manifest = json_format.Parse((folder / MANIFEST).read_text(), Manifest())
         except (OSError, json_format.ParseError):
@@ -107,24 +107,24 @@ class LocalVersion:
         return cls(manifest=manifest, folder=folder)
 
     def file(self, name: str) -> WeightFile | None:
-        """The file of that name."""
+        """The file named `name`; None: there is none."""
         return next((file for file in self.manifest.files if file.name == name), None)
 
 
 class Incoming:
-    """One version on its way: what of it is here, verified, and who waits for more.
+    """An arriving version: the verified bytes of each file, and the tasks that wait for more.
 
-    A file grows as `<name>.part`, its verified beginning only, and gets its name once whole. So a
-    killed server finds after its restart what it had, without a journal, and hashes it again.
+    `<name>.part` holds the verified prefix of a file and is renamed once complete. So a killed
+    server continues after its restart without a journal, after hashing the prefix again.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, base: LocalVersion | None) -> None:
-        """`folder` exists; `base` is a version to make deltas against."""
+        """`folder` must exist; `base` is the version that deltas apply to."""
         self.manifest = manifest
         self.folder = folder
         self.base = base
         self.received_bytes = 0
-        """Bytes of data that came over a network for it."""
+        """Bytes received over the network."""
         self._verified: dict[str, int] = {}
         self._grew: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         for file in manifest.files:
@@ -132,39 +132,39 @@ class Incoming:
 
     @property
     def missing(self) -> Sequence[WeightFile]:
-        """Files that are not whole yet."""
+        """Files that are incomplete."""
         return [file for file in self.manifest.files if not self.path(file).exists()]
 
     def path(self, file: WeightFile) -> Path:
-        """Where the whole file belongs."""
+        """Path of the complete file."""
         return self.folder / file.name
 
     def part(self, file: WeightFile) -> Path:
-        """Where its verified beginning is."""
+        """Path of the verified prefix."""
         return self.folder / f"{file.name}{_ARRIVING}"
 
     def verified(self, file: WeightFile) -> int:
-        """Bytes of its beginning that are here."""
+        """Length of the verified prefix in bytes."""
         return self._verified[file.name]
 
     def advance(self, file: WeightFile, num_bytes: int) -> None:
-        """Tell that so much of its beginning is in `part` now."""
+        """Set the length of the verified prefix in `part`."""
         self._verified[file.name] = num_bytes
         grew, self._grew[file.name] = self._grew[file.name], asyncio.Event()
         grew.set()
 
     def complete(self, file: WeightFile) -> None:
-        """Tell that `part` is whole and checked against the manifest."""
+        """Rename `part`, which is complete and equals the manifest's file."""
         self.part(file).rename(self.path(file))
         self.advance(file, file.num_bytes)
 
     def drop(self, file: WeightFile) -> None:
-        """Forget what is here of it."""
+        """Delete the verified prefix."""
         self.part(file).unlink(missing_ok=True)
         self.advance(file, 0)
 
     async def beyond(self, file: WeightFile, offset: int) -> int:
-        """Wait until more than `offset` bytes are here; how many."""
+        """Wait until more than `offset` bytes are verified; returns their number."""
         while self._verified[file.name] <= offset:
             await self._grew[file.name].wait()
         return self._verified[file.name]
@@ -172,7 +172,7 @@ class Incoming:
     def _on_disk(self, file: WeightFile) -> int:
         whole, part = self.path(file), self.part(file)
         if whole.exists():
-            # Nothing is fsynced: what was whole may have lost bytes with its machine. It counts
+            # Without fsync, a complete file may have lost bytes in a crash of the machine: treat it
             # as arriving, so that it is hashed again.
             whole.rename(part)
         if not part.exists():
@@ -184,14 +184,14 @@ class Incoming:
 
 
 async def for_each_missing(
-    incoming: Incoming, at_once: int, bring: Callable[[WeightFile], Awaitable[None]]
+    incoming: Incoming, limit: int, fetch: Callable[[WeightFile], Awaitable[None]]
 ) -> None:
-    """Call `bring` for every missing file, a few at once. Raises the first failure of one."""
-    places = asyncio.Semaphore(at_once)
+    """Call `fetch` for each missing file, `limit` concurrently. Raises the first failure."""
+    slots = asyncio.Semaphore(limit)
 
     async def in_turn(file: WeightFile) -> None:
-        async with places:
-            await bring(file)
+        async with slots:
+            await fetch(file)
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -202,7 +202,7 @@ async def for_each_missing(
 
 
 class WeightTransport(Protocol):
-    """Brings the files of a version here. The door for RDMA and the like.
+    """Fetches the files of a version; the plug-in point for RDMA and similar.
 
     A plug-in "package.module:Name" is called as `Name(context)` with a
     `rollout.server.weights.transports.TransportContext`.
@@ -211,7 +211,7 @@ class WeightTransport(Protocol):
     async def fetch(self, incoming: Incoming) -> None:
         """Complete every missing file of `incoming`, checked against its manifest.
 
-        Keep what is verified already. Raises `TransferError`; then the next transport goes on.
+        Keep what is verified already. Raises `TransferError`; then the next transport continues.
         Cancelled when the deadline of the phase passes.
         """
         ...

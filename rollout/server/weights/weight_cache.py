@@ -1,9 +1,9 @@
-"""Committed weights, brought here by transports and kept on disk.
+"""The disk cache of committed weights, filled by transports.
 
-A version becomes a folder `weight_v000012` in one rename, after every file matched its manifest: a
-folder that exists is complete. What is on its way lies in `weight_v000012.partial`, also across
-restarts of this server, and is gone on with. Nothing is fsynced, as new weights would wait for the
-disk: a folder of an earlier life counts as on its way, and its files are hashed again.
+A version becomes the folder `weight_v000012` in one rename, after each file matched its manifest:
+an existing folder is complete. An arriving version is in `weight_v000012.partial` and is continued
+after a restart of this server. Nothing is fsynced, because new weights would wait for the disk:
+after a restart each folder counts as arriving, and its files are hashed again.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["FetchedWeights", "WeightCache"]
 
 _KEPT = 2
 _PARTIAL = ".partial"
-# Names come from the wire: nothing that could leave the folder, hide in it, or be ours.
+# Names come from the wire: no path separators, hidden files, or names of the cache itself.
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_OURS = re.compile(r"manifest\.json|.*\.part")
+_RESERVED = re.compile(r"manifest\.json|.*\.part")
 
 _FETCHES = metrics.counter(
     "rollout_server",
     "weight_fetches_total",
-    "Versions that a transport brought, or failed to bring.",
+    "Versions that a transport fetched, or failed to fetch.",
     ("transport", "outcome"),
 )
 
@@ -61,7 +61,7 @@ class FetchedWeights:
     weight_version: int
     """The version."""
     folder: Path
-    """Its files, as published; of an adapter, those of the model with it."""
+    """Its files; for an adapter, those of the merged model."""
 
 
 class WeightCache:
@@ -69,12 +69,12 @@ class WeightCache:
 
     Args:
         stub: the weights service, for manifests.
-        transports: what brings the files, by name, in the order they are tried.
-        folder: where versions are kept; this server's alone.
-        run_id: whose versions.
-        model: of which model.
+        transports: by name, in the order they are tried.
+        folder: where versions are kept; used by this server only.
+        run_id: training job.
+        model: name of the model.
         fetch_seconds: deadline of one transport for one version.
-        base: the model folder that adapters are added to.
+        base: the model folder that adapters are merged into.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class WeightCache:
         self._base = base
         self._fetching = asyncio.Lock()
         self._incoming: dict[int, Incoming] = {}
-        self._checked: set[int] = set()  # in this life, against their manifests
+        self._checked: set[int] = set()  # verified since this process started
         self._changed = asyncio.Event()
 
     async def fetch(self, weight_version: int | None = None) -> FetchedWeights | None:
         """Return a committed version, by default the newest; None if none is committed yet.
 
-        Waits for an unreachable weights service, so bound it by a deadline. Raises `WeightsError`
-        for files that no transport could bring, `SeamflowError` for what the service refuses.
+        Retries an unavailable weights service without a limit. Raises `WeightsError` for files that
+        no transport could fetch, `SeamflowError` for other errors of the service.
         """
         request = pb.GetManifestRequest(
             run_id=self.run_id, model=self.model, weight_version=weight_version
@@ -116,26 +116,26 @@ class WeightCache:
         async with self._fetching:
             held = self._held(manifest.weight_version)
             if held is None or not _same(held.manifest, manifest):
-                await self._bring(manifest, folder)
+                await self._fetch(manifest, folder)
             if self._base is not None:
                 folder = await asyncio.to_thread(merge_lora, folder, self._base)
         return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
 
     def local(self, weight_version: int) -> LocalVersion | Incoming | None:
-        """The version if it is here, or as far as it is on its way."""
+        """The version if it is cached or arriving."""
         whole = LocalVersion.read(self._path(weight_version))
         return whole or self._incoming.get(weight_version)
 
     async def arrival(self, weight_version: int) -> LocalVersion | Incoming:
-        """Wait until the version is here or on its way."""
+        """Wait until the version is cached or arriving."""
         while (found := self.local(weight_version)) is None:
             await self._changed.wait()
         return found
 
     def prune(self, loaded: int) -> None:
-        """Remove all but the newest two versions and `loaded`, which a restore would need."""
+        """Delete all but the newest two versions and `loaded`, which a restore needs."""
         old = [self._path(each) for each in versions_in(self._folder)[:-_KEPT] if each != loaded]
-        # Replaced while they were on their way: nobody goes on with them.
+        # Superseded while they were arriving.
         late = [each for each in versions_in(self._folder, _PARTIAL) if each < loaded]
         for folder in old + [self._path(each).with_suffix(_PARTIAL) for each in late]:
             try:
@@ -143,7 +143,7 @@ class WeightCache:
             except OSError as error:
                 get_logger().warning("old_weights_not_removed", error=str(error))
 
-    async def _bring(self, manifest: pb.Manifest, folder: Path) -> None:
+    async def _fetch(self, manifest: pb.Manifest, folder: Path) -> None:
         version = manifest.weight_version
         partial = folder.with_suffix(_PARTIAL)
         try:
@@ -161,7 +161,7 @@ class WeightCache:
 
     def _begin(self, manifest: pb.Manifest, folder: Path, partial: Path) -> Incoming:
         for file in manifest.files:
-            if not _FILE_NAME.fullmatch(file.name) or _OURS.fullmatch(file.name):
+            if not _FILE_NAME.fullmatch(file.name) or _RESERVED.fullmatch(file.name):
                 version = manifest.weight_version
                 raise WeightsError(f"version {version}: bad file name {file.name!r}")
         earlier = manifest.weight_version not in self._checked
@@ -182,7 +182,7 @@ class WeightCache:
         return LocalVersion.read(self._path(version)) if version in self._checked else None
 
     async def _transport(self, incoming: Incoming) -> None:
-        """Try one transport after the other; each goes on from what is verified."""
+        """Try the transports in order; each continues from what is verified."""
         failure: Exception | None = None
         for name, transport in self._transports.items():
             try:
@@ -220,8 +220,9 @@ class WeightCache:
 
 def _too_slow(transport: str, seconds: float, incoming: Incoming) -> PhaseTimeout:
     missing = ", ".join(file.name for file in incoming.missing)
-    what = f"version {incoming.manifest.weight_version} was not here after {seconds:g} s: {missing}"
-    cure = "raise weight_fetch_seconds, or see what slows the sender"
+    version = incoming.manifest.weight_version
+    what = f"version {version} is incomplete after {seconds:g} s: {missing}"
+    cure = "raise weight_fetch_seconds, or check the sender's load"
     return PhaseTimeout(what, transport=transport, cure=cure)
 
 
@@ -230,7 +231,7 @@ def _report(error: SeamflowError) -> None:
 
 
 def _same(one: pb.Manifest, other: pb.Manifest) -> bool:
-    """Whether both mean the same bytes; a version of an earlier run may have others."""
+    """Whether both have the same bytes; a version of an earlier run may differ."""
     return _digests(one) == _digests(other)
 
 

@@ -1,4 +1,4 @@
-"""Everything between the weights service and a rollout server, put together from its config."""
+"""Builds the path of weights from the weights service to a rollout server."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["WeightSource", "open_weight_source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:
-    """Where weights come from, and to whom they are passed on."""
+    """The parts that fetch, schedule and relay weights."""
 
     stub: WeightServiceAsyncStub
     """The weights service."""
     cache: WeightCache
-    """What is here."""
+    """Fetches versions and keeps them on disk."""
     schedule: SwapSchedule
-    """When the server changes over."""
+    """When the server swaps."""
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
-    """What other servers call."""
+    """Services for other rollout servers."""
     background: Sequence[Callable[[], Awaitable[None]]] = ()
-    """Loops to run."""
+    """Tasks that run until cancelled."""
 
 
 async def open_weight_source(
@@ -52,12 +52,12 @@ async def open_weight_source(
     turns: RunningTurns,
     stack: AsyncExitStack,
 ) -> WeightSource:
-    """Follow the weights service at `target`; `stack` closes what is opened."""
-    peers = _Peers(config, stack)
-    channel = peers.connect(target)
+    """Connect to the weights service at `target`; `stack` closes all resources."""
+    channels = _Channels(config, stack)
+    channel = channels.connect(target)
     stub = async_stub(WeightServiceStub, channel)
     names = {"run_id": config.run_id, "model": config.model_name}
-    context = TransportContext(config=config, weights=channel, connect=peers.connect)
+    context = TransportContext(config=config, weights=channel, connect=channels.connect)
     folder = config.cache_folder or Path(stack.enter_context(_temporary()))
     cache = WeightCache(
         stub,
@@ -81,14 +81,14 @@ async def open_weight_source(
         stub=stub,
         cache=cache,
         schedule=schedule,
-        # It answers one call of the service; gRPC answers the others UNIMPLEMENTED.
+        # It implements one call; gRPC answers the others with UNIMPLEMENTED.
         servicers=[(add_WeightServiceServicer_to_server, RelayServicer(cache))],  # type: ignore[abstract]
         background=[RelayAnnouncer(stub, address, **names).run],
     )
 
 
-class _Peers:
-    """One channel to each address, all closed by the stack."""
+class _Channels:
+    """One channel for each address; the stack closes them."""
 
     def __init__(self, config: RolloutServerConfig, stack: AsyncExitStack) -> None:
         self._config = config

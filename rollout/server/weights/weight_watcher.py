@@ -1,4 +1,4 @@
-"""Keep the server at the newest committed weights, whatever the weights service goes through."""
+"""Keeps the server at the newest committed weights, across outages of the weights service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FAILURES = metrics.counter(
 
 
 class WeightWatcher:
-    """Two loops: one hears of versions, one brings the newest of them into the server."""
+    """Two loops: one watches committed versions, one swaps the newest of them in."""
 
     def __init__(
         self, server: RolloutServer, stub: WeightServiceAsyncStub, *, run_id: str, model: str
@@ -36,18 +36,18 @@ class WeightWatcher:
         self._run_id = run_id
         self._model = model
         self._newest = 0
-        self._heard = asyncio.Event()
+        self._announced = asyncio.Event()
         self._log = get_logger()
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Begin serving, then watch until cancelled."""
         await self.begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._apply())
 
     async def begin(self) -> None:
-        """Have the server load the newest weights and serve, however often that takes."""
+        """Have the server load the newest weights and serve; retries until it succeeds."""
         backoff = Backoff()
         while True:
             try:
@@ -57,7 +57,7 @@ class WeightWatcher:
             await backoff.wait()
 
     async def _watch(self) -> None:
-        """Hear of versions. Slow loading never holds this up: only the newest is remembered."""
+        """Watch versions, keeping only the newest; slow loading does not block this loop."""
         self._newest = self._server.engine.weight_version
         backoff = Backoff()
         while True:
@@ -67,7 +67,7 @@ class WeightWatcher:
             try:
                 async for response in self._stub.WatchVersions(request):
                     self._newest = max(self._newest, response.manifest.weight_version)
-                    self._heard.set()
+                    self._announced.set()
                     backoff.reset()
             except grpc.aio.AioRpcError as error:
                 self._log.warning("weights_service_lost", code=error.code().name)
@@ -76,15 +76,15 @@ class WeightWatcher:
     async def _apply(self) -> None:
         backoff = Backoff()
         while True:
-            await self._heard.wait()
-            self._heard.clear()
+            await self._announced.wait()
+            self._announced.clear()
             try:
                 await self._server.follow(self._newest)
                 backoff.reset()
             except (WeightsError, SeamflowError, EngineFailed) as error:
                 self._report(error)
                 await backoff.wait()
-                self._heard.set()
+                self._announced.set()
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, EngineFailed) and "restart" not in self._server.engine.info.features:

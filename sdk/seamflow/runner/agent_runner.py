@@ -1,9 +1,9 @@
-"""The agent runner: runs an `Agent` on leased tasks, many rollouts at once.
+"""The agent runner: runs an `Agent` on leased tasks, many rollouts concurrently.
 
     python -m seamflow.runner --agent my_package.my_module:MyAgent --run-id demo
 
-It is nothing but a user of the public client: lease a task, open a rollout, let the agent act,
-close the rollout. Leases are extended while agents work; one that is lost cancels its rollout.
+It uses the public client only: lease a task, start a rollout, run the agent, finish the rollout.
+Leases are extended while agents work; a lost lease cancels its rollout.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ _MAX_LEASES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
-    """What an agent runner needs to know."""
+    """Settings of an agent runner."""
 
     run_id: str
     """Training job."""
     gateway: str = "127.0.0.1:50052"
-    """Rollout gateway."""
+    """Address of the rollout gateway."""
     trajectory_manager: str = "127.0.0.1:50051"
-    """Where tasks are leased."""
+    """Address of the trajectory manager, which leases tasks."""
     concurrency: int = 32
-    """Rollouts at once."""
+    """Rollouts that run concurrently."""
     rollout_timeout: float = 3600.0
-    """Seconds a rollout may take; after that its sample is replaced."""
+    """Timeout of a rollout in seconds; after it the rollout fails and is replaced."""
     token: str | None = None
-    """Bearer token, where the services ask for one."""
+    """Bearer token, where the services require one."""
     tls_ca_file: str | None = None
     """PEM file of the services' certificate authority; without one connections are plaintext."""
     tls_cert_file: str | None = None
-    """PEM file of this runner's certificate, where the services ask for one."""
+    """PEM file of this runner's certificate, where the services require one."""
     tls_key_file: str | None = None
     """PEM file of its private key."""
     token_log: str | None = None
-    """File that every received chunk is appended to, one JSON line each: the agents' own record
-    of their tokens, for an audit of the store. Runners may share it."""
+    """File that every received chunk is appended to, one JSON line each, for an audit of the
+    store. Runners may share it."""
 
     def __post_init__(self) -> None:
-        """Refuse what could never work."""
+        """Raise `ValueError` for invalid settings."""
         if self.concurrency < 1:
             raise ValueError(f"concurrency is {self.concurrency}: must be at least 1")
         if self.rollout_timeout <= 0:
             raise ValueError(f"rollout_timeout is {self.rollout_timeout}: must be above 0 seconds")
         if self.token_log and not Path(self.token_log).parent.is_dir():
-            raise ValueError(f"token_log {self.token_log!r}: its folder does not exist; make it")
+            raise ValueError(f"token_log {self.token_log!r}: its folder does not exist; create it")
 
 
 class AgentRunner:
@@ -87,8 +87,7 @@ class AgentRunner:
         self._config = config
         credentials = _credentials(config)
         self._channel = connect(config.trajectory_manager, **credentials)
-        tasks = async_stub(TaskServiceStub, self._channel)
-        self._tasks = tasks
+        self._tasks = async_stub(TaskServiceStub, self._channel)
         self._token_log = TokenLog(Path(config.token_log)) if config.token_log else None
         self._client = Client(
             config.gateway,
@@ -97,28 +96,28 @@ class AgentRunner:
             **credentials,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
-        # Of the workers without a task one asks, for all of them.
-        self._asking = asyncio.Lock()
+        # One of the idle workers leases tasks for all of them.
+        self._leasing = asyncio.Lock()
         self._num_idle = 0
         self._leased: deque[pb.TaskLease] = deque()
         self._leases: dict[str, asyncio.Task[None]] = {}
-        self._lease_seconds = 1.0  # short until the first lease tells, so that it cannot be lost
+        self._lease_seconds = 1.0  # short until the first lease names its duration
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then let running rollouts go (their samples are replaced)."""
+        """Work until `stop` is set, then abandon running rollouts, which are replaced."""
         workers = [asyncio.create_task(self._work()) for _ in range(self._config.concurrency)]
-        keeper = asyncio.create_task(self._keep_leases())
+        extender = asyncio.create_task(self._keep_leases())
         stopped = asyncio.create_task(stop.wait())
         try:
             done, _ = await asyncio.wait(
-                [*workers, keeper, stopped], return_when=asyncio.FIRST_COMPLETED
+                [*workers, extender, stopped], return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 task.result()
         finally:
-            for task in (*workers, keeper, stopped):
+            for task in (*workers, extender, stopped):
                 task.cancel()
-            await asyncio.gather(*workers, keeper, stopped, return_exceptions=True)
+            await asyncio.gather(*workers, extender, stopped, return_exceptions=True)
             await self._client.close()
             await self._channel.close()
             if self._token_log is not None:
@@ -142,14 +141,14 @@ class AgentRunner:
     async def _lease(self) -> pb.TaskLease:
         self._num_idle += 1
         try:
-            async with self._asking:
+            async with self._leasing:
                 while not self._leased:
-                    await self._ask()
+                    await self._lease_more()
                 return self._leased.popleft()
         finally:
             self._num_idle -= 1
 
-    async def _ask(self) -> None:
+    async def _lease_more(self) -> None:
         request = pb.LeaseTaskRequest(
             run_id=self._config.run_id,
             agent_id=socket.gethostname(),
@@ -166,7 +165,7 @@ class AgentRunner:
             self._leased.extend((first, *answer.more))
 
     async def _rollout(self, lease: pb.TaskLease) -> None:
-        """One rollout from lease to end; only its own failures are caught."""
+        """Run one rollout from lease to end."""
         try:
             rollout = await self._client.start_rollout(
                 lease.rollout_id,
@@ -179,7 +178,7 @@ class AgentRunner:
             await self._give_back(lease)
 
     async def _give_back(self, lease: pb.TaskLease) -> None:
-        """Of a rollout that was not closed: it fails and is replaced."""
+        """Complete the task of an unfinished rollout, which fails and is replaced."""
         request = pb.CompleteTaskRequest(run_id=self._config.run_id, lease_token=lease.lease_token)
         await retrying(lambda: self._tasks.CompleteTask(request))
 
@@ -198,7 +197,7 @@ class AgentRunner:
                 return
             _log.exception("agent failed on task %s", task.task_id)
             await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, repr(error))
-            # A broken environment must not eat tasks as fast as they can be leased.
+            # A broken environment must not use up tasks as fast as they can be leased.
             await self._failures.wait()
         else:
             await rollout.finish(rewards)
@@ -237,9 +236,9 @@ def _checked(rewards: Mapping[str, float] | float) -> Mapping[str, float] | floa
 
 
 def load_agent(name: str) -> Agent:
-    """Make the agent that "package.module:Class" names.
+    """Construct the agent that "package.module:Class" names.
 
-    Raises `ValueError` that says what is missing.
+    Raises `ValueError` that names what is missing.
     """
     module_name, colon, class_name = name.partition(":")
     if not colon:
@@ -257,7 +256,7 @@ def load_agent(name: str) -> Agent:
 
 
 async def run_until_signalled(agent: Agent, config: RunnerConfig) -> None:
-    """Run the agent; SIGTERM or SIGINT ends it."""
+    """Run the agent until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse, load the agent, run it until a signal comes."""
+    """Parse the arguments, load the agent and run it until a signal."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     values = vars(_parser().parse_args(argv))
     name = values.pop("agent")

@@ -1,4 +1,4 @@
-"""What the gateway's tests share: a byte-level model, a scripted rollout server, a fake store."""
+"""Helpers of the gateway's tests: a byte-level model, a scripted rollout server, a fake store."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FORGETFUL = (
     "{{ m.content if loop.last else m.content.split('/')[-1] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Drops what earlier messages say before a slash."""
+"""Drops the part of earlier messages before a slash."""
 
 
 class ScriptedServer(RolloutServerServiceServicer):
-    """A rollout server that answers what it is told to, in one element after the other."""
+    """A rollout server with scripted answers, sent element by element."""
 
     def __init__(self, server_id: str = "scripted") -> None:
         self.server_id = server_id
@@ -49,7 +49,7 @@ class ScriptedServer(RolloutServerServiceServicer):
         self.prompts: list[list[int]] = []
         self.chunk_seconds: list[float] = []
         self.seconds_left: list[float | None] = []
-        """Of each call, as its caller has told."""
+        """Seconds left of each call's deadline; None: no deadline."""
         self.asked = asyncio.Event()
         """A call has come."""
         self.may_answer = asyncio.Event()
@@ -148,7 +148,7 @@ def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Token
 
 
 def refusal(code: grpc.StatusCode, reason: str, retry_after: int = 0) -> pb.AppendResult:
-    """A result that refuses, as the store writes it."""
+    """An error result, as the store writes it."""
     prefix = "type.googleapis.com/google.rpc."
     details: list[tuple[str, Any]] = [("ErrorInfo", error_pb2.ErrorInfo(reason=reason))]
     if retry_after:
@@ -177,15 +177,15 @@ class FakeStore:
         """By turn: what its next appends are answered; then all is accepted."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self.num_under_way = self.max_under_way = 0
+        self.num_in_flight = self.max_in_flight = 0
 
     async def AppendSegments(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
         """See `TrajectoryService`."""
         self.messages.append(list(request.appends))
-        self.num_under_way += 1
-        self.max_under_way = max(self.max_under_way, self.num_under_way)
+        self.num_in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.num_in_flight)
         await self.may_answer.wait()
-        self.num_under_way -= 1
+        self.num_in_flight -= 1
         if self.failures:
             raise self.failures.pop(0)
         return pb.AppendSegmentsResponse(results=map(self._result, request.appends))

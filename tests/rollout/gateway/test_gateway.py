@@ -37,7 +37,7 @@ PROMPT = [3, 4, 5]
 
 @dataclass(slots=True)
 class Agent:
-    """One rollout whose turns may run beside each other."""
+    """One rollout whose turns may run concurrently."""
 
     stub: Any
     store: Any
@@ -110,7 +110,7 @@ async def first_chunk(call: Any) -> pb.GenerateResponse:
 
 
 async def test_a_cancelled_turn_ends_its_engines_work(tmp_path: Path) -> None:
-    """And nobody else's: the turn beside it goes on to its end."""
+    """And no other's: the concurrent turn continues to its end."""
     async with (
         engine(fake_step_seconds=0.002) as (address, client),
         agent(tmp_path, address) as one,
@@ -126,7 +126,7 @@ async def test_a_cancelled_turn_ends_its_engines_work(tmp_path: Path) -> None:
 
 
 async def test_a_waiting_turn_that_is_cancelled_never_starts(tmp_path: Path) -> None:
-    """It leaves the gateway's queue, and whoever waits behind it gets the server."""
+    """It leaves the gateway's queue, and the turn behind it gets the server."""
     server = ScriptedServer()
     server.may_answer.clear()
     server.answers = [[[7]], [[8]]]
@@ -171,7 +171,7 @@ async def test_without_a_deadline_the_engine_has_none_of_the_agents(tmp_path: Pa
         assert left is not None and left > 3600
 
 
-async def test_an_agent_that_does_not_read_holds_up_nobody(
+async def test_an_agent_that_does_not_read_blocks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its turn leaves the only place of the server, and waits for its agent as one chunk."""
@@ -202,8 +202,8 @@ async def test_an_agent_that_does_not_read_holds_up_nobody(
         assert received == await one.recorded("slow")
 
 
-async def test_a_full_queue_tells_when_to_come_back(tmp_path: Path) -> None:
-    """RESOURCE_EXHAUSTED with a RetryInfo; whoever waits already goes on waiting."""
+async def test_a_full_queue_names_a_retry_time(tmp_path: Path) -> None:
+    """RESOURCE_EXHAUSTED with a RetryInfo; turns that wait already keep waiting."""
     server = ScriptedServer()
     async with agent(tmp_path, max_waiting_turns=1) as one:
         waits = one.generate("waits")
@@ -261,7 +261,7 @@ class TinyScheduler(SchedulerServiceServicer):
         )
 
 
-async def test_a_turn_goes_on_when_its_server_leaves_the_run(tmp_path: Path) -> None:
+async def test_a_turn_continues_when_its_server_leaves_the_run(tmp_path: Path) -> None:
     """The scheduler lists the server no more while a turn waits for its tokens."""
     first, second = ScriptedServer("a"), ScriptedServer("b")
     first.may_answer.clear()

@@ -1,4 +1,4 @@
-"""What an agent has not read yet: in order, merged, with heartbeats."""
+"""The send buffer: order, merging and heartbeats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_chunks_that_wait_become_one() -> None:
     assert [span.start for span in merged.tokens.spans] == list(range(0, 100, 2))
 
 
-async def test_whoever_reads_gets_chunks_as_they_come() -> None:
+async def test_an_agent_that_reads_gets_chunks_as_they_come() -> None:
     """Control of the merging: one by one, none of them held back."""
     buffer, read = SendBuffer(60.0), asyncio.Queue[None]()
 
@@ -53,7 +53,7 @@ async def test_whoever_reads_gets_chunks_as_they_come() -> None:
 
 
 async def test_silence_is_broken() -> None:
-    """By heartbeats, until there is something to say."""
+    """By heartbeats, until there is an event."""
     buffer, heard = SendBuffer(0.005), asyncio.Event()
 
     async def turn() -> None:

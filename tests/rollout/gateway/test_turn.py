@@ -75,7 +75,7 @@ class World:
         return self.template._encode(text)
 
     def letters(self, text: str) -> list[int]:
-        """One id for each letter: what nobody's tokenizer would give."""
+        """One id for each letter, unlike any tokenizer."""
         return [token_id for letter in text for token_id in self.ids(letter)]
 
 
@@ -114,7 +114,7 @@ async def test_the_last_tokens_close_their_turn(world: World, calls: list[str]) 
 
 
 async def test_an_end_without_tokens_closes_the_turn(world: World, calls: list[str]) -> None:
-    """Servers may say that it is over when there is nothing more to send."""
+    """A server may end the turn with a message without tokens."""
     world.server.answers = [[world.ids("hello"), []]]
     await world.generate("t", world.ids("say "))
     assert (await world.recorded())["t"].finish_reason == STOP
@@ -200,7 +200,7 @@ async def test_messages_of_a_rewriting_template_may_drift(world: World) -> None:
 async def test_a_turn_whose_writer_died_is_closed(
     world: World, calls: list[str], drifts: bool
 ) -> None:
-    """All tokens were stored, its end was not: whoever comes next closes it as it was."""
+    """All tokens were stored, its end was not: the next attempt closes it."""
     world.server.answers = [[world.letters("hello")]]
     await world.generate("t1", world.ids("say "))
     prompt = world.ids("say hello!" if drifts else "other")
@@ -236,7 +236,7 @@ async def test_a_turn_whose_writer_died_is_closed(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the calls that end turns by themselves, as they are made."""
+    """Names of the separate calls that end turns, in order."""
     made: list[str] = []
     answered = turn_record.call_until_answered
 
@@ -249,8 +249,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-async def test_what_the_store_lost_fails_the_rollout(world: World) -> None:
-    """A caller that has more than the store is refused; nothing is sampled a second time."""
+async def test_tokens_lost_by_the_store_fail_the_rollout(world: World) -> None:
+    """An agent with more tokens than the store gets an error; nothing is sampled again."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await world.generate("t", world.ids("say "), offset=3)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -45,7 +45,7 @@ class Client:
         )
 
     def generate(self, prefix: tuple[int, ...] = (3, 4, 5), **sampling: Any) -> Any:
-        """GenerateTokens, seeded, without an end of its own."""
+        """GenerateTokens, seeded, ended only by its token limit."""
         params = {"max_new_tokens": 32, "ignore_eos": True, "seed": 7} | sampling
         return self.stub.GenerateTokens(
             pb.GenerateTokensRequest(

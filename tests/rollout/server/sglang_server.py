@@ -29,7 +29,7 @@ ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFF
 
 
 def sglang_config(model: Path, **fields: Any) -> RolloutServerConfig:
-    """A rollout server of run "run" that starts an SGLang of its own."""
+    """A rollout server of run "run" that starts its own SGLang."""
     defaults: dict[str, Any] = {
         "engine": "sglang",
         "model": model,

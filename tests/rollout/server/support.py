@@ -126,7 +126,7 @@ class Output:
 
 
 def request(prefix: tuple[int, ...] = (3, 4, 5), **sampling: object) -> EngineRequest:
-    """A request that goes on for exactly `max_new_tokens` unless told otherwise."""
+    """A request that samples exactly `max_new_tokens` by default."""
     defaults: dict[str, object] = {"ignore_eos": True, "max_new_tokens": 32, "seed": 7}
     return EngineRequest(
         request_id="test",

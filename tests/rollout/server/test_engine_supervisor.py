@@ -15,7 +15,7 @@ from tests.rollout.server.support import collect, request, settle
 
 
 class MortalEngine(FakeEngine):
-    """A fake engine that dies when told and may be started again."""
+    """A fake engine that fails on request and may be restarted."""
 
     starts = 0
 
@@ -130,7 +130,7 @@ async def test_engine_that_keeps_dying_ends_the_process() -> None:
 
 
 async def test_engine_is_not_started_where_its_memory_is_lent() -> None:
-    """While memory is released somebody else has it: a dead engine ends the process instead."""
+    """Released memory may be in use elsewhere: a failed engine ends the process instead."""
     engine, server = await serving()
     supervisor = asyncio.create_task(EngineSupervisor(server, server.begin).run())
     await server.release()

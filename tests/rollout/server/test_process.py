@@ -46,7 +46,7 @@ async def process(*flags: str) -> AsyncIterator[Process]:
 
 
 async def port_of(child: Process) -> int:
-    """Wait for the line that says where it serves."""
+    """Wait for the line with its port."""
     assert child.stdout is not None
     async for line in child.stdout:
         event = json.loads(line)
@@ -101,7 +101,7 @@ async def test_dead_engine_ends_the_process_with_70() -> None:
     ],
 )
 async def test_unusable_configuration_exits_78_by_name(flags: tuple[str, ...], named: str) -> None:
-    """A configuration that cannot be used ends the process with 78 and says what is wrong."""
+    """A configuration that cannot be used ends the process with 78 and an error that names it."""
     async with process(*flags) as child:
         _, errors = await child.communicate()
     assert child.returncode == 78

@@ -1,4 +1,4 @@
-"""The rollout server over real gRPC: calls, refusals, pauses."""
+"""The rollout server over real gRPC: calls, errors, pauses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sampled() -> float:
 
 
 async def test_generate_streams_labelled_tokens() -> None:
-    """Tokens come with log-probs, and with spans that say where and under which version."""
+    """Tokens come with log-probs, and with spans of server and weight version."""
     async with serving(fake_config()) as client:
         token_ids, versions, finish = await read(client.generate())
         assert token_ids == expected_tokens((3, 4, 5), [0] * 32)
@@ -52,7 +52,7 @@ async def test_server_info_says_what_the_server_is() -> None:
         (
             lambda c: c.stub.UpdateWeights(pb.UpdateWeightsRequest()),
             grpc.StatusCode.FAILED_PRECONDITION,
-            "follows no weights service",
+            "has no weights service",
         ),
     ],
 )

@@ -106,7 +106,7 @@ async def test_killed_rollout_server_leaves_no_engine_behind(folders: tuple[Path
 
 
 async def test_flag_that_sglang_does_not_know_exits_78_by_name(folders: tuple[Path, Path]) -> None:
-    """Its own argument parser refuses it; we say which, and what was meant."""
+    """Its argument parser rejects it; our error names the flag and the closest one."""
     own = ("--engine", "sglang", "--model", str(folders[0]), "--run-id", "run")
     async with process(*own, f"--sglang-command={COMMAND}", "--sglang-tp-sise", "2") as child:
         _, errors = await child.communicate()

@@ -153,7 +153,7 @@ def test_an_adapter_to_other_weights_is_rejected(
     folder = tmp_path / "published"
     parts = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.zeros(4, 16)}
     write_folder(folder, model, parts, adapter_settings(config))
-    with pytest.raises(WeightsError, match="adapter to other weights"):
+    with pytest.raises(WeightsError, match="belongs to other weights"):
         merge_lora(folder, other)
     config = changed(config, checkpoint__folder=straight / "checkpoints", resume=True)
     assert find_checkpoint(config) is not None

@@ -1,1 +1,1 @@
-"""The SGLang engine: a server process of its own, driven over HTTP."""
+"""The SGLang engine: a separate server process, driven over HTTP."""

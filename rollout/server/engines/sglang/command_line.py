@@ -1,4 +1,4 @@
-"""SGLang's command line: what the configuration asks for, and what is not a user's to set."""
+"""SGLang's command line: the configured flags, and those that users must not set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUR_FLAGS = {
 }
 
 
-# What another SGLang was started with.
+# Settings that a running SGLang has been started with.
 _AT_ITS_START = ("sglang_flags", "max_running", "max_context", "stream_interval")
 
 
@@ -37,7 +37,7 @@ def _refuse_ours(flags: Sequence[str]) -> None:
 
 
 def check_url(config: RolloutServerConfig) -> None:
-    """Raise `ValueError` for fields that an SGLang at a URL would never hear of."""
+    """Raise `ValueError` for fields that do not apply to an SGLang at a URL."""
     for name in _AT_ITS_START:
         if getattr(config, name) != RolloutServerConfig.model_fields[name].default:
             raise ValueError(
@@ -46,7 +46,7 @@ def check_url(config: RolloutServerConfig) -> None:
 
 
 def command_line(config: RolloutServerConfig) -> list[str]:
-    """Return what starts SGLang for `config`, but for its address and the label of its weights.
+    """Return the command that starts SGLang for `config`, without address and weight label.
 
     Raises `ValueError` for flags that are not a user's to set.
     """

@@ -39,7 +39,7 @@ class Refused(EngineError):  # noqa: N818 -- names the event
 
 
 class Connection:
-    """One server at `url`. All calls raise `ConnectionLost` when it is gone."""
+    """Connection to the server at `url`. All calls raise `ConnectionLost` if it does not answer."""
 
     def __init__(self, url: str) -> None:
         """Must be made in a running event loop."""
@@ -94,7 +94,7 @@ class Connection:
             return response.status in (200, 404)
 
     async def pause_in_place(self) -> None:
-        """Hold what runs with its cache; requests that arrive wait in SGLang's front end."""
+        """Hold running requests with their cache; new ones wait in SGLang's front end."""
         await self._call("POST", "/pause_generation", {"mode": "in_place"})
 
     async def go_on(self) -> None:
@@ -106,11 +106,11 @@ class Connection:
         await self._call("POST", "/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
-        """End every request the scheduler knows of; those still on their way to it live on."""
+        """End all requests in the scheduler; those not yet there are unaffected."""
         await self._call("POST", "/abort_request", {"abort_all": True})
 
     async def flush_when_idle(self, *, abort: bool = False) -> None:
-        """Drop the prefix cache once nothing runs; with `abort`, see to it that nothing does."""
+        """Drop the prefix cache once no request runs; with `abort`, abort them first."""
         while not await self._flushed():
             if abort:
                 await self.abort_all()
@@ -119,7 +119,7 @@ class Connection:
     async def _flushed(self) -> bool:
         try:
             await self._call("POST", "/flush_cache")
-        except Refused:  # something runs
+        except Refused:  # a request is running
             return False
         return True
 
@@ -135,15 +135,15 @@ class Connection:
         await self._call("POST", "/update_weights_from_disk", body, seconds=_LOAD_SECONDS)
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A part of loading weights in another way than from disk."""
+        """Call an endpoint that loads weights without a disk."""
         return await self._call("POST", path, body, seconds=_LOAD_SECONDS)
 
     async def release_memory(self) -> None:
-        """Give weights and cache back; an engine that is not idle dies of it."""
+        """Release weights and cache; an engine that is not idle crashes."""
         await self._call("POST", "/release_memory_occupation", {}, seconds=_LOAD_SECONDS)
 
     async def resume_memory(self) -> None:
-        """Take the memory again; what it holds is undefined until weights are loaded."""
+        """Take the memory back; its content is undefined until weights are loaded."""
         await self._call("POST", "/resume_memory_occupation", {}, seconds=_LOAD_SECONDS)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How weights get into an SGLang server: it reads them from disk, or they are broadcast to it."""
+"""Loads weights into an SGLang server: from its disk, or by a broadcast."""
 
 from __future__ import annotations
 

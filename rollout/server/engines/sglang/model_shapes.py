@@ -1,4 +1,4 @@
-"""What a model folder and a server on it say about themselves; the model is not loaded here."""
+"""Metadata of a model folder and of a server on it; the model is not loaded here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelFolder:
     """The Hugging Face folder a run starts from: its vocabulary, and the shapes of its weights."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ValueError` naming the first thing the folder lacks."""
+        """Raises `ValueError` naming the first missing file."""
         if not (folder / "config.json").is_file():
             raise ValueError(f"model is {folder}: it has no config.json")
         self.folder = folder.resolve()
@@ -77,7 +77,7 @@ def num_ranks(server: dict[str, Any]) -> int:
 
 
 def memory_bytes(server: dict[str, Any]) -> int:
-    """Return the bytes that a release gives back; without its memory saver SGLang keeps them."""
+    """Return the bytes that a release frees; 0 without SGLang's memory saver."""
     if not server.get("enable_memory_saver"):
         return 0
     states = server["internal_states"]

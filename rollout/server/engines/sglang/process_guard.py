@@ -1,8 +1,8 @@
-"""Run a command, and kill its process group once whoever started us is gone.
+"""Run a command, and kill its process group when the parent process has exited.
 
     python sglang_guard.py COMMAND...
 
-Standard input is a pipe that nobody writes to: it ends when the process that holds its other end
+Standard input is a pipe without a writer: it ends when the process that holds its other end
 dies, by whatever signal. PR_SET_PDEATHSIG would need code between fork and exec, which is not safe
 in a process with threads, and would reach the first child only.
 """

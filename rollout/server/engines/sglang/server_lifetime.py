@@ -1,4 +1,4 @@
-"""One life of an SGLang server, from its start to its failure."""
+"""State of an SGLang server from one start to its failure."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ T = TypeVar("T")
 
 
 class ServerLifetime:
-    """A server as it is known here: what a new start begins anew. Needs a running event loop."""
+    """State that a restart resets. Needs a running event loop."""
 
     def __init__(
         self, connection: Connection, weights: Weights, process: SGLangProcess | None = None
     ) -> None:
-        """`weights` are those it starts with; `process` is it, if it is ours."""
+        """`weights` are its initial ones; `process` is None for a server that we did not start."""
         self.connection = connection
         self.weights = weights
-        """What is loaded."""
+        """The loaded weights."""
         self.process = process
         self.failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
-        """Why it ended, once it has."""
+        """Set to the cause once the server has failed."""
         self.paused: PauseMode | None = None
         self.released = False
-        """Whether its memory is given back."""
+        """Whether its memory is released."""
         self.running = 0
-        """Requests that have not answered to the end."""
+        """Requests without a final answer."""
         self.idle = asyncio.Event()
         """Set while there are none."""
         self.idle.set()
@@ -41,14 +41,14 @@ class ServerLifetime:
         """Set while new requests may be sent."""
 
     async def call(self, call: Awaitable[T]) -> T:
-        """Await a control call; a server that does not take it is dead."""
+        """Await a control call; a server that does not answer has failed."""
         try:
             return await call
         except (ConnectionLost, TimeoutError) as error:
             raise self.fail(f"SGLang does not answer: {error or type(error).__name__}") from error
 
     def fail(self, why: str) -> EngineFailed:
-        """Be dead from now on, and the process with it; returns the first reason."""
+        """Mark the server failed and kill its process; returns the first cause."""
         if not self.failed.done():
             self.failed.set_result(EngineFailed(why))
             if self.process is not None:
@@ -56,7 +56,7 @@ class ServerLifetime:
         return self.failed.result()
 
     async def end(self) -> None:
-        """Leave the server, and stop it if it is ours."""
+        """Disconnect, and stop the process if we started it."""
         await self.connection.close()
         if self.process is not None:
             await self.process.stop()

@@ -1,4 +1,4 @@
-"""A supervised SGLang server: its own process group, a port of its own, its output in our log."""
+"""A supervised SGLang server: own process group, own port, output in our log."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LINE_BYTES = 1 << 20
 _STOP_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.2
 _ARGPARSE_ERROR = 2
-# Without a worker SGLang is dead, but goes on for a minute to look into why.
+# Without a worker SGLang has failed, but runs for another minute to collect diagnostics.
 _WORKER_LOST = "SIGQUIT received"
 
 
 class SGLangProcess:
-    """One life of an SGLang server."""
+    """One SGLang server process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, label: str) -> None:
         """Use `start`."""
@@ -92,11 +92,11 @@ class SGLangProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has exited."""
         return self._ended.done()
 
     async def wait(self) -> str:
-        """Wait for its end; returns how it ended, in words."""
+        """Wait for its exit; returns a description of it."""
         code = await asyncio.shield(self._ended)
         number = -code if code < 0 else code - process_guard.BY_SIGNAL
         how = f"by signal {number}" if 0 < number < signal.NSIG else f"with exit code {code}"
@@ -104,7 +104,7 @@ class SGLangProcess:
         return f"SGLang ended {how}: {last[:500]}"
 
     async def _why_it_did_not_start(self) -> str:
-        """Return what to change, where its output tells."""
+        """Return the cure that its output suggests."""
         ended = await self.wait()
         code = self._ended.result()
         if code == process_guard.NOT_FOUND:
@@ -118,7 +118,7 @@ class SGLangProcess:
         return f"sglang_flags: SGLang knows no {refused[1]}{hint}"
 
     async def stop(self) -> None:
-        """Ask it to end, and kill its process group if it does not."""
+        """Terminate it, and kill its process group if it does not exit."""
         if self._process.returncode is None:
             self._process.terminate()
         with contextlib.suppress(TimeoutError):
@@ -128,7 +128,7 @@ class SGLangProcess:
         await self._ended
 
     def kill(self) -> None:
-        """End the whole process group on the spot."""
+        """Kill the whole process group."""
         if not self.ended:
             self._kill()
 

@@ -1,13 +1,13 @@
-"""SGLang as an engine: a server of its own that we start and supervise, or one at a URL.
+"""SGLang as an engine: a server that we start and supervise, or a running one at a URL.
 
     generate ─▶ Turn ─▶ POST /generate, streamed     one request after another, until the turn ends
     pause    ─▶ no new requests, abort all, wait until each has given its last tokens
     update   ─▶ flush the prefix cache, load from disk
-    resume   ─▶ held turns go on as new requests, prefilled from what they have
+    resume   ─▶ held turns continue as new requests, prefilled from their tokens
 
 SGLang's own retracting pause keeps sampled tokens that it has not streamed yet (up to
 stream_interval - 1) and sends them after the update in one message with newer ones: where the
-version changes, nobody could say before the turn ends. So requests are ended instead. One that is
+version changes, is unknown before the turn ends. So requests are ended instead. One that is
 aborted answers with all its tokens: once all have answered, the engine is drained, and on that
 rests the version of every chunk.
 """
@@ -52,7 +52,7 @@ _ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an
 
 
 class SGLangEngine:
-    """Drives one SGLang server, which must serve nobody else."""
+    """Drives one SGLang server, which must serve no other client."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class SGLangEngine:
     async def _take_over(self, url: str) -> None:
         self._begin(ServerLifetime(Connection(url), Weights(0, "0", self._model.folder)))
         await self._life.connection.until_there()
-        # Whoever drove it before may have left it paused, with requests, and with any weights.
+        # A previous client may have left it paused, with requests, and with any weights.
         await self._life.call(self._life.connection.go_on())
         await self._flush(abort=True)
         try:
@@ -125,7 +125,7 @@ class SGLangEngine:
             turn.fail(failed.result())
 
     async def _watch(self, life: ServerLifetime) -> None:
-        """Fail once the server is gone."""
+        """Fail once the server has exited."""
         if life.process is not None:
             life.fail(await life.process.wait())
         while not life.failed.done():
@@ -179,10 +179,10 @@ class SGLangEngine:
             raise EngineFailed("SGLang is starting again")
 
     async def _run(self, turn: Turn) -> None:
-        """Be a turn: one request after another, each between two pauses."""
+        """Run a turn: one request after another, each between two pauses."""
         try:
             while not turn.ended:
-                # Asked again after waking: a pause may have come between resume and this turn.
+                # Checked again after waking: a pause may have come between resume and this turn.
                 while not self._life.open.is_set():
                     await self._life.open.wait()
                 await self._request(turn)
@@ -202,7 +202,7 @@ class SGLangEngine:
     async def _request(self, turn: Turn) -> None:
         def receive(message: dict[str, Any]) -> None:
             self._rate.add(turn.receive(message))
-            # Said with every message: SGLang does not hear of an abort before it knows the request.
+            # Repeated with each message: SGLang ignores an abort of a request it has not seen yet.
             if turn.ended and not message.get("meta_info", {}).get("finish_reason"):
                 self._abort(turn)
 
@@ -218,7 +218,7 @@ class SGLangEngine:
                 self._life.idle.set()
 
     def _give_up(self, turn: Turn, task: asyncio.Task[None]) -> None:
-        """End a turn that nobody reads; its request counts as running until SGLang ends it."""
+        """End a turn without a reader; its request counts as running until SGLang ends it."""
         turn.ended = True
         if turn.rid is None:
             task.cancel()
@@ -236,7 +236,7 @@ class SGLangEngine:
     async def pause(self, mode: PauseMode) -> None:
         """Stop at a token boundary; every sampled token has been handed out, but in place."""
         if self._life.paused is PauseMode.IN_PLACE and mode is not PauseMode.IN_PLACE:
-            # A request that is paused in place does not end before it goes on.
+            # A request that is paused in place does not end before it is resumed.
             await self._life.call(self._life.connection.go_on())
         self._life.paused = mode
         self._life.open.clear()
@@ -263,7 +263,7 @@ class SGLangEngine:
             raise self._life.failed.result()
 
     async def resume(self) -> None:
-        """Go on after `pause`; held turns become new requests."""
+        """Resume after `pause`; held turns become new requests."""
         if self._life.released:
             raise EngineStateError("resume: memory is released, restore it first")
         if self._life.paused is PauseMode.IN_PLACE:
@@ -310,9 +310,7 @@ class SGLangEngine:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 await self._life.call(self._life.connection.flush_when_idle(abort=abort))
         except TimeoutError:
-            raise self._life.fail(
-                "SGLang does not come to rest: does anybody else use it?"
-            ) from None
+            raise self._life.fail("SGLang stays busy: does another client use it?") from None
 
     async def release_memory(self) -> int:
         """Give weights and cache back, with --sglang-enable-memory-saver; needs a pause."""
@@ -333,7 +331,7 @@ class SGLangEngine:
             self._life.released = False
 
     def load(self) -> EngineLoad:
-        """How busy this server has made the engine."""
+        """The load from this server."""
         running = 0 if self._life.paused else min(self._life.running, self.info.max_running)
         return EngineLoad(
             running=running,
@@ -342,7 +340,7 @@ class SGLangEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the server is gone or makes no sense."""
+        """Raise `EngineFailed` once the server has exited or answers nonsense."""
         raise await asyncio.shield(self._life.failed)
 
     def fail(self, why: str) -> None:
@@ -380,7 +378,7 @@ class SGLangEngine:
 
 
 def build(config: RolloutServerConfig) -> SGLangEngine:
-    """Make the engine a configuration asks for."""
+    """Build the configured engine."""
     if config.model is None:
         raise ValueError("model is not set: give the Hugging Face folder the run starts from")
     if config.sglang_url is not None:

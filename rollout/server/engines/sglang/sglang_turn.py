@@ -1,9 +1,9 @@
 """One turn on an SGLang server: the requests it takes, and how their messages become chunks.
 
-A turn outlives its requests. Each pause ends the request that runs, and after it the turn goes on
+A turn outlives its requests. Each pause ends the request that runs, and after it the turn continues
 as a new request from its longer prefix: so all tokens of a request have one weight version, that
 of its start. Only a pause in place keeps a request across new weights; its tokens are then held
-back until the engine's last message says which version each was sampled under.
+back until the engine's last message has the version each was sampled under.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Weights:
 
 
 def check_sampled(request: EngineRequest, info: EngineInfo) -> None:
-    """Refuse what this server cannot sample. Raises `RequestError`."""
+    """Raise `RequestError` for a request that this server cannot sample."""
     check_request(request, info)
     seed = request.sampling.seed
     if seed is not None and "seed" not in info.features:
@@ -139,7 +139,7 @@ class Turn:
         spans = meta.get("weight_versions")
         if self._held is not None:
             self._held += zip(ids, logprobs, strict=True)
-            # Without spans nobody ever knows their versions: the turn goes on from before them.
+            # Without spans their versions stay unknown: the turn continues from before them.
             if meta["finish_reason"] is None or not spans:
                 return
             ids = [token_id for token_id, _ in self._held]
@@ -187,7 +187,7 @@ class Turn:
         self.ended = finish is not None
 
     def _version_of(self, label: str) -> int:
-        """Believe the engine, and count that it knew better unless it was asked to go on."""
+        """Trust the engine's label, and count the mismatch unless tokens were held for it."""
         if self._held is None:
             _MISMATCHES.inc()
         if not label.isdecimal():

@@ -135,7 +135,7 @@ class SGLangBroadcast:
             await self.post("/destroy_weights_update_group", {"group_name": name})
 
     def _join(self, store: TCPStore, name: str, timeout: timedelta) -> ProcessGroup:
-        # As the engine does: a group beside the default one, which neither side needs.
+        # Like the engine: a group separate from the default one, which neither side needs.
         group, _ = distributed_c10d._new_process_group_helper(
             1 + self.num_ranks,
             0,
@@ -164,7 +164,7 @@ async def _both(asking: Awaitable[Any], ours: asyncio.Future[T]) -> T:
 
 
 def _in_daemon(call: Callable[[], T]) -> asyncio.Future[T]:
-    """Call in a thread that nobody has to wait for: what waits for other ranks has no cancel."""
+    """Call in a daemon thread: a collective that waits for other ranks cannot be cancelled."""
     ended: Future[T] = Future()
     ended.set_running_or_notify_cancel()
 

@@ -1,9 +1,9 @@
-"""The sequences in slots, and what a step needs about them as tensors.
+"""The sequences in the cache's slots, and their state as tensors for one step.
 
-A sequence takes a slot, copies what others have cached of it, prefills the rest in parts, and then
+A sequence gets a slot, copies a cached prefix into it, prefills the rest in parts, and then
 decodes: one token a step, in a dense row of the batch. A step costs one forward pass and a handful
-of small tensor operations, whatever the number of rows: at the size of model that fits a CPU,
-per-row work in Python is what would limit throughput.
+of small tensor operations, whatever the number of rows: with models that fit a CPU,
+per-row work in Python would limit throughput.
 
 Shapes: R rows, M moves.
 """
@@ -30,7 +30,7 @@ __all__ = ["Batch", "Sequence"]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request on its way: prefix and output in one list."""
+    """One request: prefix and output in one list."""
 
     request: EngineRequest
     token_ids: list[int]
@@ -40,19 +40,19 @@ class Sequence:
     stop_ids: frozenset[int]
     """Ids that end it."""
     seed: int
-    """63 bits; drawn once for a request without its own, so that being held changes nothing."""
+    """63 bits; drawn once for a request without a seed, so that a pause changes no token."""
     sent: int
-    """How many of `token_ids` were handed out (the prefix counts as handed out)."""
+    """Length of `token_ids` already sent, prefix included."""
     fresh: bool
-    """Nothing was handed out yet, and somebody waits to see the first token: it goes out alone."""
+    """Whether the next token is the first one of a streamed request, which is sent immediately."""
     kept_until: float
-    """Nothing needs to be handed out before, by the monotonic clock."""
+    """Tokens are buffered until this time of the monotonic clock."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the tokens not handed out yet."""
+    """Of the tokens not sent yet."""
     slot: int = -1
-    """Where it is cached, while it is in the batch."""
+    """Its slot in the cache, while it is in the batch."""
     prefix_entry: CachedPrefix | None = None
-    """What others may copy of it, while it is in the batch; it counts what is cached."""
+    """Its entry in the prefix index, while it is in the batch."""
 
     @classmethod
     def of(
@@ -115,7 +115,7 @@ class Batch:
         return sum(sequence.unfilled for sequence in self._filling)
 
     def admit(self, sequence: Sequence) -> bool:
-        """Give `sequence` a slot, and copy what others have cached of it.
+        """Give `sequence` a slot, and copy a cached prefix into it.
 
         False, changing nothing, if another is prefilling what it could copy: it is to come again.
         """

@@ -1,4 +1,4 @@
-"""The engine's thread: admit waiting sequences, step all rows, hand tokens out, until paused.
+"""The engine's thread: admit waiting sequences, step all rows, send their tokens, until paused.
 
 Everything here runs in one thread, calls included (they come through the mailbox between two
 steps), so a pause is always at a token boundary and no state needs a lock.
@@ -26,13 +26,14 @@ from rollout.server.token_rate import TokenRate
 __all__ = ["Decoder", "SampledChunks"]
 
 _FLUSH_SECONDS = 0.05
-_PATIENCE_STEPS = 16
+_MAX_DELAY_STEPS = 16
 
 SampledChunks = list[tuple[Sequence, Chunk]]
+"""Chunks of one step, each with its sequence."""
 
 
 class Decoder:
-    """Owns the model, its rows, and the sequences that wait for one."""
+    """Owns the model, its rows and the waiting sequences."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Decoder:
     def _admit(self) -> None:
         """Move waiting sequences into the batch, as far as slots and prefill allow."""
         self._steps_since_admit += 1
-        if not self._waiting or not self._batch.free or self._is_patient():
+        if not self._waiting or not self._batch.free or self._delays_admission():
             return
         self._steps_since_admit = 0
         later: list[Sequence] = []
@@ -90,14 +91,14 @@ class Decoder:
                 later.append(sequence)
         self._waiting.extendleft(reversed(later))
 
-    def _is_patient(self) -> bool:
-        """Whether to wait for more free slots: a prefill may cost as much as a step."""
+    def _delays_admission(self) -> bool:
+        """Whether to wait for more free slots: a separate prefill costs as much as a step."""
         enough = min(len(self._waiting), max(1, self._num_slots // 8))
         return (
             not self._model.rows.supports_mixed_batches
             and len(self._batch) > 0
             and self._batch.free < enough
-            and self._steps_since_admit < _PATIENCE_STEPS
+            and self._steps_since_admit < _MAX_DELAY_STEPS
         )
 
     def _step(self) -> None:
@@ -117,8 +118,8 @@ class Decoder:
             finish = _finish(sequence, token_id)
             if finish is not None:
                 finished.append(sequence)
-            wanted = sequence.fresh or (flush and now >= sequence.kept_until)
-            if wanted or finish is not None:
+            is_due = sequence.fresh or (flush and now >= sequence.kept_until)
+            if is_due or finish is not None:
                 self._flush(sequence, finish)
         if flush:
             self._steps_since_flush, self._flushed_at = 0, now
@@ -146,21 +147,21 @@ class Decoder:
             self._deliver(chunks)
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence, or end it at once during an aborting pause."""
+        """Queue a sequence, or end it immediately during an aborting pause."""
         if self._paused is PauseMode.ABORT:
             self._flush(sequence, FinishReason.INTERRUPTED)
         else:
             self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is; no effect if it has ended."""
+        """Remove a sequence from the queue or the batch; no effect if it has ended."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         elif sequence in self._batch.sequences:
             self._batch.remove([sequence])
 
     def pause(self, mode: PauseMode) -> None:
-        """Hand out every token, then hold (RETRACT) or end (ABORT) all sequences."""
+        """Send every token, then hold (RETRACT) or end (ABORT) all sequences."""
         held = self._batch.clear()
         for sequence in held:
             self._flush(sequence, None)
@@ -169,11 +170,11 @@ class Decoder:
         if mode is PauseMode.ABORT:
             while self._waiting:
                 self._flush(self._waiting.popleft(), FinishReason.INTERRUPTED)
-        # Before the pause is answered: whoever paused may count on having every token.
+        # Before the pause is answered, so that the caller then has every token.
         self._send()
 
     def resume(self) -> None:
-        """Go on; held sequences are admitted, and so prefilled, like new ones."""
+        """Resume; held sequences are admitted, and so prefilled, like new ones."""
         if self._released:
             raise EngineStateError("resume: memory is released, restore it first")
         self._paused = None
@@ -185,13 +186,13 @@ class Decoder:
             raise EngineStateError("update_weights: memory is released, restore it first")
 
     def update_weights(self, weights: Any, weight_version: int) -> None:
-        """Swap in weights the model has read. No row holds anything computed by the old ones."""
+        """Swap in weights from `read_weights`. No row has cached keys or values of the old ones."""
         self.check_update()
         self._model.rows.use_weights(weights)
         self.weight_version = weight_version
 
     def release_memory(self) -> int:
-        """Drop cache and weights; return the bytes given back."""
+        """Free cache and weights; returns their bytes."""
         self._require_paused("release_memory")
         if self._released:
             return 0
@@ -219,7 +220,7 @@ class Decoder:
 
     @property
     def released(self) -> bool:
-        """Whether the memory is given back."""
+        """Whether the memory is released."""
         return self._released
 
     def _require_paused(self, call: str) -> None:

@@ -95,8 +95,8 @@ class PagedCache:
 
     def _grow(self) -> None:
         held = self._keys.shape[1]
-        wanted = max(len(self._owner), held * 3 // 2, 16)
-        keys, values = self._pool(wanted), self._pool(wanted)
+        num_pages = max(len(self._owner), held * 3 // 2, 16)
+        keys, values = self._pool(num_pages), self._pool(num_pages)
         keys[:, :held], values[:, :held] = self._keys, self._values
         self._keys, self._values = keys, values
 

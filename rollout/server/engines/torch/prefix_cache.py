@@ -1,4 +1,4 @@
-"""Whose keys and values can be copied instead of computed: running sequences and recent ones.
+"""The prefix index: keys and values of running and recent sequences that others can copy.
 
 A prefix is found by the hash of its first 16, 32, ... tokens, and of its whole prompt; the tokens
 themselves are compared before anything is copied.
@@ -18,31 +18,31 @@ _BLOCK = 16
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """A sequence whose prefixes others may copy."""
+    """A sequence whose cached prefix others may copy."""
 
     token_ids: list[int]
     """Grows while the sequence runs."""
     slot: int | None
-    """Where it is cached while it runs."""
+    """Its slot while it runs; None once it has ended."""
     cached: int = 0
-    """How many positions of it are."""
+    """Number of cached positions."""
     copy: Any = None
-    """What was cached, once it has ended."""
+    """Copy of its cached keys and values, once it has ended."""
     lengths: dict[int, int] = field(default_factory=dict)
     """Length of each prefix it is found by, by its key."""
 
 
 class PrefixIndex:
-    """Finds the longest known prefix. Everything in it was computed by the weights in use."""
+    """Finds the longest cached prefix. All entries were computed by the current weights."""
 
     def __init__(self, keep: int) -> None:
-        """Keep this many sequences that have ended, the latest."""
+        """Keep the latest `keep` sequences that have ended."""
         self._keep = keep
         self._entries: dict[int, CachedPrefix] = {}
         self._ended: OrderedDict[CachedPrefix, None] = OrderedDict()
 
     def find(self, token_ids: list[int]) -> tuple[CachedPrefix, int] | None:
-        """Return who has, or is about to have, the most of all but the last of `token_ids`."""
+        """Return the entry with the longest prefix of `token_ids[:-1]`, and that length."""
         for key, length in reversed(list(_prefixes(token_ids, len(token_ids) - 1))):
             entry = self._entries.get(key)
             if entry is not None and entry.token_ids[:length] == token_ids[:length]:
@@ -52,7 +52,7 @@ class PrefixIndex:
         return None
 
     def begin(self, token_ids: list[int], slot: int) -> CachedPrefix:
-        """Offer a sequence that begins to be cached at `slot`: all but its last token."""
+        """Add a sequence in `slot`: all but its last token."""
         entry = CachedPrefix(token_ids, slot)
         for key, length in _prefixes(token_ids, len(token_ids) - 1):
             entry.lengths[key] = length
@@ -60,7 +60,7 @@ class PrefixIndex:
         return entry
 
     def end(self, entry: CachedPrefix, copy: Any) -> None:
-        """Keep a copy of what a sequence has cached, for whoever continues it."""
+        """Keep a copy of an ended sequence's cache for its continuations."""
         self.forget(entry)
         entry.slot, entry.copy = None, copy
         entry.token_ids = entry.token_ids[: entry.cached]
@@ -74,19 +74,19 @@ class PrefixIndex:
             self.forget(self._ended.popitem(last=False)[0])
 
     def forget(self, entry: CachedPrefix) -> None:
-        """Offer a sequence no more."""
+        """Remove a sequence."""
         for key in entry.lengths:
             if self._entries.get(key) is entry:
                 del self._entries[key]
 
     def clear(self) -> None:
-        """Forget everything, as new weights demand."""
+        """Remove all entries, because the weights changed."""
         self._entries.clear()
         self._ended.clear()
 
 
 def _extend(entry: CachedPrefix, token_ids: list[int], length: int) -> int:
-    """Lengthen a prefix by what else the entry has cached of it."""
+    """Extend a matched prefix by further equal cached tokens."""
     most = min(entry.cached, len(token_ids) - 1)
     while length < most and entry.token_ids[length] == token_ids[length]:
         length += 1

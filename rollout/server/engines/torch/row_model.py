@@ -1,7 +1,8 @@
-"""What one forward pass is asked to do, and what a model must offer to be asked.
+"""The input of one forward pass, and the protocol of a model that runs it.
 
 A pass takes one token of every decoding row and the next part of every prompt that is being
-prefilled. Rows are told by their slot, a small number a sequence keeps while it is cached.
+prefilled. A sequence keeps its slot, an index into the cache, while it is cached; its row, an index
+into the batch, may change.
 
 Shapes: R decoding rows, V vocabulary.
 """
@@ -24,9 +25,9 @@ class Part:
     """The next tokens of a prompt."""
 
     slot: int
-    """Where they are cached."""
+    """Slot of the sequence."""
     start: int
-    """Position of the first; those before it are cached."""
+    """Position of the first token; those before it are cached."""
     token_ids: list[int]
     """At least one."""
 
@@ -41,7 +42,7 @@ class Step:
     """One forward pass."""
 
     slots: list[int]
-    """Of the decoding rows."""
+    """Slots of the decoding rows."""
     tokens_R: Tensor
     """int64; the token each of them feeds."""
     positions_R: Tensor
@@ -53,11 +54,11 @@ class Step:
 
 
 class RowModel(Protocol):
-    """A language model that remembers keys and values by slot. Weights and caches are opaque."""
+    """A language model that caches keys and values by slot. Weights and caches are opaque."""
 
     @property
     def supports_mixed_batches(self) -> bool:
-        """Whether parts ride in the pass of the decoding rows, instead of costing one."""
+        """Whether prompt parts share the pass of the decoding rows instead of needing their own."""
         ...
 
     def forward(self, step: Step) -> Tensor | None:
@@ -65,7 +66,7 @@ class RowModel(Protocol):
         ...
 
     def read(self, slot: int, positions: int) -> Any:
-        """Copy the first `positions` of a slot out."""
+        """Return a copy of the first `positions` of a slot."""
         ...
 
     def write(self, slot: int, cached: Any, positions: int) -> None:
@@ -77,7 +78,7 @@ class RowModel(Protocol):
         ...
 
     def read_weights(self, folder: Path) -> Any:
-        """Read and check weights, changing nothing. Any thread may. Raises `WeightsError`."""
+        """Read and check weights without using them; thread-safe. Raises `WeightsError`."""
         ...
 
     def use_weights(self, weights: Any) -> None:
@@ -85,5 +86,5 @@ class RowModel(Protocol):
         ...
 
     def release(self) -> int:
-        """Drop cache and weights, until `use_weights`; return the bytes given back."""
+        """Free cache and weights until `use_weights`; returns their bytes."""
         ...

@@ -61,12 +61,12 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Make room for `positions`, keeping what is stored."""
         if positions <= self.capacity:
             return
-        wanted = max(positions, min(2 * self.capacity, self.most))
-        wanted = -(-wanted // _GROWTH) * _GROWTH
-        keys, values = self._buffer(self.keys_LHTD, wanted), self._buffer(self.values_LHTD, wanted)
+        size = max(positions, min(2 * self.capacity, self.most))
+        size = -(-size // _GROWTH) * _GROWTH
+        keys, values = self._buffer(self.keys_LHTD, size), self._buffer(self.values_LHTD, size)
         keys[:, :, : self.capacity] = self.keys_LHTD
         values[:, :, : self.capacity] = self.values_LHTD
-        self.keys_LHTD, self.values_LHTD, self.capacity = keys, values, wanted
+        self.keys_LHTD, self.values_LHTD, self.capacity = keys, values, size
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

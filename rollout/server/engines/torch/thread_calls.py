@@ -1,4 +1,4 @@
-"""Calls from an event loop, run by another thread where that thread says so."""
+"""A mailbox: calls from an event loop that another thread runs between its steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Mailbox:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have `function` run, with no answer."""
+        """Queue `function`, without waiting for it."""
         self._calls.put(function)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Have `function` run; return or raise what it does."""
+        """Queue `function` and await its result."""
         answer: asyncio.Future[T] = self._loop.create_future()
         self._calls.put(lambda: self._run(function, answer))
         return await answer
@@ -40,12 +40,12 @@ class Mailbox:
             self.notify(_settle, answer, result, None)
 
     def notify(self, callback: Callable[..., object], *args: object) -> None:
-        """From the thread: call on the event loop, unless that has ended before its engine."""
+        """From the thread: call `callback` on the event loop; no effect once the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
     def run_pending(self, *, wait: bool) -> None:
-        """Run everything that waits; with `wait`, wait for the first."""
+        """Run all queued calls; with `wait`, block until there is one."""
         if wait:
             self._calls.get()()
         while not self._calls.empty():

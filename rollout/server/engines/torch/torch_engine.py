@@ -1,6 +1,6 @@
 """The embedded engine: any Hugging Face causal language model, batched continuously.
 
-`TorchEngine` is the event loop's side; `decoder.Decoder` runs in a thread of its own:
+`TorchEngine` runs on the event loop; `decode_loop.Decoder` runs in a separate thread:
 
     generate() ──submit──▶ mailbox ──▶ Decoder.run: admit → step → flush ──▶ a queue per call
 """
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class TorchEngine:
-    """Runs a `Decoder` in a thread and carries calls to it and chunks from it."""
+    """Runs a `Decoder` in a thread, sends calls to it and receives chunks from it."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class TorchEngine:
 
         Args:
             model: a Hugging Face folder: config.json, tokenizer, *.safetensors.
-            max_running: rows of the cache, and the most sequences sampled at once.
-            max_context: most tokens a sequence may have; the model's own limit by default.
+            max_running: slots of the cache, and limit of sequences sampled concurrently.
+            max_context: limit of tokens in a sequence; None: the model's limit.
             threads: threads of each tensor operation, for the whole process.
-            stream_interval: hand tokens out every this many steps (or 50 ms).
-            prefill_tokens: most prompt tokens prefilled between two steps.
+            stream_interval: steps (or 50 ms) between two sends of tokens.
+            prefill_tokens: limit of prompt tokens prefilled between two steps.
             dtype: "float32", "bfloat16", or "auto": bfloat16 on a GPU, else float32.
             device: "cpu", "cuda", or "auto": a GPU if there is one.
         """
@@ -89,7 +89,7 @@ class TorchEngine:
         self._decoder = await started
 
     def _run(self, started: asyncio.Future[Decoder]) -> None:
-        """Be the engine's thread."""
+        """Body of the engine's thread."""
         try:
             torch.set_num_threads(self._threads)
             decoder = self._load()
@@ -191,11 +191,11 @@ class TorchEngine:
         await self._call(lambda: decoder.pause(mode))
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         await self._call(self._started("resume").resume)
 
     async def prepare_weights(self, folder: Path) -> None:
-        """Read `folder` in a thread of its own, into the form a step reads."""
+        """Read `folder` in another thread, in the layout of a step."""
         self._started("prepare_weights")
         # Before reading: never three versions in memory.
         self._prepared = None

@@ -1,7 +1,7 @@
-"""Load a Hugging Face causal language model, and run it by slots.
+"""Load a Hugging Face causal language model, and run it on cache slots.
 
 Any architecture runs through its own transformers modules (`TransformersModel`). The Llama family,
-which most are, has a faster way of its own (`llama.LlamaModel`), taken if it computes the same.
+which most are, has a faster implementation (`llama.LlamaModel`), used if it computes the same.
 
 Shapes: R rows of a pass, S new tokens of each, T positions, V vocabulary.
 """
@@ -39,7 +39,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model and what a server tells about it."""
+    """A loaded model and its constants."""
 
     rows: RowModel
     """Its forward passes."""
@@ -126,7 +126,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 def _agree(
     one: RowModel, other: RowModel, vocab_size: int, max_context: int, device: torch.device
 ) -> bool:
-    """Whether two models say the same after some prompts, cached in two parts."""
+    """Whether two models give equal logits after some prompts, cached in two parts."""
     tokens = [token * 7919 % vocab_size for token in range(min(41, max_context))]
     results = []
     for rows in (one, other):
@@ -226,7 +226,7 @@ class TransformersModel:
         self._cache.write(slot, cached, positions)
 
     def free(self, slots: list[int]) -> None:
-        """Nothing to do: whoever takes a slot overwrites it."""
+        """Do nothing: the next sequence overwrites the slot."""
 
     def read_weights(self, folder: Path) -> dict[str, Tensor]:
         """Read and check a checkpoint. Raises `WeightsError`."""

@@ -23,21 +23,21 @@ TRANSPORTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportContext:
-    """What a transport is made with."""
+    """Arguments of a transport."""
 
     config: RolloutServerConfig
-    """The server's."""
+    """Settings of this server."""
     weights: grpc.aio.Channel
-    """To the weights service."""
+    """Channel to the weights service."""
     connect: Callable[[str], grpc.aio.Channel]
-    """A channel to another server, kept open until this server ends."""
+    """Opens a channel to another server, kept until this server stops."""
 
 
 def build_transports(context: TransportContext) -> dict[str, WeightTransport]:
-    """Make the transports that the configuration names and can use, in its order.
+    """Build the configured and usable transports, in the configured order.
 
-    `shared_folder` takes part once `weight_folder` says where, `relay` once
-    `weight_relay_address` is set. Raises `ConfigError`.
+    `shared_folder` needs `weight_folder`, `relay` needs `weight_relay_address`. Raises
+    `ConfigError` if none is usable.
     """
     config = context.config
     usable = {

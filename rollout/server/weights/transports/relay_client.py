@@ -1,4 +1,4 @@
-"""Shards from other rollout servers, so that the weights service sends each of them about once."""
+"""Fetches shards from other rollout servers; the weights service sends each about once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAME = "relay"
 
 
 class Relay:
-    """Asks the weights service whom to fetch each file from, and does so.
+    """Fetches each file from the source that the weights service names.
 
-    A parent that fails costs its files only: those are left for the next transport, which goes on
-    from what the parent sent.
+    If a source fails, only its files are left to the next transport, which continues from the
+    verified prefix.
     """
 
     def __init__(self, context: TransportContext) -> None:
@@ -31,17 +31,17 @@ class Relay:
         self._address = context.config.weight_relay_address or ""
 
     async def fetch(self, incoming: Incoming) -> None:
-        """See `WeightTransport.fetch`."""
+        """Fetch all missing files; raises the first `TransferError` after trying each."""
         sources = await self._sources(incoming.manifest)
         failures: list[TransferError] = []
 
-        async def bring(file: pb.WeightFile) -> None:
+        async def fetch_file(file: pb.WeightFile) -> None:
             try:
-                await self._bring(incoming, file, sources.get(file.name, ""))
+                await self._fetch_file(incoming, file, sources.get(file.name, ""))
             except TransferError as error:
                 failures.append(error)
 
-        await for_each_missing(incoming, self._context.config.weight_streams, bring)
+        await for_each_missing(incoming, self._context.config.weight_streams, fetch_file)
         if failures:
             raise failures[0]
 
@@ -55,14 +55,14 @@ class Relay:
         response = await retrying(lambda: self._stub.GetSources(request))
         return {source.name: source.address for source in response.files}
 
-    async def _bring(self, incoming: Incoming, file: pb.WeightFile, address: str) -> None:
+    async def _fetch_file(self, incoming: Incoming, file: pb.WeightFile, address: str) -> None:
         context = self._context
         channel = context.connect(address) if address else context.weights
         try:
             await self._receiver.receive(channel, incoming, file)
         except SeamflowError as error:
             what = f"{address or 'the weights service'}: {error}"
-            cure = "the next transport goes on from here"
+            cure = "the next transport continues from here"
             offset = incoming.verified(file)
             raise SourceLost(
                 what, transport=_NAME, cure=cure, file=file.name, offset=offset

@@ -1,7 +1,7 @@
 """Shards over gRPC: checked chunk by chunk, resumed where they stopped, in bounded memory.
 
-A chunk is verified (XXH3-64) and decoded. Four are written and hashed (SHA-256) together, in a
-thread, while the next four arrive: these eight and gRPC's window are all that a stream holds.
+A chunk is verified (XXH3-64) and decoded. Four are written and hashed (SHA-256) together in a
+thread while the next four arrive, so a stream holds eight chunks and gRPC's window in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["ShardReceiver", "ShardStream"]
 _METHOD = "/seamflow.weights.v1.WeightService/FetchShards"
 _DAMAGED_TRIES = 3
 _TOGETHER = 4
-"""Chunks that are written together, while the next ones arrive."""
+"""Chunks that are written together while the next ones arrive."""
 _ENCODINGS = {
     "zstd": ShardEncoding.SHARD_ENCODING_ZSTD,
     "delta": ShardEncoding.SHARD_ENCODING_DELTA,
@@ -53,12 +53,12 @@ _RECEIVED = metrics.counter(
     ("transport",),
 )
 _DAMAGED = metrics.counter(
-    "rollout_server", "weight_chunks_refused_total", "Chunks that were not what was sent."
+    "rollout_server", "weight_chunks_refused_total", "Chunks that arrived damaged."
 )
 
 
 class ShardStream:
-    """Everything from the weights service, a few files at a time."""
+    """Fetches all files from the weights service, a few concurrently."""
 
     def __init__(self, context: TransportContext) -> None:
         self._receiver = ShardReceiver("shard_stream", context.config.weight_encodings)
@@ -66,7 +66,7 @@ class ShardStream:
         self._streams = context.config.weight_streams
 
     async def fetch(self, incoming: Incoming) -> None:
-        """See `WeightTransport.fetch`; waits for a weights service that is away."""
+        """Fetch all missing files; retries an unavailable weights service until the deadline."""
         await for_each_missing(
             incoming, self._streams, lambda file: self._receive_when_available(incoming, file)
         )
@@ -83,12 +83,12 @@ class ShardStream:
 
 @dataclass(slots=True)
 class ShardReceiver:
-    """Receives one file at a time from one sender or another."""
+    """Receives single files from any sender."""
 
     transport: str
-    """Whose work it is, for errors and metrics."""
+    """Name of the transport, for errors and metrics."""
     encodings: Iterable[str] = ()
-    """Names of what may come: "zstd", "delta"."""
+    """Accepted encodings: "zstd", "delta"."""
     _accepted: tuple[ShardEncoding.ValueType, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,10 +98,10 @@ class ShardReceiver:
     async def receive(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
     ) -> None:
-        """Go on where `file` stopped and complete it.
+        """Continue `file` from its verified prefix and complete it.
 
-        Raises `SeamflowError` for what the sender says, `DamagedChunk` when the same chunk was
-        wrong three times, `DamagedFile` when the whole is wrong.
+        Raises `SeamflowError` for an error of the sender, `DamagedChunk` when the same chunk was
+        damaged three times, `DamagedFile` when the complete file differs from the manifest.
         """
         damaged: Counter[int | None] = Counter()
         while True:
@@ -119,7 +119,7 @@ class ShardReceiver:
                 if incoming.base is None:
                     raise
                 get_logger().warning("weight_base_given_up", error=str(error))
-                incoming.base = None  # it may have lost a bit on our disk
+                incoming.base = None  # it may be corrupted on this disk
 
     async def _receive(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
@@ -127,13 +127,13 @@ class ShardReceiver:
         start = incoming.verified(file)
         digest = await asyncio.to_thread(_digest_of, incoming.part(file), start)
         size = start
-        if start < file.num_bytes or not start:  # else an earlier life had it whole
+        if start < file.num_bytes or not start:  # else it was complete before a restart
             size = await self._append(channel, incoming, file, digest)
         if size != file.num_bytes:
-            what = f"received {size} bytes, the manifest says {file.num_bytes}"
-            raise self._whole(what, incoming, file)
+            what = f"received {size} bytes, the manifest has {file.num_bytes}"
+            raise self._damaged_file(what, incoming, file)
         if digest.hexdigest() != file.sha256:
-            raise self._whole("its SHA-256 is not the manifest's", incoming, file)
+            raise self._damaged_file("its SHA-256 is not the manifest's", incoming, file)
         incoming.complete(file)
 
     async def _append(
@@ -143,10 +143,10 @@ class ShardReceiver:
         file: WeightFile,
         digest: hashlib._Hash,
     ) -> int:
-        """Write and hash what is missing of `file`; how many bytes are here then."""
+        """Write and hash the missing bytes of `file`; returns its length."""
         start = incoming.verified(file)
         with incoming.part(file).open("ab") as opened:
-            opened.truncate(start)  # a write that was cut off may have left more
+            opened.truncate(start)  # an interrupted write may have left unverified bytes
             writing = _Writing(incoming=incoming, file=file, opened=opened, digest=digest)
             try:
                 if start < file.num_bytes:
@@ -159,7 +159,7 @@ class ShardReceiver:
     async def _chunks(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile, start: int
     ) -> AsyncIterator[ShardChunk]:
-        """The chunks of `file` from `start`, each whole and in its place."""
+        """The chunks of `file` from `start`, each verified and in order."""
         call = channel.unary_stream(
             _METHOD,
             request_serializer=FetchShardsRequest.SerializeToString,
@@ -203,7 +203,7 @@ class ShardReceiver:
             raise self._damaged("its checksum is not the sender's", file, position)
         room = min(CHUNK_BYTES, file.num_bytes - position)
         if not 0 <= chunk.num_bytes <= room:
-            what = f"it stands for {chunk.num_bytes} bytes, the manifest leaves {room}"
+            what = f"it decodes to {chunk.num_bytes} bytes, the manifest leaves {room}"
             raise self._damaged(what, file, position)
         return chunk
 
@@ -214,15 +214,15 @@ class ShardReceiver:
         if chunk.encoding in self._accepted:
             plain = await asyncio.to_thread(self._decoded, chunk, incoming, file)
         elif chunk.encoding != ShardEncoding.SHARD_ENCODING_UNSPECIFIED:
-            raise self._damaged(f"encoding {chunk.encoding} was not asked for", file, chunk.offset)
+            raise self._damaged(f"encoding {chunk.encoding} was not accepted", file, chunk.offset)
         if len(plain) != chunk.num_bytes:
-            what = f"{len(plain)} bytes, it said {chunk.num_bytes}"
+            what = f"{len(plain)} bytes, its header has {chunk.num_bytes}"
             raise self._damaged(what, file, chunk.offset)
         return plain
 
     def _decoded(self, chunk: ShardChunk, incoming: Incoming, file: WeightFile) -> bytes:
         from services.lib.weight_files import (
-            deltas,  # only transfers that ask for it need its libraries
+            deltas,  # only encoded transfers need its libraries
         )
 
         try:
@@ -240,20 +240,20 @@ class ShardReceiver:
         return DamagedChunk(
             what,
             transport=self.transport,
-            cure="it is fetched again; if it stays so, look at the sender's memory and network",
+            cure="it is fetched again; if that recurs, check the sender's memory and the network",
             file=file.name,
             chunk=offset // CHUNK_BYTES,
             offset=offset,
         )
 
-    def _whole(self, what: str, incoming: Incoming, file: WeightFile) -> DamagedFile:
+    def _damaged_file(self, what: str, incoming: Incoming, file: WeightFile) -> DamagedFile:
         incoming.drop(file)
         cure = "it is fetched again from its first byte"
         return DamagedFile(what, transport=self.transport, cure=cure, file=file.name)
 
 
 class _Writing:
-    """Writes and hashes chunks, in a thread, while the next ones arrive."""
+    """Writes and hashes chunks in a thread while the next ones arrive."""
 
     def __init__(
         self, *, incoming: Incoming, file: WeightFile, opened: BinaryIO, digest: hashlib._Hash
@@ -267,14 +267,14 @@ class _Writing:
     async def add(self, plain: bytes | memoryview) -> None:
         self._waiting.append(plain)
         if len(self._waiting) == _TOGETHER:
-            await self._go_on()
+            await self._flush()
 
     async def finish(self) -> None:
-        await self._go_on()
-        await self._go_on()
+        await self._flush()
+        await self._flush()
 
-    async def _go_on(self) -> None:
-        """Wait for what is being written, then have written what waits."""
+    async def _flush(self) -> None:
+        """Wait for the write in flight, then start writing the pending chunks."""
         waiting, self._waiting = self._waiting, []
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -292,7 +292,7 @@ class _Writing:
 
 
 def _digest_of(path: Path, num_bytes: int) -> hashlib._Hash:
-    """SHA-256 of the first bytes of a file, to be gone on with."""
+    """SHA-256 of the first bytes of a file, to be updated with the rest."""
     digest = hashlib.sha256()
     if num_bytes:
         with path.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""The publisher's folder is visible here: nothing is copied, each file gets a second name."""
+"""Links files of the publisher's folder, where it is mounted on this machine; nothing is copied."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NAME = "shared_folder"
 class SharedFolder:
     """Links `<weight_folder>/<run>/<model>/weight_v000001/*` into the cache.
 
-    Hard links, so that a version in use outlives its deletion by the publisher; symbolic ones where
-    the cache is on another file system. `weight_folder_check` says what is checked: "size" (the
-    weights service has verified the SHA-256 on this very file system) or "sha256" (read it all).
+    Hard links, so that a version in use survives its deletion by the publisher; symbolic links if
+    the cache is on another file system. `weight_folder_check` is "size" (the weights service has
+    verified the SHA-256 on this file system) or "sha256" (read the whole file).
     """
 
     def __init__(self, context: TransportContext) -> None:
@@ -35,14 +35,14 @@ class SharedFolder:
         self._check_digest = context.config.weight_folder_check == "sha256"
 
     async def fetch(self, incoming: Incoming) -> None:
-        """See `WeightTransport.fetch`."""
+        """Link all missing files. Raises `NotVisible` or `DamagedFile`."""
         source = _folder(self._root, incoming.manifest)
         for file in incoming.missing:
             path, part = source / file.name, incoming.part(file)
             with self._visible(path, file):
                 await asyncio.to_thread(self._check, path, file)
-                # Not in the thread, which may outlive this call: what another transport writes to
-                # by then must never be the published file.
+                # Not in the thread, which may outlive this call: another transport must never
+                # write into the published file.
                 part.unlink(missing_ok=True)
                 _link(path, part)
             incoming.complete(file)
@@ -58,9 +58,9 @@ class SharedFolder:
 
     def _check(self, source: Path, file: WeightFile) -> None:
         size = source.stat(follow_symlinks=False).st_size
-        cure = "publish again, or see which other process writes there"
+        cure = "publish again, or find the other process that writes there"
         if size != file.num_bytes:
-            what = f"{source} has {size} bytes, the manifest says {file.num_bytes}"
+            what = f"{source} has {size} bytes, the manifest has {file.num_bytes}"
             raise DamagedFile(what, transport=_NAME, cure=cure, file=file.name)
         if self._check_digest:
             with source.open("rb") as opened:

@@ -50,7 +50,7 @@ def test_groups_are_bounded() -> None:
 
 
 class Constant(RunningMeans):
-    """Somebody's own estimator."""
+    """A plug-in estimator."""
 
     def predict(self, query: LengthQuery) -> float | None:
         """Always the same."""
@@ -62,7 +62,7 @@ def config(lengths: str) -> GatewayConfig:
     return GatewayConfig(run_id="run", model=Path("model"), lengths=lengths)
 
 
-def test_anyones_own_estimator_is_made_by_its_name() -> None:
+def test_a_plug_in_estimator_is_loaded_by_its_name() -> None:
     """With the gateway's configuration, as any plug-in is; so is the built-in one."""
     own = load_lengths(config(f"{__name__}:Constant"))
     assert own.predict(of("a")) == 7.0
@@ -105,5 +105,5 @@ def test_a_wrong_latency_table_is_refused_at_the_start() -> None:
 def test_what_remains_of_a_turn(
     expected: float | None, sampled: int, most: int, rest: float
 ) -> None:
-    """At most what it may sample; whoever outlived the mean is in the long tail."""
+    """At most the limit; a turn longer than the mean is in the long tail."""
     assert remaining_tokens(expected, sampled, most) == rest

@@ -112,7 +112,7 @@ def test_a_server_that_leaves_moves_no_other_group() -> None:
 
 @given(LOADS)
 def test_some_server_always_has_room(loads: list[tuple[int, int]]) -> None:
-    """Also one that reports no slots; nobody gets more than 1.25 shares, rounded up."""
+    """Also one that reports no slots; no server gets more than 1.25 shares, rounded up."""
     servers = [candidate(str(i), turns, slots) for i, (turns, slots) in enumerate(loads)]
     chosen = prefix_affinity(request(), servers)
     total_slots = sum(max(server.max_running, 1) for server in servers)
@@ -138,7 +138,7 @@ def test_each_rollout_of_a_group_comes_back_to_a_server_of_its_own() -> None:
 
 def test_servers_of_rollouts_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest first; a rollout that is still there is given a server like a new one."""
-    monkeypatch.setattr(policies, "_MOST_REMEMBERED", 2)
+    monkeypatch.setattr(policies, "_MAX_REMEMBERED", 2)
     policy, servers = CacheFirst(), [candidate(name) for name in "abcd"]
     for number in range(50):
         policy.choose(request(rollout=str(number)), servers)
@@ -177,7 +177,7 @@ def test_built_in_policies_have_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_continued_turns_come_first(name: str) -> None:
-    """Whatever a policy thinks of new ones: somebody has waited for them already."""
+    """Whatever the policy's order of new turns: their agents have waited already."""
     policy = load_dispatch(name)
     old = policy.order(request(expected_tokens=1, arrived=100.0, continues=True))
     assert old < policy.order(request(expected_tokens=1e9, arrived=0.0))
@@ -203,7 +203,7 @@ class Greedy(LeastLoad):
 def test_no_turn_is_overtaken_by_one_that_came_30_seconds_later(
     short: float, long: float, arrived: float
 ) -> None:
-    """Short turns wait for those that came about when they did, and for nobody after that."""
+    """Short turns wait for concurrent arrivals only, not for later ones."""
     first, later = request("a", short, arrived), request("b", long, arrived + 30.0)
     assert LongestFirst().order(first) <= LongestFirst().order(later)
 

@@ -73,14 +73,14 @@ async def estimator(address: str, clock: Clock | None = None) -> AsyncIterator[R
 
 
 def turn(group: str, num_tokens: int = 3, turn_index: int = 0) -> LengthQuery:
-    """With a prompt of so many tokens."""
+    """A query with a prompt of that length."""
     return LengthQuery(group=group, token_ids=[1] * num_tokens, turn_index=turn_index)
 
 
 async def until_asked(lengths: RankerLengths) -> None:
     """Wait until no question is under way."""
-    assert lengths._asking is not None
-    await lengths._asking
+    assert lengths._sending is not None
+    await lengths._sending
 
 
 def failures() -> float:
@@ -88,7 +88,7 @@ def failures() -> float:
     return REGISTRY.get_sample_value("seamflow_rollout_gateway_ranker_failures_total") or 0.0
 
 
-async def test_a_group_is_asked_for_once() -> None:
+async def test_a_group_is_queried_once() -> None:
     """Its later turns know at once; another turn index is another question."""
     ranker = ScriptedRanker()
     async with serving(ranker) as address, estimator(address) as lengths:
@@ -103,7 +103,7 @@ async def test_a_group_is_asked_for_once() -> None:
     assert {request.run_id for request in ranker.requests} == {"run"}
 
 
-async def test_what_comes_up_during_a_question_goes_into_the_next() -> None:
+async def test_queries_during_a_call_form_the_next_batch() -> None:
     """Two questions for a hundred turns, one of them for 64 at most: three."""
     ranker = ScriptedRanker()
     async with serving(ranker) as address, estimator(address) as lengths:
@@ -113,7 +113,7 @@ async def test_what_comes_up_during_a_question_goes_into_the_next() -> None:
         assert [len(request.prompts) for request in ranker.requests] == [64, 36]
 
 
-async def test_an_old_answer_is_asked_for_again() -> None:
+async def test_an_expired_answer_is_queried_again() -> None:
     """And serves until the new one is there."""
     ranker, clock = ScriptedRanker(), Clock()
     async with serving(ranker) as address, estimator(address, clock) as lengths:
@@ -127,7 +127,7 @@ async def test_an_old_answer_is_asked_for_again() -> None:
 
 
 async def test_without_a_ranker_the_means_count() -> None:
-    """Nobody listens there: told by a metric, and asked again for the next turn."""
+    """No process listens: a metric counts it, and the next turn is queried again."""
     before = failures()
     async with estimator("127.0.0.1:9") as lengths:
         lengths.observe(turn("a"), 40)
@@ -138,7 +138,7 @@ async def test_without_a_ranker_the_means_count() -> None:
     assert failures() == before + 2
 
 
-async def test_a_ranker_that_hangs_is_given_up() -> None:
+async def test_a_call_to_a_hanging_ranker_times_out() -> None:
     """After its deadline, with the turn long under way."""
     ranker, before = ScriptedRanker(), failures()
     ranker.may_answer.clear()
@@ -150,11 +150,11 @@ async def test_a_ranker_that_hangs_is_given_up() -> None:
     assert failures() == before + 1
 
 
-async def test_nothing_is_asked_before_the_prompt_is_known() -> None:
+async def test_nothing_is_queried_before_the_prompt_is_known() -> None:
     """A turn whose prefix only the store knows."""
     async with estimator("127.0.0.1:9") as lengths:
         lengths.prefetch(LengthQuery(group="a"))
-        assert lengths._asking is None
+        assert lengths._sending is None
 
 
 async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) -> None:

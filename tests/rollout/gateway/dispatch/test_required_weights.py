@@ -1,4 +1,4 @@
-"""The version a group wants: from a trainer that waits, through the manager, to the gateway."""
+"""A group's required weight version: from the trainer through the manager to the gateway."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def leased(store: Store, base: int) -> pb.StartRolloutRequest:
 
 
 @pytest.mark.parametrize(("base", "waits"), [(8, True), (1, False)])
-async def test_a_turn_waits_for_a_server_with_the_weights_its_group_wants(
+async def test_a_turn_waits_for_a_server_with_its_required_weights(
     tmp_path: Path, base: int, waits: bool
 ) -> None:
     """The only one there is has older ones; the control: a group that any weights will do for."""

@@ -1,4 +1,4 @@
-"""The skew-aware policy: who goes where, and that nobody is idle."""
+"""The skew-aware policy: which servers turns get, and that no server is idle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def chosen(policy: SkewAware, expected_tokens: float) -> set[str]:
     return names
 
 
-def test_long_turns_get_servers_of_their_own() -> None:
+def test_long_turns_get_separate_servers() -> None:
     """While both groups have room, none takes a turn of the other."""
     policy = planned(SkewAware())
     servers = [candidate(number, 1) for number in range(8)]
@@ -109,7 +109,7 @@ class Strict(SkewAware):
     """No turn ever goes to a server of the other group: the negative control."""
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Of its own group, or none."""
+        """A server of the turn's group, or none."""
         is_long = turn.expected_tokens > self._split.long_tokens
         own = [c for c in candidates if (c.server_id in self._long_servers) == is_long]
         return own[0] if own else None
@@ -138,7 +138,7 @@ async def idle_while_others_wait(policy: DispatchPolicy, seed: int) -> int:
             turns.release(draw.choice(busy))
         await until_idle()
         num_idle += bool(len(turns)) and any(not server.num_turns for server in servers)
-    while len(turns):  # nobody starves: as places become free all of them get one
+    while len(turns):  # no turn starves: all get a slot as slots become free
         turns.release(max(servers, key=lambda server: server.num_turns))
         await until_idle()
     assert all(task.done() for task in waiting)
@@ -183,7 +183,7 @@ def test_latency_is_learned_from_what_servers_report() -> None:
     measured = MeasuredLatency()
     assert measured.latency().seconds(1) == measured.latency().seconds(64)
     reports = [(1, 100.0), (8, 800.0), (64, 4000.0), (128, 16_000.0), (5, 0.0)]
-    measured.see(
+    measured.update(
         [
             Candidate(server_id="a", num_turns=turns, max_running=256, tokens_per_second=tokens)
             for turns, tokens in reports

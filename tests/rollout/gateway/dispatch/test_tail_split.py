@@ -1,4 +1,4 @@
-"""Who gets how many servers: beside brute force, on many random instances."""
+"""The number of servers for the tail, compared with brute force on random instances."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_where_all_servers_are_full_for_long_nothing_is_isolated() -> None:
     assert best_split(load, STREAMRL) == TailSplit()
 
 
-def test_few_very_long_turns_get_servers_of_their_own() -> None:
+def test_few_very_long_turns_get_separate_servers() -> None:
     """Fewer turns on each of these than on the others."""
     recent = sorted([1000.0] * 190 + [20_000.0] * 10)
     load = StepLoad(num_turns=2000, num_servers=16, slots=128, recent=recent)

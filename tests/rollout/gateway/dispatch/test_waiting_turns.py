@@ -1,4 +1,4 @@
-"""Waiting turns on their own: who is next, how many may wait, and who leaves."""
+"""The queue of waiting turns: order, limit and cancellation."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_a_server_gets_as_many_turns_as_it_has_room_for() -> None:
 
 
 async def test_as_many_turns_wait_as_may() -> None:
-    """One more is told to come back, and by which name the bound goes."""
+    """One more turn fails with a retry time and the name of the limit."""
     queue = Queue(max_waiting=2)
     tasks = [await queue.wait(request()) for _ in range(2)]
     with pytest.raises(ServiceError, match="max_waiting_turns") as caught:
@@ -241,7 +241,7 @@ async def test_a_pinned_turn_holds_up_nobody() -> None:
 
 
 async def test_a_free_place_wakes_one_turn() -> None:
-    """Of a thousand that wait, and nobody else is looked at."""
+    """Of a thousand waiting turns, only the one that gets the server is woken."""
     queue = Queue(server(), max_waiting=1000)
     await queue.turns.acquire(request(), None)
     tasks = [asyncio.create_task(queue.turns.acquire(request(), None)) for _ in range(1000)]
@@ -291,7 +291,7 @@ async def test_who_waits_behind_a_turn_that_goes_away_is_next() -> None:
 
 
 class Broken(LeastLoad):
-    """Somebody's own policy, with a mistake."""
+    """A plug-in policy with a bug."""
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
         """Fail for one group."""
@@ -310,7 +310,7 @@ async def test_a_policy_that_fails_fails_that_turn_alone() -> None:
 
 
 def test_turns_of_other_gateways_take_room() -> None:
-    """A report counts ours too: only what is beyond them is somebody else's."""
+    """A report counts ours too: only turns beyond these are other gateways'."""
     ours = server("a", 4)
     ours.num_turns = 3
     report = pb.GetServerInfoResponse(server_id="a", max_running=4, num_running=3, num_queued=2)
@@ -320,11 +320,11 @@ def test_turns_of_other_gateways_take_room() -> None:
 
 
 def test_a_server_that_names_no_slots_has_room() -> None:
-    """Nobody knows its limit but itself."""
+    """Its limit is unknown to the gateway."""
     assert server("a", 0).has_room(1.0)
 
 
-async def test_a_server_that_has_just_left_holds_no_turn() -> None:
+async def test_a_turn_is_not_counted_on_a_server_that_left_the_run() -> None:
     """Its channel is closed already when the turn wants to go there: nothing is counted on it."""
 
     class Closed:
@@ -354,7 +354,7 @@ async def test_a_turn_waits_for_the_weights_it_needs() -> None:
 
 
 async def test_a_turn_that_waits_for_weights_can_be_cancelled() -> None:
-    """It is in a queue of its own."""
+    """It is in a separate queue."""
     queue = Queue(server())
     waiting = await queue.wait(request(required_version=1))
     waiting.cancel()
@@ -362,8 +362,8 @@ async def test_a_turn_that_waits_for_weights_can_be_cancelled() -> None:
     assert len(queue.turns) == 0
 
 
-async def test_weights_that_never_come_are_not_waited_for_for_ever() -> None:
-    """The trainer that was about to publish them may have died."""
+async def test_waiting_for_required_weights_times_out() -> None:
+    """The trainer may have died before publishing them."""
     old = server()
     queue = Queue(old, weights_timeout=0.01)
     assert await queue.turns.acquire(request(required_version=1), None) is old

@@ -54,7 +54,7 @@ def template(tmp_path: Path) -> ChatTemplate:
 
 
 def ids_of(template: ChatTemplate, text: str) -> list[int]:
-    """What the policy would sample to say `text`."""
+    """Ids that the policy samples for `text`."""
     return template.encode([{"role": "user", "content": text}])[2:-3]
 
 
@@ -178,9 +178,9 @@ def test_checking_a_conversation_turn_by_turn_is_linear(
     rendered: list[int] = []
     render = template._render
 
-    def counted(messages: list[dict[str, str]], *, ask: bool) -> str:
+    def counted(messages: list[dict[str, str]], *, add_prompt: bool) -> str:
         rendered.append(len(messages))
-        return render(messages, ask=ask)
+        return render(messages, add_prompt=add_prompt)
 
     monkeypatch.setattr(template, "_render", counted)
     messages = [QUESTION]

@@ -81,7 +81,7 @@ def test_a_lost_terminator_is_no_drift(template: ChatTemplate) -> None:
 
 
 def test_texts_are_cut(template: ChatTemplate) -> None:
-    """At 200 characters, however long the prompt goes on."""
+    """At 200 characters, however long the prompt is."""
     found = drift(template, "", ids(template, "hello", pieces=True), ids(template, "hello" * 300))
     assert found is not None
     assert len(found.retokenized_text) == 200

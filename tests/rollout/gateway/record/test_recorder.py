@@ -21,7 +21,7 @@ from tests.rollout.gateway.support import FakeStore, failed, refusal, until_idle
 @asynccontextmanager
 async def recording(store: FakeStore, **bounds: int) -> AsyncIterator[Recorder]:
     """A recorder that sends to `store`."""
-    recorder = Recorder(store, **{"max_under_way": 1, **bounds})  # type: ignore[arg-type]
+    recorder = Recorder(store, **{"max_in_flight": 1, **bounds})  # type: ignore[arg-type]
     sending = asyncio.create_task(recorder.keep_sending())
     try:
         yield recorder
@@ -42,19 +42,19 @@ def sent(store: FakeStore) -> list[list[str]]:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """The times that callers were told to wait; they do not."""
-    told: list[float | None] = []
+    """The delays that callers were asked to wait; they do not wait."""
+    delays: list[float | None] = []
 
-    class Impatient:
+    class NoBackoff:
         async def wait(self, at_least: float | None = None) -> None:
-            told.append(at_least)
+            delays.append(at_least)
 
-    monkeypatch.setattr(module, "Backoff", Impatient)
-    monkeypatch.setattr("seamflow.retry.Backoff", Impatient)
-    return told
+    monkeypatch.setattr(module, "Backoff", NoBackoff)
+    monkeypatch.setattr("seamflow.retry.Backoff", NoBackoff)
+    return delays
 
 
-async def test_what_comes_while_a_message_is_under_way_is_the_next_one() -> None:
+async def test_what_comes_while_a_message_is_in_flight_is_the_next_one() -> None:
     """The first append goes at once and alone; those that wait share a message, in order."""
     store = FakeStore()
     store.may_answer.clear()
@@ -66,7 +66,7 @@ async def test_what_comes_while_a_message_is_under_way_is_the_next_one() -> None
         assert sent(store) == [["a"]]
         assert not first.done()
         store.may_answer.set()
-    assert (sent(store), store.max_under_way) == ([["a"], ["b", "c", "d"]], 1)
+    assert (sent(store), store.max_in_flight) == ([["a"], ["b", "c", "d"]], 1)
     assert [first.result(), *(task.result() for task in others)] == [3, 9, 9, 9]
 
 
@@ -74,17 +74,17 @@ async def test_idle_senders_share_what_waits() -> None:
     """Callers that come together go out in as many messages as may be under way."""
     store = FakeStore()
     store.may_answer.clear()
-    async with recording(store, max_under_way=2) as recorder, asyncio.TaskGroup() as group:
+    async with recording(store, max_in_flight=2) as recorder, asyncio.TaskGroup() as group:
         for name in "abcde":
             group.create_task(recorder.record(append(name)))
         await until_idle()
         assert sent(store) == [["a", "b", "c"], ["d", "e"]]
         store.may_answer.set()
-    assert store.max_under_way == 2
+    assert store.max_in_flight == 2
 
 
 async def test_each_caller_gets_its_own_refusal() -> None:
-    """One stale writer is told so; the others of its message are stored."""
+    """A stale writer gets an error; the other parts of its message are stored."""
     store = FakeStore()
     store.results["b"] = [refusal(grpc.StatusCode.ABORTED, "STALE_EPOCH")]
     store.results["c"] = [refusal(grpc.StatusCode.FAILED_PRECONDITION, "OFFSET_GAP")]
@@ -101,7 +101,7 @@ async def test_each_caller_gets_its_own_refusal() -> None:
 
 
 async def test_an_append_that_is_pushed_back_goes_again(waits: list[float | None]) -> None:
-    """Back-pressure and a store that is away delay one caller by the time it is told."""
+    """Back-pressure and an unavailable store delay a caller by the retry time."""
     store = FakeStore()
     store.results["b"] = [
         refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL", retry_after=7),
@@ -114,7 +114,7 @@ async def test_an_append_that_is_pushed_back_goes_again(waits: list[float | None
 
 
 async def test_a_message_that_fails_goes_again_as_it_is(waits: list[float | None]) -> None:
-    """Appends are idempotent by offset; nobody learns of a restart."""
+    """Appends are idempotent by offset; callers do not notice a restart."""
     store = FakeStore()
     store.failures = [failed(grpc.StatusCode.UNAVAILABLE)] * 2
     async with recording(store) as recorder:

@@ -86,7 +86,7 @@ class OldStore:
 @asynccontextmanager
 async def opening(store: Any) -> AsyncIterator[TurnOpener]:
     """An opener in front of `store`, with one message at a time."""
-    opener = TurnOpener(store, max_under_way=1)
+    opener = TurnOpener(store, max_in_flight=1)
     sending = asyncio.create_task(opener.keep_sending())
     try:
         yield opener

@@ -1,4 +1,4 @@
-"""Tokens that nobody waits to see come in few chunks, and never after a pause or the end."""
+"""With a chunk interval tokens come in few chunks, and never after a pause or the end."""
 
 from __future__ import annotations
 

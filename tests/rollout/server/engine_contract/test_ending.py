@@ -1,4 +1,4 @@
-"""Every engine ends its turns when it ends, and tells when it dies."""
+"""Every engine ends its turns when it closes, and reports its failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.rollout.server.support import Output, collect
 async def test_closing_the_engine_ends_open_sequences(
     engine: Engine,
 ) -> None:
-    """Open sequences end INTERRUPTED when the engine closes, so they can go on elsewhere."""
+    """Open sequences end INTERRUPTED when the engine closes, so they can continue elsewhere."""
     output = Output()
     async for chunk in engine.generate(wanted(engine, max_new_tokens=300)):
         if not output.token_ids:
@@ -96,7 +96,7 @@ def _kill(engine: Any) -> None:
 async def test_dead_engine_fails_its_turns_and_may_start_again(
     kind: str, folders: tuple[Path, Path], request: pytest.FixtureRequest
 ) -> None:
-    """Killed from outside: whoever waits hears of it."""
+    """Killed from outside: all waiting callers get the failure."""
     own = _mortal_sglang(folders[0]) if kind == "sglang" else make_engine(kind, folders[0], request)
     await own.start()
     try:

@@ -1,4 +1,4 @@
-"""Every engine stops at a token boundary, and goes on as if nothing had happened."""
+"""Every engine pauses at a token boundary and resumes without a trace in the tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_aborting_pause_gives_sequences_up_with_what_they_have(engine: Eng
 
 
 async def test_requests_during_an_aborting_pause_end_at_once(engine: Engine) -> None:
-    """Who arrives while a server leaves is told so immediately."""
+    """A request during an aborting pause ends immediately."""
     await engine.pause(PauseMode.ABORT)
     output = await collect(engine.generate(wanted(engine)))
     assert output.finish is FinishReason.INTERRUPTED

@@ -1,4 +1,4 @@
-"""What comes out of every engine: ends, log-probs, seeds, refusals."""
+"""Sampling of every engine: ends, log-probs, seeds and invalid requests."""
 
 from __future__ import annotations
 

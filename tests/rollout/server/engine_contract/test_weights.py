@@ -1,4 +1,4 @@
-"""Every engine changes weights under a pause, and says of each token which it came from."""
+"""Every engine swaps weights under a pause and labels each token with its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's side of a broadcast, as a process of its own: calls on stdin, answers on stdout.
+"""The engine's side of a broadcast, as a separate process: calls on stdin, answers on stdout.
 
 `python -m tests.rollout.server.engines.played_sglang`; each line in is `[path, body]`, each line
 out `[answer]`. `/received` answers the SHA-256 of every tensor, `refuse` as an argument makes

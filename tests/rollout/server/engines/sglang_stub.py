@@ -31,7 +31,7 @@ class StubRequest:
     def message(
         self, count: int, label: str, reason: dict[str, Any] | None, omit: set[str]
     ) -> bytes:
-        """`count` more tokens, told without the fields `omit`."""
+        """`count` more tokens, in a message without the fields `omit`."""
         first = len(self.body["input_ids"]) + self.sent
         ids = [(first + n) % 64 for n in range(count)]
         self.sent += count
@@ -64,7 +64,7 @@ class StubSGLang:
         self.gate = asyncio.Event()
         self.gate.set()
         self.refuse: list[str] = []
-        """Control calls to refuse, once for each time that they are in it."""
+        """Control calls to reject, once for each occurrence."""
         self.omit: set[str] = set()
         """Fields that are left out of messages."""
         self.late: asyncio.Event | None = None

@@ -30,7 +30,7 @@ def test_fake_engine_takes_its_fields() -> None:
     ],
 )
 def test_unusable_engine_is_named(engine: str, named: str) -> None:
-    """A name that is none, a plug-in that is not there, and a missing model are told apart."""
+    """An unknown name, a missing plug-in and a missing model have different errors."""
     with pytest.raises(ConfigError, match=named):
         build_engine(RolloutServerConfig(engine=engine))
 

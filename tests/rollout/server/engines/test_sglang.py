@@ -62,7 +62,7 @@ def expected(count: int, prefix: int = 3) -> list[int]:
 async def test_start_takes_over_whatever_state_a_server_is_in(
     stub: StubSGLang, folders: tuple[Path, Path]
 ) -> None:
-    """It is unpaused, emptied, and given version 0, whoever drove it before."""
+    """It is resumed, emptied and given version 0, whatever its previous client did."""
     async with stub.serving() as url:
         stub.label = "17"
         engine = SGLangEngine(folders[0], url=url)
@@ -192,7 +192,7 @@ async def test_stop_id_ends_a_turn_that_ignores_end_of_sequence(
 async def test_engine_that_knows_better_wins_and_is_counted(
     engine: SGLangEngine, stub: StubSGLang
 ) -> None:
-    """Somebody else changed the weights: the label is the engine's, and a metric tells."""
+    """Another client changed the weights: the label is the engine's, and a metric counts it."""
     before = mismatches()
     stub.label = "8"
     output = await collect(engine.generate(request(max_new_tokens=8, seed=None)))
@@ -239,7 +239,7 @@ async def test_refused_weights_are_replaced_by_the_last_ones(
 async def test_engine_that_refuses_its_last_weights_too_is_dead(
     engine: SGLangEngine, stub: StubSGLang, folders: tuple[Path, Path]
 ) -> None:
-    """What it holds then nobody knows."""
+    """Its weights are unknown then."""
     await engine.pause(PauseMode.RETRACT)
     stub.refuse = ["update_weights_from_disk"] * 2
     with pytest.raises(EngineFailed, match="cannot load its last weights"):

@@ -29,7 +29,7 @@ from tests.sglang.checksums import published_checksums
 
 
 class RefusedError(RuntimeError):
-    """The engine said no."""
+    """The engine rejected a call."""
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def test_an_engine_that_refuses_is_not_waited_for(tmp_path: Path) -> None:
 
 
 class BroadcastStub(StubSGLang):
-    """Takes weights as the played engine does, but for the parts it is told to refuse."""
+    """Takes weights as the played engine does, but rejects the scripted parts."""
 
     def __init__(self, played: Post) -> None:
         super().__init__()

@@ -85,7 +85,7 @@ async def test_stop_ends_the_whole_group() -> None:
 
 
 async def test_output_is_read_on_after_a_line_of_any_length() -> None:
-    """A line that is too long is dropped; a lost worker, told in the next one, ends SGLang."""
+    """A line that is too long is dropped; a lost worker, reported in the next one, ends SGLang."""
     lines = "print('x' * (5 << 20)); print('SIGQUIT received', flush=True)"
     process = await SGLangProcess.start(
         (sys.executable, "-c", f"{lines}; import time; time.sleep(1000)")
@@ -110,7 +110,7 @@ async def test_output_is_read_on_after_a_line_of_any_length() -> None:
 async def test_failed_start_says_what_to_change(
     command: tuple[str, ...], named: str, tmp_path: Path
 ) -> None:
-    """Whatever its output tells is in the error: the command, the flag, or its last line."""
+    """The error contains what its output reports: the command, the flag, or its last line."""
     config = RolloutServerConfig(engine="sglang", model=save_model(tmp_path / "m"))
     engine = build_engine(config)
     engine._command = command  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def test_flags_that_are_not_the_users_are_refused(flag: str, cure: str, tmp_path
 def test_what_a_running_sglang_never_hears_of_is_refused(
     field: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Beside a URL, a field that only counts when SGLang starts is named."""
+    """With a URL, an error names a field that only applies when SGLang is started."""
     url: dict[str, Any] = {
         "engine": "sglang",
         "model": save_model(tmp_path / "m"),

@@ -31,11 +31,11 @@ MIB = 1 << 20
 
 @dataclass
 class Sender(WeightServiceServicer):
-    """Answers FetchShards from folders, and GetSources with `sources`; misbehaves as told."""
+    """Answers FetchShards from folders, and GetSources with `sources`; with scripted faults."""
 
     versions: dict[int, LocalVersion] = field(default_factory=dict)
     cut_after: int | None = None
-    """Go away after so many chunks, once."""
+    """Disconnect after this many chunks, once."""
     flip: set[int] = field(default_factory=set)
     """Offsets of chunks in which a bit flips on the way."""
     flips_left: int = 1

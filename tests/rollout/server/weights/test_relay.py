@@ -32,7 +32,7 @@ FILES = 4
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses that nobody listens on."""
+    """Loopback addresses without a listener."""
     return [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
 
@@ -183,7 +183,7 @@ async def test_a_link_into_a_shared_folder_is_passed_on(tmp_path: Path) -> None:
 
 
 async def test_a_child_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:
-    """What does not come, and what does not go on, is refused: children turn elsewhere."""
+    """A version that does not arrive or stalls is an error, so children use another source."""
     version = make_version(tmp_path / "published")
     (tmp_path / "to").mkdir()
     cache: Any = Arriving(Incoming(version.manifest, tmp_path / "to", None))

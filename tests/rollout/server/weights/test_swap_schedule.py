@@ -69,7 +69,7 @@ async def test_at_once_takes_all(tmp_path: Path) -> None:
 
 
 async def test_a_silent_weights_service_holds_no_update_back() -> None:
-    """A wait for a place ends at its deadline, and the change goes on."""
+    """A wait for a slot ends at its timeout, and the swap proceeds."""
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         stub: Any = WeightServiceStub(channel)
         order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
@@ -86,7 +86,7 @@ class CountingOrder:
         self.asked_thrice = asyncio.Event()
 
     async def AcquireSwap(self, request: Any, timeout: float) -> Any:
-        """Grant it, or refuse for good."""
+        """Grant it, or return an error."""
         self.asked += 1
         if self.asked == 3:
             self.asked_thrice.set()
@@ -113,7 +113,7 @@ async def test_a_place_is_kept_for_as_long_as_the_change_lasts() -> None:
 
 
 async def test_a_refusal_for_good_is_not_asked_about_again() -> None:
-    """The change goes on without an order, at once."""
+    """The swap proceeds immediately, without an order."""
     stub: Any = CountingOrder(grpc.StatusCode.PERMISSION_DENIED)
     order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
     async with asyncio.timeout(10), SwapSchedule(order=order, wait_seconds=1e6).slot():

@@ -214,7 +214,7 @@ async def test_a_wrong_base_cannot_pass(version: LocalVersion, tmp_path: Path) -
 
 
 async def test_compressed_chunks_give_the_same_files(tmp_path: Path) -> None:
-    """zstd is used where it makes a chunk smaller, and asked for by nobody else."""
+    """zstd is used where it makes a chunk smaller, and accepted by no other receiver."""
     version = make_version(tmp_path / "published", 1, **{BIG: b"seamflow" * 400_000})
     for encodings, share in ((("zstd",), 0.01), ((), 1.0)):
         sender = Sender({1: version})
@@ -259,7 +259,7 @@ async def test_a_shared_folder_is_checked(version: LocalVersion, tmp_path: Path)
     with pytest.raises(DamagedFile, match="SHA-256"):
         await fetch("sha256")
     (copy / BIG).write_bytes(spoiled[:-1])
-    with pytest.raises(DamagedFile, match="the manifest says"):
+    with pytest.raises(DamagedFile, match="the manifest has"):
         await fetch("size")
     (copy / BIG).unlink()
     with pytest.raises(NotVisible, match="weight_folder"):
@@ -292,7 +292,7 @@ async def test_a_check_that_outlives_its_deadline_names_nothing(
 async def test_one_file_that_fails_ends_the_others_with_its_own_error(
     version: LocalVersion, tmp_path: Path
 ) -> None:
-    """A full disk is a full disk, not a group of errors that nobody expects."""
+    """A full disk is reported as such, not as an exception group."""
     tmp_path.joinpath("to").mkdir()
     incoming = Incoming(version.manifest, tmp_path / "to", None)
     ended = []
@@ -328,7 +328,7 @@ async def test_files_come_from_the_servers_that_were_named(
 async def test_a_dead_parent_costs_only_what_it_did_not_send(
     version: LocalVersion, tmp_path: Path, dies: str
 ) -> None:
-    """The relay fails by name; the stream from the weights service goes on from there."""
+    """The relay fails by name; the stream from the weights service continues from there."""
     parent = Sender({} if dies == "does not have it" else {1: version}, cut_after=2)
     weights = Sender({1: version})
     async with parent.serving() as port:
@@ -345,7 +345,7 @@ async def test_a_dead_parent_costs_only_what_it_did_not_send(
 
 
 class PluginTransport:
-    """A transport of somebody else."""
+    """A plug-in transport."""
 
     def __init__(self, context: TransportContext) -> None:
         self.context = context

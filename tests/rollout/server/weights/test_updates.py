@@ -78,7 +78,7 @@ async def serving(engine: FakeEngine, folder: Path, **deadlines: float) -> Rollo
 
 
 async def test_weights_are_in_memory_before_turns_are_stopped(tmp_path: Path) -> None:
-    """Prepared while sampling goes on, then pause, update, resume and nothing between."""
+    """Prepared while sampling continues, then pause, update, resume and nothing between."""
     engine = Watched()
     server = await serving(engine, tmp_path)
     engine.calls.clear()
@@ -100,7 +100,7 @@ async def test_a_slow_prepare_does_not_keep_weights_back(tmp_path: Path) -> None
 
 
 async def test_an_engine_that_does_not_take_weights_is_given_up(tmp_path: Path) -> None:
-    """Whoever waits for its death hears of it, and its turns end: nothing is held for ever."""
+    """`wait_failed` raises and its turns end: nothing is held without a limit."""
     engine = Watched("update")
     server = await serving(engine, tmp_path, swap_seconds=0.05)
     with pytest.raises(EngineFailed, match="weight_swap_seconds"):
@@ -112,7 +112,7 @@ async def test_an_engine_that_does_not_take_weights_is_given_up(tmp_path: Path) 
 
 
 async def test_weights_that_are_wrong_do_not_end_an_engine(tmp_path: Path) -> None:
-    """Control: they are refused in the change itself, and turns go on under the old ones."""
+    """Control: they are refused in the change itself, and turns continue under the old ones."""
     engine = Watched()
     server = await serving(engine, tmp_path)
     shutil.rmtree(tmp_path)

@@ -145,7 +145,7 @@ async def test_a_wrong_manifest_makes_no_version(
 
 @dataclass
 class Failing:
-    """A transport that does what it is told to, then gives up."""
+    """A transport with scripted steps, then an error."""
 
     action: Callable[[Incoming], Awaitable[None]]
     seen: list[int] = field(default_factory=list)
@@ -197,7 +197,7 @@ async def test_the_next_transport_takes_over(
 async def test_without_another_transport_the_deadline_is_named(
     weights: TinyWeightService, tmp_path: Path
 ) -> None:
-    """The error says which phase of which version by whom, what is missing, and the cure."""
+    """The error names the transport, the version, the missing files and the cure."""
     async with cache_of(weights, tmp_path / "cache", seconds=0.05) as cache:
         cache._transports = {"slow": Failing(for_ever)}
         with pytest.raises(

@@ -49,7 +49,7 @@ async def test_newest_committed_weights_are_loaded_before_traffic(tmp_path: Path
 
 
 async def test_turns_live_through_published_versions(tmp_path: Path) -> None:
-    """A turn in flight goes on under each new version, every token labelled with its own."""
+    """A turn in flight continues under each new version, every token labelled with its own."""
     weights = TinyWeightService()
     cache = tmp_path / "cache"
     async with weights.serving() as port:
@@ -109,7 +109,7 @@ async def test_damaged_shards_are_refused_and_fetched_again(tmp_path: Path) -> N
 
 
 async def test_restored_server_has_current_weights(tmp_path: Path) -> None:
-    """Released, a server gives turns up; restored, it serves what was committed meanwhile."""
+    """Released, a server interrupts turns; restored, it serves the newest version."""
     weights = TinyWeightService()
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(weights.serving())
@@ -134,7 +134,7 @@ async def test_restored_server_has_current_weights(tmp_path: Path) -> None:
 async def test_restore_waits_for_the_weights_service_rather_than_serve_stale(
     tmp_path: Path,
 ) -> None:
-    """While nobody can say which weights are current, the server stays released."""
+    """While the weights service is unavailable, the server stays released."""
     weights = TinyWeightService()
     async with AsyncExitStack() as stack:
         async with weights.serving() as port:
