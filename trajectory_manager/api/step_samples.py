@@ -87,9 +87,7 @@ def _shards(lease: StepLease) -> dict[str, int]:
     names = (*lease.sample_ids, *lease.replayed_ids)
     if lease.num_shards == 1:
         return dict.fromkeys(names, 0)
-    # An entry of an older release knows no lengths: all count the same.
-    lengths = lease.num_tokens or (1,) * len(names)
-    return dict(zip(names, cut(lengths, lease.num_shards), strict=True))
+    return dict(zip(names, cut(lease.num_tokens, lease.num_shards), strict=True))
 
 
 def _those(names: Sequence[str], wanted: set[str]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class StepLease:
     replayed_ids: tuple[str, ...] = ()
     """Samples of earlier groups that are trained again, in order, after the fresh ones."""
     num_tokens: tuple[int, ...] = ()
-    """Length of each sample, of the fresh ones and then of the replayed ones; empty: not known."""
+    """Length of each sample, of the fresh ones and then of the replayed ones."""
     num_shards: int = 1
     """Into how many shards the step is cut."""
     num_deliveries: int = 1

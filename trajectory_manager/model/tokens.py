@@ -151,7 +151,7 @@ class Opening:
     new_message_keys: tuple[str, ...] = ()
     """Digest of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
     num_prompt_tokens: int = 0
-    """Tokens of a prompt of ids; 0 for one of messages, and in records of release 0.1."""
+    """Tokens of a prompt of ids; 0 for one of messages."""
     template_fingerprint: str = ""
     """Chat template that rendered it."""
     temperature: float = 1.0

@@ -337,7 +337,5 @@ def _keep(run: RunState, group: GroupState, step: int) -> None:
 def _samples(group: GroupState) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The samples of a complete group, and how many tokens each has."""
     names = tuple(name for done in group.settlements for name in done.sample_ids)
-    # Settled by an older release, whose lengths are not known: all count the same.
-    lengths = [done.num_tokens or (1,) * len(done.sample_ids) for done in group.settlements]
-    tokens = tuple(count for of_rollout in lengths for count in of_rollout)
+    tokens = tuple(count for done in group.settlements for count in done.num_tokens)
     return names, tokens

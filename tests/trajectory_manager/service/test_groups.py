@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import uuid
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
 from services.chassis.errors import Reason
 from tests.trajectory_manager.support import (
@@ -32,7 +28,6 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service.rollouts import SURPLUS
 from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
-from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
 
 
@@ -192,32 +187,6 @@ async def test_a_sample_without_trained_tokens_makes_no_group_old(run: Run) -> N
     assert attempt.num_too_old == 0
     assert attempt.lease is not None
     assert attempt.lease.sample_ids == ("a/0/1#t1",)
-
-
-async def test_a_run_of_release_0_1_goes_on(redis_url: str) -> None:
-    """Rules without the new fields, and a group that was admitted before the update."""
-    run_id = uuid.uuid4().hex
-    new = ("num_extra_samples", "fifo_window", "publish_wait_seconds", "required_columns", "replay")
-    new = (*new, "max_deliveries", "max_stored_tokens", "retention_steps")
-    rules = {name: value for name, value in asdict(RULES).items() if name not in new}
-    task = {"task_id": "old", "payload_json": "{}", "num_samples": 2, "purpose": 1}
-    done = {"attempt": 1, "state": "done", "reward": "", "min_version": 0}
-    slots = [{**done, "samples": ["old/0/1#t1"]}, {"attempt": 0, "state": "open"}]
-    group = {"purpose": "1", "replaced": 0, "done": 1, "slots": slots}
-    stored = dict(zip(keys.RUN_PARTS, keys.run_keys(run_id), strict=True))
-    async with Redis.from_url(redis_url) as redis:
-        await redis.set(stored["config"], json.dumps(rules))
-        await redis.hset(stored["counters"], "admitted", 1)
-        await redis.hset(stored["tasks"], "old", json.dumps(task))
-        await redis.hset(stored["groups"], "old", json.dumps(group))
-        await redis.rpush(stored["open:1"], "old/1")
-    async with redis_store(redis_url, Durability.FAST, 5.0) as store:
-        run = Run(store, run_id)
-        assert await store.runs.config(run_id) == RULES
-        await run.submit("new")
-        assert await run.fill() == 3
-        assert (await store.runs.readiness(run_id)).num_ready_groups == 2
-        assert (await first_step(run)).sample_ids == ("old/0/1#t1", "old/1/1#t1")
 
 
 async def test_without_its_check_a_late_sample_is_trained(redis_url: str, tmp_path: Path) -> None:

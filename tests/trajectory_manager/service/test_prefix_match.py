@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.trajectory_manager.support import CREDENTIAL, Run, policy, tokens
+from tests.trajectory_manager.support import Run, policy, tokens
 from trajectory_manager.model.prefix_tree import message_keys
-from trajectory_manager.model.token_bytes import pack_ids, unpack_ids
-from trajectory_manager.model.tokens import Opening, Tokens, Turn, TurnRecord
+from trajectory_manager.model.token_bytes import unpack_ids
+from trajectory_manager.model.tokens import Tokens, Turn, TurnRecord
 from trajectory_manager.service import prefix_match
-from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.store.redis import codec
 
 
@@ -229,36 +228,3 @@ async def test_messages_have_no_divergence(run: Run) -> None:
     await run.end("r", "t1", opened.turn.epoch, "answer")
     assert (await run.begin("r", "t2", ["user", "answer", "more"])).divergence is None
     assert (await run.begin("r", "t3", ["user", "other", "more"])).divergence is None
-
-
-async def test_turns_of_release_0_1_are_matched(run: Run) -> None:
-    """Their openings hold the keys of the whole prompt, and no length of ids."""
-    old = (
-        b'{"turn_id": "t2", "attempt_id": "a", "prompt_digest": "%b", "parent_turn_id": "t1", '
-        b'"prefix_length": 3, "num_matched_messages": 2, "message_keys": ["q", "a", "q2"], '
-        b'"template_fingerprint": "", "temperature": 1.0}'
-    )
-    digest = Prompt(message_keys=("q", "a", "q2")).digest
-    stored = b"2 %b " % digest.encode() + old % digest.encode()
-    read = codec.turn("t2", stored, b"1 1 1 a 0:2:0:1: 1 a2")
-    assert read.opening.new_message_keys == ("q2",)
-    first = Opening(
-        turn_id="t1",
-        attempt_id="a",
-        prompt_digest=Prompt(message_keys=("q",)).digest,
-        new_message_keys=("q",),
-    )
-    by_ids = Opening(turn_id="i1", attempt_id="a", prompt_digest=Prompt(token_ids=[5, 6]).digest)
-    await run.start("r")
-    for opening in (first, read.opening, by_ids):
-        _, record = await run.store.tokens.open_turn(run.run_id, "r", CREDENTIAL, opening)
-        turn = record.turn
-        own = tokens([5, 6, 7] if opening is by_ids else [1, 2, 3])
-        await run.append("r", opening.turn_id, turn.epoch, 0, own)
-        answer = {"t1": "a", "t2": "a2"}.get(opening.turn_id, "")
-        await run.end("r", opening.turn_id, turn.epoch, answer)
-    opened = await run.begin("r", "t3", ["q", "a", "q2", "a2", "q3"])
-    assert (opened.turn.opening.parent_turn_id, len(opened.prefix_ids)) == ("t2", 24)
-    assert opened.turn.opening.new_message_keys == ("q3",)
-    opened = await run.begin("r", "i2", [5, 6, 7, 8])
-    assert opened.prefix_ids == pack_ids([5, 6, 7])

@@ -17,7 +17,6 @@ TOKEN_SCRIPTS = {
     "close_rollout",
     "read",
     "record",
-    "migrate",
     "put_column",
     "read_columns",
     "delete_rollout",
@@ -25,13 +24,10 @@ TOKEN_SCRIPTS = {
 NAMES = ("run", "a/7/1")
 
 
-def key_sets() -> dict[str, list[str]]:
+def key_sets() -> dict[str, tuple[str, ...]]:
     """The KEYS that each script is called with."""
     run_id, rollout_id = NAMES
-    of_rollout = [
-        *keys.deleted_keys(run_id, rollout_id),
-        *keys.old_rollout_keys(run_id, rollout_id),
-    ]
+    of_rollout = keys.deleted_keys(run_id, rollout_id)
     return {
         path.stem: of_rollout if path.stem in TOKEN_SCRIPTS else keys.run_keys(run_id)
         for path in SCRIPTS.glob("*.lua")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from redis.asyncio import Redis
 
 from services.chassis.errors import Reason
 from tests.trajectory_manager.ledger import WIDE, Ledger, ledger_of, names
 from tests.trajectory_manager.support import RULES, Run, refused
-from trajectory_manager.model.records import DeadLetterReason, Durability, StalenessPolicy
+from trajectory_manager.model.records import DeadLetterReason, StalenessPolicy
 from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.connect import redis_store
 
 
 async def test_steps_are_leased_in_order_and_again_unchanged(store: Store) -> None:
@@ -231,7 +227,7 @@ async def test_of_a_trainer_that_does_not_tell_nothing_is_assumed(store: Store) 
     await ledger.lease(4)
     await ledger.admit("e")
     assert "e" not in ledger.running, "this one tells, so it is waited for"
-    await ledger.lead("of an older release")
+    await ledger.lead("that does not report waiting")
     await ledger.lease(4)
     assert (await ledger.attempt(5)).lease is None
     await ledger.complete("e")
@@ -330,36 +326,3 @@ async def test_other_policies_publish_at_once(run: Run) -> None:
     await ledger.lead()
     waits = await ledger.publish(9)
     assert (waits.seconds, waits.num_blocking_groups, waits.running) == (0.0, 0, ())
-
-
-async def test_what_release_0_1_wrote_is_still_good(redis_url: str) -> None:
-    """Groups without lengths, rewards and numbers, and entries that hold only samples."""
-    async with (
-        redis_store(redis_url, Durability.FAST, 5.0) as store,
-        Redis.from_url(redis_url) as raw,
-    ):
-        ledger = await ledger_of(store, replace(WIDE, groups_per_step=1))
-        await ledger.complete("a", "b", "c", rewards={"reward": [1.0]})
-        await ledger.lead("old")
-        leased = [await ledger.lease(step) for step in (1, 2)]
-        key = dict(zip(keys.RUN_PARTS, keys.run_keys(ledger.run_id), strict=True))
-        await raw.delete(key["order"])
-        for name in await raw.hkeys(key["groups"]):
-            group = json.loads(await raw.hget(key["groups"], name))
-            del group["admission"]
-            for slot in group["slots"]:
-                del slot["tokens"], slot["rewards"]
-            await raw.hset(key["groups"], name, json.dumps(group))
-        for step in await raw.hkeys(key["ledger"]):
-            entry = json.loads(await raw.hget(key["ledger"], step))
-            kept = {field: entry[field] for field in ("groups", "samples", "base")}
-            await raw.hset(key["ledger"], step, json.dumps(kept))
-        await ledger.lead("new")
-        again = [await ledger.lease(step) for step in (1, 2)]
-        assert [lease.sample_ids for lease in again] == [lease.sample_ids for lease in leased]
-        assert [lease.num_tokens for lease in again] == [(), ()]
-        await ledger.release(2)
-        await ledger.commit(1)
-        assert (await ledger.lease(2)).num_tokens == (1,)
-        assert names(await ledger.lease(3)) == ["c/0"]
-        assert await store.ledger.committed_steps(ledger.run_id, ["a/0/1", "b/0/1"]) == [1, 0]

@@ -206,7 +206,7 @@ CONTROLS = [
     (
         the_window_lets_a_later_group_pass,
         "lease_samples",
-        "may_go and not taken[task_id]",
+        "inside[task_id] and not taken[task_id]",
         "not taken[task_id]",
     ),
     (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),

@@ -38,7 +38,6 @@ _OPENING_FIELDS = tuple(
 )
 TURN, LIVE = b"turn:", b"live:"
 HEADER_FIELDS = (
-    "schema",
     "identity",
     "credential",
     "traceparent",
@@ -147,8 +146,6 @@ def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
     """A turn as it is stored, and its live state."""
     _, digest, opening = stored.decode().split(" ", 2)
     fields = json.loads(opening)
-    if "message_keys" in fields:  # release 0.1 kept those of the whole prompt
-        fields["new_message_keys"] = fields.pop("message_keys")[fields["num_matched_messages"] :]
     fields["new_message_keys"] = tuple(fields["new_message_keys"])
     fields |= {"turn_id": turn_id, "prompt_digest": digest}
     _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)

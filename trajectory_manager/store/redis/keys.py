@@ -62,19 +62,13 @@ ROLLOUT_PARTS = (
 )
 """The KEYS of every rollout script, in this order.
 
-A header has schema, identity, credential, traceparent, state, outcome, created, finished; server
+A header has identity, credential, traceparent, state, outcome, created, finished; server
 and incarnation of the store when a turn was opened last; num_turns and newest_turn; recorded, the
 digest of one that was generated elsewhere. Each turn has "turn:turn_id" -> "number prompt_digest
 opening", the opening as JSON, and "live:turn_id" -> "num_tokens incarnation counter attempt spans",
 followed by " reason key" or " reason key drift" once the turn has ended. Spans are "start:kind"
 with commas between, or "-"; a kind is "origin:weight_version:version_source:server_id".
 """
-
-OLD_ROLLOUT_PARTS = ("order", "turns", "writers", "ends", "ids:", "logprobs:", "spans:")
-"""What release 0.1 stored beside the header."""
-
-SCHEMA_VERSION = 2
-"""Of a rollout's record; 0.1 stored none. See migrate.lua."""
 
 
 @lru_cache(maxsize=256)
@@ -98,8 +92,3 @@ def column_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
 def deleted_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:
     """All that is stored with a rollout; its segments by their prefix."""
     return (*rollout_keys(run_id, rollout_id), column_keys(run_id, rollout_id)[1])
-
-
-def old_rollout_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:
-    """What release 0.1 kept beside them."""
-    return tuple(f"sf:{{{run_id}:{rollout_id}}}:{part}" for part in OLD_ROLLOUT_PARTS)

@@ -92,14 +92,13 @@ class RedisLedgerStore:
 
 def _step_lease(step: int, entry: bytes) -> StepLease:
     fields = json.loads(entry)
-    # What an older release did not write has its default.
     return StepLease(
         step=step,
         base_weight_version=fields["base"],
         sample_ids=tuple(fields["samples"]),
-        replayed_ids=tuple(fields.get("replayed", ())),
-        num_tokens=tuple(fields.get("tokens", ())),
-        num_shards=fields.get("shards", 1),
-        num_deliveries=fields.get("deliveries", 1),
+        replayed_ids=tuple(fields["replayed"]),
+        num_tokens=tuple(fields["tokens"]),
+        num_shards=fields["shards"],
+        num_deliveries=fields["deliveries"],
         is_open=fields.get("open", False),
     )

@@ -28,27 +28,7 @@ class RedisRetentionStore:
         """See `RetentionStore`."""
         calls = [(keys.deleted_keys(run_id, name), (name,)) for name in rollout_ids]
         replies = await self._scripts.call_many("delete_rollout", calls)
-        return [
-            await self._erased(run_id, name, reply)
-            for name, reply in zip(rollout_ids, replies, strict=True)
-        ]
-
-    async def _erased(self, run_id: str, rollout_id: str, reply: Any) -> Erased:
-        if isinstance(reply, ServiceError):
-            raise reply
-        if reply[:2] == [b"refused", b"OLD_SCHEMA"]:
-            both = (
-                *keys.rollout_keys(run_id, rollout_id),
-                *keys.old_rollout_keys(run_id, rollout_id),
-            )
-            await self._scripts.call("migrate", keys=both, args=(rollout_id,))
-            return (await self.delete(run_id, [rollout_id]))[0]
-        what, *num_tokens = accepted(reply)
-        return Erased(
-            existed=what != b"gone",
-            running=what == b"running",
-            num_tokens=int(num_tokens[0]) if num_tokens else 0,
-        )
+        return [_erased(reply) for reply in replies]
 
     async def due(self, run_id: str, limit: int) -> list[EndedGroup]:
         """See `RetentionStore`."""
@@ -65,3 +45,14 @@ class RedisRetentionStore:
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
         return accepted(reply)
+
+
+def _erased(reply: Any) -> Erased:
+    if isinstance(reply, ServiceError):
+        raise reply
+    what, *num_tokens = accepted(reply)
+    return Erased(
+        existed=what != b"gone",
+        running=what == b"running",
+        num_tokens=int(num_tokens[0]) if num_tokens else 0,
+    )

@@ -232,8 +232,7 @@ def _config(text: bytes) -> RunConfig:
     fields = json.loads(text)
     fields["staleness_policy"] = StalenessPolicy(fields["staleness_policy"])
     fields["durability"] = Durability(fields["durability"])
-    # Rules that an older release did not know have their defaults.
-    fields["required_columns"] = tuple(fields.get("required_columns", ()))
-    if replay := fields.get("replay"):
+    fields["required_columns"] = tuple(fields["required_columns"])
+    if replay := fields["replay"]:
         fields["replay"] = Replay(**{**replay, "strategy": ReplayStrategy(replay["strategy"])})
     return RunConfig(**fields)

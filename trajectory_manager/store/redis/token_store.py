@@ -23,7 +23,6 @@ from trajectory_manager.store.redis import codec, keys
 _Header = dict[bytes, bytes]
 
 _REFUSED = b"refused"
-_OLD_SCHEMA = b"OLD_SCHEMA"
 
 
 class RedisTokenStore:
@@ -75,12 +74,6 @@ class RedisTokenStore:
             for append in appends
         ]
         replies = await self._scripts.call_each("append", parts, (RUN_ID,))
-        if old := [i for i, reply in enumerate(replies) if _is_old(reply)]:
-            for index in old:
-                await self._migrate(appends[index].run_id, appends[index].rollout_id)
-            again = await self.append([appends[index] for index in old])
-            answers = dict(zip(old, again, strict=True))
-            return [answers.get(i) or _appended(reply) for i, reply in enumerate(replies)]
         return [_appended(reply) for reply in replies]
 
     async def close(
@@ -93,23 +86,9 @@ class RedisTokenStore:
         ]
         replies = await self._scripts.call_each("close_rollout", parts)
         return [
-            await self._closed(run_id, closing, reply)
+            _closed(run_id, closing.rollout_id, reply)
             for closing, reply in zip(closings, replies, strict=True)
         ]
-
-    async def _closed(
-        self, run_id: str, closing: Closing, reply: Any
-    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
-        if isinstance(reply, ServiceError):
-            return reply
-        if _is_old(reply):
-            await self._migrate(run_id, closing.rollout_id)
-            return (await self.close(run_id, [closing]))[0]
-        if reply[0] == _REFUSED:
-            return refused(reply)
-        header = _pairs(reply[1])
-        rollout = codec.rollout(run_id, closing.rollout_id, header)
-        return rollout, codec.turn_records(header)
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
         """See `TokenStore`."""
@@ -199,38 +178,22 @@ class RedisTokenStore:
     async def _headers(self, run_id: str, rollout_ids: Sequence[str]) -> list[_Header]:
         """Each rollout's whole header; empty: unknown."""
         names = [keys.rollout_keys(run_id, name)[0] for name in rollout_ids]
-        headers: list[_Header]
-        headers = await self._scripts.read([("HGETALL", name) for name in names])
-        for index, header in enumerate(headers):
-            if header and b"schema" not in header:
-                await self._migrate(run_id, rollout_ids[index])
-                (headers[index],) = await self._headers(run_id, [rollout_ids[index]])
-        return headers
+        return await self._scripts.read([("HGETALL", name) for name in names])
 
     async def _fields(self, run_id: str, rollout_id: str, names: Sequence[str | bytes]) -> _Header:
         """Those of the named fields that the header has, and its state; empty: unknown."""
-        wanted = ("state", "schema", *names)
+        wanted = ("state", *names)
         header = keys.rollout_keys(run_id, rollout_id)[0]
         (values,) = await self._scripts.read([("HMGET", header, *wanted)])
         if values[0] is None:
             return {}
-        if values[1] is None:
-            await self._migrate(run_id, rollout_id)
-            return await self._fields(run_id, rollout_id, names)
         return _known(wanted, values)
 
     async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(
             script, keys=keys.rollout_keys(run_id, rollout_id), args=(rollout_id, *args)
         )
-        if _is_old(reply):
-            await self._migrate(run_id, rollout_id)
-            return await self._call(script, run_id, rollout_id, *args)
         return accepted(reply)
-
-    async def _migrate(self, run_id: str, rollout_id: str) -> None:
-        both = (*keys.rollout_keys(run_id, rollout_id), *keys.old_rollout_keys(run_id, rollout_id))
-        accepted(await self._scripts.call("migrate", keys=both, args=(rollout_id,)))
 
 
 def _appended(reply: Any) -> Appended | ServiceError:
@@ -239,8 +202,15 @@ def _appended(reply: Any) -> Appended | ServiceError:
     return refused(reply) if reply[0] == _REFUSED else Appended(*reply)
 
 
-def _is_old(reply: Any) -> bool:
-    return not isinstance(reply, ServiceError) and reply[:2] == [_REFUSED, _OLD_SCHEMA]
+def _closed(
+    run_id: str, rollout_id: str, reply: Any
+) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+    if isinstance(reply, ServiceError):
+        return reply
+    if reply[0] == _REFUSED:
+        return refused(reply)
+    header = _pairs(reply[1])
+    return codec.rollout(run_id, rollout_id, header), codec.turn_records(header)
 
 
 def _accepted(reply: Any) -> list[Any]:

@@ -17,10 +17,10 @@ local outstanding = tonumber(counts[1] or 0) - tonumber(counts[2] or 0) - tonumb
 -- As in lease_task.
 local full = rules.staleness_policy == 2 or tonumber(counts[5] or 0) == 0
 local limit = rules.groups_per_step * (rules.max_staleness + (full and 1 or 0))
-local stored, cap = tonumber(counts[4] or 0), rules.max_stored_tokens or 0
+local stored, cap = tonumber(counts[4] or 0), rules.max_stored_tokens
 if cap > 0 and stored > cap then
   -- With retention the next step frees tokens: closing admission to it would be for ever.
-  limit = (rules.retention_steps or 0) > 0 and math.min(limit, rules.groups_per_step) or 0
+  limit = rules.retention_steps > 0 and math.min(limit, rules.groups_per_step) or 0
   if #new > math.max(0, limit - outstanding) then
     return {'refused', 'FULL_RUN', ARGV[1], string.format('%d', stored), string.format('%d', cap)}
   end

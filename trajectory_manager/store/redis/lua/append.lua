@@ -45,13 +45,12 @@ end
 
 local function append(header, segments, rollout_id, turn_id, incarnation, counter, offset, segment, finish, new_spans)
   local live = 'live:' .. turn_id
-  local head = redis.call('HMGET', header, 'state', 'schema', 'server', 'incarnation', live)
+  local head = redis.call('HMGET', header, 'state', 'server', 'incarnation', live)
   if not head[1] then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
-  if not head[2] then return {'refused', 'OLD_SCHEMA'} end
-  if not head[5] then return {'refused', 'UNKNOWN_TURN', turn_id} end
+  if not head[4] then return {'refused', 'UNKNOWN_TURN', turn_id} end
   local stored, inc, count, attempt, spans, finished =
-    string.match(head[5], '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
-  local fresh = finished ~= '' or (head[3] == server and head[4] == inc)
+    string.match(head[4], '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
+  local fresh = finished ~= '' or (head[2] == server and head[3] == inc)
   if inc ~= incarnation or count ~= counter or not fresh then
     return {'refused', 'STALE_TURN', turn_id, incarnation .. '.' .. counter, inc .. '.' .. count}
   end

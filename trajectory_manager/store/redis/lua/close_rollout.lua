@@ -5,13 +5,11 @@ local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 
 local function close(header, rollout_id, has_credential, credential, state, outcome, identity)
-  local stored = redis.call('HMGET', header, 'state', 'credential', 'schema')
+  local stored = redis.call('HMGET', header, 'state', 'credential')
   if not stored[1] then
     if has_credential == '1' then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
-    redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', '', 'traceparent', '', 'created', now)
+    redis.call('HSET', header, 'identity', identity, 'credential', '', 'traceparent', '', 'created', now)
     stored[1] = '1'
-  elseif not stored[3] then
-    return {'refused', 'OLD_SCHEMA'}
   elseif has_credential == '1' and stored[2] ~= credential then
     return {'refused', 'BAD_CREDENTIAL', rollout_id}
   end

@@ -90,7 +90,7 @@ local function bury(entry, number)
     redis.call('RPUSH', dead, cjson.encode({
       task_id = task_id, reason = DELIVERIES, attempts = attempts,
       message = string.format(
-        'step %d was delivered %d times and never committed', number, entry.deliveries or 1),
+        'step %d was delivered %d times and never committed', number, entry.deliveries),
       time = time[1] + time[2] / 1000000
     }))
     redis.call('ZADD', trained, step, cjson.encode(made))
@@ -126,12 +126,12 @@ if not takes_over then
 end
 
 -- After a restore no later step stays; none stays behind one that was delivered too often.
-local last, limit, pending = math.huge, rules.max_deliveries or 0, {}
+local last, limit, pending = math.huge, rules.max_deliveries, {}
 if step < committed then last = step end
 for _, number in ipairs(numbers) do
   local entry = entries[number]
   if number > step and number <= last then
-    if is_new and limit > 0 and (entry.deliveries or 1) >= limit then
+    if is_new and limit > 0 and (entry.deliveries) >= limit then
       bury(entry, number)
       redis.call('HDEL', ledger, number)
       last = number

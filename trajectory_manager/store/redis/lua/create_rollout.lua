@@ -2,18 +2,17 @@
 -- oldest weight version to sample with (required_version).
 local header = KEYS[1]
 local rollout_id, leased, identity, credential, traceparent, required_version = unpack(ARGV)
-local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'schema', 'num_turns')
+local stored = redis.call('HMGET', header, 'identity', 'credential', 'state', 'num_turns')
 if not stored[3] then
   local now = redis.call('TIME')
-  redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', credential,
+  redis.call('HSET', header, 'identity', identity, 'credential', credential,
     'traceparent', traceparent, 'required_version', required_version, 'state', 1,
     'created', now[1] .. '.' .. string.format('%06d', now[2]))
   return {'ok'}
 end
-if not stored[4] then return {'refused', 'OLD_SCHEMA'} end
 if stored[3] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, stored[3]} end
 -- The answer to a first try may be lost with the credential it carried.
-local may_change = leased == '1' and not stored[5]
+local may_change = leased == '1' and not stored[4]
 if stored[1] ~= identity or (stored[2] ~= credential and not may_change) then
   return {'refused', 'OTHER_ROLLOUT', rollout_id}
 end

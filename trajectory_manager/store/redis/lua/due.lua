@@ -3,12 +3,12 @@
 local config, counters, ledger, trained, replay = KEYS[1], KEYS[2], KEYS[14], KEYS[22], KEYS[24]
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
-local steps = cjson.decode(rules).retention_steps or 0
+local steps = cjson.decode(rules).retention_steps
 if steps == 0 then return {'ok', {}} end
 local last = tonumber(redis.call('HGET', counters, 'committed') or 0) - steps - 1
 local replayed = {}
 for _, entry in ipairs(redis.call('HVALS', ledger)) do
-  for _, sample in ipairs(cjson.decode(entry).replayed or {}) do
+  for _, sample in ipairs(cjson.decode(entry).replayed) do
     replayed[string.match(sample, '^(.+)/%d+/%d+#')] = true
   end
 end

@@ -14,10 +14,10 @@ if streaming and shards ~= '1' then return {'refused', 'STREAMED_SHARDS', shards
 local known = redis.call('HGET', ledger, step)
 local entry = known and cjson.decode(known)
 if entry then
-  local stored = string.format('%d', entry.shards or 1)
+  local stored = string.format('%d', entry.shards)
   if stored ~= shards then return {'refused', 'OTHER_SHARDS', step, stored, shards} end
   if entry.epoch ~= epoch then
-    entry.deliveries, entry.epoch = (entry.deliveries or 1) + 1, epoch
+    entry.deliveries, entry.epoch = entry.deliveries + 1, epoch
     redis.call('HSET', ledger, step, cjson.encode(entry))
   end
   if not entry.open then return {'ok', 0, cjson.encode(entry)} end
@@ -38,7 +38,7 @@ wanted, least = tonumber(wanted), tonumber(least)
 if wanted == 0 then wanted = rules.groups_per_step end
 if least == 0 then least = wanted end
 local bound = rules.groups_per_step * (rules.max_staleness + 1)
-if (rules.fifo_window or 0) > 0 then bound = math.min(bound, rules.fifo_window) end
+if rules.fifo_window > 0 then bound = math.min(bound, rules.fifo_window) end
 if wanted > bound then
   return {'refused', 'TOO_MANY_GROUPS', ARGV[5], string.format('%d', bound)}
 end
@@ -53,7 +53,7 @@ local MASK, WITHHOLD, DROPPED, WITHHELD, REWARD = 3, 4, 2, 3, 2
 local fresh, taken = {}, {}
 -- With a window: the complete groups by completion, and the first groups by admission as a set. What
 -- an open step has stays in its window.
-local window, waiting, inside = rules.fifo_window or 0, {}, {}
+local window, waiting, inside = rules.fifo_window, {}, {}
 if window > 0 then
   window, waiting = window - #entry.groups, redis.call('LRANGE', ready, 0, -1)
 end
@@ -67,9 +67,7 @@ end
 local function next_group()
   if window == 0 then return redis.call('LINDEX', ready, #fresh) end
   for i, task_id in ipairs(waiting) do
-    -- A group of an older release is in no order: it is older than all that are.
-    local may_go = inside[task_id] or not redis.call('ZSCORE', order, task_id)
-    if may_go and not taken[task_id] then return task_id, i end
+    if inside[task_id] and not taken[task_id] then return task_id, i end
   end
 end
 
@@ -116,7 +114,7 @@ local function add_samples(group, names, tokens)
   for _, slot in ipairs(group.slots) do
     for i, name in ipairs(slot.state == 'done' and slot.samples or {}) do
       table.insert(names, name)
-      table.insert(tokens, slot.tokens and slot.tokens[i] or 1)
+      table.insert(tokens, slot.tokens[i])
     end
   end
 end

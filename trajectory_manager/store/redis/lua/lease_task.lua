@@ -12,7 +12,7 @@ local counts = redis.call(
   'HMGET', counters, 'admitted', 'discarded', 'taken', 'tokens', 'training', 'next_base')
 for i = 1, 6 do counts[i] = tonumber(counts[i] or 0) end
 local outstanding, stored = counts[1] - counts[2] - counts[3], counts[4]
-local cap, WAIT = rules.max_stored_tokens or 0, 2
+local cap, WAIT = rules.max_stored_tokens, 2
 local waits = rules.staleness_policy == WAIT
 -- While a step is trained one batch fewer, see RunConfig.max_outstanding_groups.
 local ahead = rules.max_staleness + ((waits or counts[5] == 0) and 1 or 0)
@@ -20,7 +20,7 @@ local bound = rules.groups_per_step * ahead
 local limit = bound
 if cap > 0 and stored > cap then
   -- With retention the next step frees tokens: closing admission to it would be for ever.
-  limit = (rules.retention_steps or 0) > 0 and math.min(limit, rules.groups_per_step) or 0
+  limit = rules.retention_steps > 0 and math.min(limit, rules.groups_per_step) or 0
 end
 
 local function admitted(purpose)
@@ -31,7 +31,7 @@ local function admitted(purpose)
   local group = {purpose = purpose, replaced = 0, done = 0, slots = {}}
   local number = cjson.decode(redis.call('HGET', tasks, task_id)).num_samples
   if purpose == '1' then
-    number = number + (rules.num_extra_samples or 0)
+    number = number + rules.num_extra_samples
     group.admission = redis.call('HINCRBY', counters, 'admitted', 1)
     redis.call('ZADD', order, group.admission, task_id)
     local batches = math.floor(outstanding / rules.groups_per_step)

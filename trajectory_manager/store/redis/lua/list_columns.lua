@@ -4,7 +4,7 @@
 local config, groups, ledger, cells, leases = KEYS[1], KEYS[8], KEYS[14], KEYS[19], KEYS[21]
 local rules = redis.call('GET', config)
 if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
-local required = cjson.decode(rules).required_columns or {}
+local required = cjson.decode(rules).required_columns
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local steps = {}

@@ -4,7 +4,7 @@ local config, groups, marks, ledger, replay = KEYS[1], KEYS[8], KEYS[11], KEYS[1
 if redis.call('EXISTS', config) == 0 then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
 local replayed = {}
 for _, entry in ipairs(redis.call('HVALS', ledger)) do
-  for _, sample in ipairs(cjson.decode(entry).replayed or {}) do
+  for _, sample in ipairs(cjson.decode(entry).replayed) do
     replayed[string.match(sample, '^(.+)/%d+/%d+#')] = true
   end
 end

@@ -9,12 +9,11 @@ local function opened(known, live)
   return {'ok', known, live, segments, redis.call('HMGET', header, unpack(ARGV, 8))}
 end
 
-local head = redis.call('HMGET', header, 'state', 'schema', 'credential', 'incarnation', 'server',
+local head = redis.call('HMGET', header, 'state', 'credential', 'incarnation', 'server',
   'turn:' .. turn_id, 'live:' .. turn_id)
-local known, live = head[6], head[7]
+local known, live = head[5], head[6]
 if not head[1] then return {'refused', 'UNKNOWN_ROLLOUT', rollout_id} end
-if not head[2] then return {'refused', 'OLD_SCHEMA'} end
-if head[3] ~= credential then return {'refused', 'BAD_CREDENTIAL', rollout_id} end
+if head[2] ~= credential then return {'refused', 'BAD_CREDENTIAL', rollout_id} end
 local stored, inc, count, attempt, spans, finished = '0', '', '1', attempt_id, '-', ''
 if known then
   if string.match(known, '^%d+ (%S+)') ~= digest then return {'refused', 'OTHER_PROMPT', turn_id} end
@@ -24,8 +23,8 @@ end
 if head[1] ~= '1' then return {'refused', 'CLOSED_ROLLOUT', rollout_id, head[1]} end
 -- A store that started again may have lost its last writes, epochs among them: the time of the first
 -- look after each start makes sure that no epoch is given out twice.
-local incarnation = head[4]
-if head[5] ~= server then
+local incarnation = head[3]
+if head[4] ~= server then
   incarnation = math.max(tonumber(incarnation or '0') + 1, tonumber(redis.call('TIME')[1]))
   incarnation = string.format('%d', incarnation)
 end
@@ -39,6 +38,6 @@ elseif attempt ~= attempt_id then
 end
 live = stored .. ' ' .. incarnation .. ' ' .. count .. ' ' .. attempt_id .. ' ' .. spans
 local changes = {'incarnation', incarnation, 'server', server, 'turn:' .. turn_id, known, 'live:' .. turn_id, live}
-if not head[6] then table.insert(changes, 'newest_turn') table.insert(changes, turn_id) end
+if not head[5] then table.insert(changes, 'newest_turn') table.insert(changes, turn_id) end
 redis.call('HSET', header, unpack(changes))
 return opened(known, live)

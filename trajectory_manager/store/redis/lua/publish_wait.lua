@@ -17,7 +17,7 @@ if redis.call('HGET', counters, 'publish:version') ~= version then
   redis.call('HSET', counters, 'publish:version', version, 'publish:asked', asked)
 end
 local asked = tonumber(redis.call('HGET', counters, 'publish:asked'))
-local seconds = math.max(0, asked + (rules.publish_wait_seconds or 0) - now)
+local seconds = math.max(0, asked + rules.publish_wait_seconds - now)
 local oldest, blocking, running = tonumber(version) - rules.max_staleness, 0, {}
 for _, task_id in ipairs(redis.call('ZRANGE', order, 0, -1)) do
   local group, too_old, leased = cjson.decode(redis.call('HGET', groups, task_id)), false, {}

@@ -15,12 +15,12 @@ local outstanding = count.admitted - count.discarded - count.taken
 -- As in lease_task.
 local full = rules.staleness_policy == 2 or count.training == 0
 local limit = rules.groups_per_step * (rules.max_staleness + (full and 1 or 0))
-local cap = rules.max_stored_tokens or 0
+local cap = rules.max_stored_tokens
 if cap > 0 and count.tokens > cap then
-  limit = (rules.retention_steps or 0) > 0 and math.min(limit, rules.groups_per_step) or 0
+  limit = rules.retention_steps > 0 and math.min(limit, rules.groups_per_step) or 0
 end
 -- As in lease_samples.
-local window, kept_back = rules.fifo_window or 0, 0
+local window, kept_back = rules.fifo_window, 0
 for _, task_id in ipairs(window > 0 and redis.call('LRANGE', ready, 0, -1) or {}) do
   local place = redis.call('ZRANK', order, task_id)
   if place and place >= window - count.open then kept_back = kept_back + 1 end

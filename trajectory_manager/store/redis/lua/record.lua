@@ -15,7 +15,7 @@ local function record(header, segments, rollout_id, identity, traceparent, state
     redis.call('HSET', header, 'turn:' .. turn_id, turn, 'live:' .. turn_id, live, 'newest_turn', turn_id)
     if segment ~= '' then redis.call('RPUSH', segments .. turn_id, segment) end
   end
-  redis.call('HSET', header, 'schema', 2, 'identity', identity, 'credential', '', 'traceparent', traceparent,
+  redis.call('HSET', header, 'identity', identity, 'credential', '', 'traceparent', traceparent,
     'state', state, 'outcome', outcome, 'created', now, 'finished', now, 'recorded', digest,
     'num_turns', (last - first + 1) / 4)
   return {'ok', 1}

@@ -80,7 +80,7 @@ local function settle(rollout_id, settlement)
   -- Queues a cell for each required column of each sample; complete_columns.lua makes the group ready.
   local function waits_for_columns()
     local missing, cells, queue = 0, KEYS[19], KEYS[20]
-    local required = rules.required_columns or {}
+    local required = rules.required_columns
     for _, other in ipairs(#required > 0 and group.slots or {}) do
       for _, sample in ipairs(other.samples or {}) do
         local number = string.format('%012d', redis.call('HINCRBY', counters, 'column_samples', 1))
