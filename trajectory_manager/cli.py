@@ -19,14 +19,14 @@ from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.rpc.server import Service, run
 from trajectory_manager.api.column_servicer import ColumnServicer
-from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.api.task_servicer import TaskServicer
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.model.run_counts import Readiness
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
@@ -52,7 +52,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     """The four gRPC services and the sweeper on `store`; any number of them may share it."""
     metrics = Metrics()
     rollouts = Rollouts(store, metrics)
-    waiting = Waiting(store.runs)
+    waiting = LongPoll(store.runs)
 
     draining = asyncio.Event()
 
@@ -67,8 +67,8 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         draining.set()
         waiting.drain()
 
-    room = Room(config.max_waiting_bytes)
-    trajectories = TrajectoryServicer(store, rollouts, room, config.max_turn_tokens)
+    inflight = InflightBytes(config.max_inflight_bytes)
+    trajectories = TrajectoryServicer(store, rollouts, inflight, config.max_turn_tokens)
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(
         servicers=[
@@ -86,7 +86,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
 async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
     """Look after every run once; a store that is away is tried again at the next sweep."""
     retention = Retention(store.retention, store.runs)
-    totals = dict.fromkeys((field.name for field in fields(Readiness)), 0)
+    totals = dict.fromkeys((field.name for field in fields(RunCounts)), 0)
     try:
         run_ids = await store.runs.run_ids()
     except ServiceError as error:
@@ -96,7 +96,7 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
         try:
             await rollouts.sweep(run_id)
             await retention.sweep(run_id)
-            counts = await store.runs.readiness(run_id)
+            counts = await store.runs.run_counts(run_id)
         except ServiceError as error:
             # One run must not keep the others from being swept.
             get_logger().warning("sweep_failed", run_id=run_id, error=error.message)
@@ -105,4 +105,4 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
             get_logger().error("sweep_failed", run_id=run_id, exc_info=error)
             continue
         totals = {name: total + getattr(counts, name) for name, total in totals.items()}
-    metrics.depth(Readiness(**totals))
+    metrics.depth(RunCounts(**totals))

@@ -27,7 +27,7 @@ class TrajectoryManagerConfig(ServerConfig):
     """Tasks of a run that may wait to start, of each purpose."""
     max_turn_tokens: int = 1 << 20
     """Tokens that one turn may add."""
-    max_waiting_bytes: int = 32 << 20
+    max_inflight_bytes: int = 32 << 20
     """Bytes of tokens that may wait for a slow store before more are refused for a while."""
     sweep_seconds: float = 1.0
     """Time between two looks for expired leases and unsettled rollouts."""
@@ -39,7 +39,7 @@ class TrajectoryManagerConfig(ServerConfig):
             "start_seconds",
             "max_queued_tasks",
             "max_turn_tokens",
-            "max_waiting_bytes",
+            "max_inflight_bytes",
             "sweep_seconds",
         ):
             if getattr(self, name) <= 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.model.records import Purpose, RunConfig, Settlement, Task
+from trajectory_manager.model.records import Purpose, RolloutResult, RunConfig, Task
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, StepLease
 from trajectory_manager.store.interface import Store
 
@@ -59,7 +59,7 @@ class Ledger:
         for slot in slots:
             rollout_id = self.running[task_id][slot]
             given = tuple((name, values[slot]) for name, values in rewards.items())
-            settlement = Settlement(
+            result = RolloutResult(
                 rollout_id=rollout_id,
                 finished=True,
                 rewards=given,
@@ -67,7 +67,7 @@ class Ledger:
                 sample_ids=(f"{rollout_id}#t",),
                 num_tokens=(tokens[slot] if tokens else 1,),
             )
-            await self.store.runs.settle(self.run_id, [settlement])
+            await self.store.runs.settle(self.run_id, [result])
 
     async def complete(self, *task_ids: str, **facts: Any) -> None:
         """Admit and finish tasks."""
@@ -119,10 +119,6 @@ class Ledger:
     async def commit(self, step: int) -> int:
         """Commit a step; the samples covered."""
         return await self.store.ledger.commit(self.run_id, self.epoch, step)
-
-    async def release(self, step: int) -> None:
-        """Give a step back."""
-        await self.store.ledger.release(self.run_id, self.epoch, step)
 
     async def publish(self, weight_version: int) -> PublishWait:
         """What a publish waits for."""

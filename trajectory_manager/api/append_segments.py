@@ -15,11 +15,11 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.rpc import status
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.api.inflight_bytes import Room
-from trajectory_manager.model.tokens import Append, Appended, Closing, Finish
+from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.model.tokens import Append, Appended, RolloutFinish, TurnEnd
 from trajectory_manager.service.rollouts import Rollouts
 
-TURN_ENDS = (
+END_REASONS = (
     tokens_pb2.FINISH_REASON_STOP,
     tokens_pb2.FINISH_REASON_LENGTH,
     tokens_pb2.FINISH_REASON_CANCELLED,
@@ -29,13 +29,13 @@ _MAX_PARTS = 1024
 _Result = Appended | ServiceError
 
 
-class Appends:
+class AppendTokensHandler:
     """Appends of all callers, as far as there is room for what waits for the store."""
 
-    def __init__(self, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
-        """`room` bounds the tokens of all messages under way, `max_turn_tokens` a turn."""
+    def __init__(self, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int) -> None:
+        """`inflight` bounds the tokens of all messages under way, `max_turn_tokens` a turn."""
         self._rollouts = rollouts
-        self._room = room
+        self._inflight = inflight
         self._max_turn_tokens = max_turn_tokens
 
     async def append(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
@@ -67,7 +67,7 @@ class Appends:
         sound = [append for append in appends if isinstance(append, Append)]
         growing = {append[:2] for append in sound}
         ending = {(finish.run_id, finish.rollout_id) for finish in request.finishes}
-        with self._room.taken(sum(append.tokens.num_bytes for append in sound)):
+        with self._inflight.reserve(sum(append.tokens.num_bytes for append in sound)):
             if growing & ending or not ending:
                 return await self._appended(appends), await self._finished(request.finishes)
             return await asyncio.gather(self._appended(appends), self._finished(request.finishes))
@@ -85,7 +85,7 @@ class Appends:
                 message.epoch,
                 offset,
                 conversion.packed_from("tokens", message.tokens),
-                _finish_from(message),
+                _turn_end_from(message),
             )
             self._check_length(offset, append)
         except ServiceError as error:
@@ -97,32 +97,34 @@ class Appends:
         if end > self._max_turn_tokens:
             cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
             raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
-        if end == offset and append.finish is None:
+        if end == offset and append.end is None:
             raise invalid_argument("tokens", "no token", "tokens, or a finish_reason")
 
     async def _finished(
         self, messages: Sequence[pb.FinishRolloutRequest]
     ) -> list[ServiceError | None]:
         answers: list[ServiceError | None] = [None] * len(messages)
-        by_run: defaultdict[str, dict[int, Closing]] = defaultdict(dict)
+        by_run: defaultdict[str, dict[int, RolloutFinish]] = defaultdict(dict)
         for index, message in enumerate(messages):
             try:
-                run_id, closing = conversion.closing_from(message)
+                run_id, finish = conversion.rollout_finish_from(message)
             except ServiceError as error:
                 answers[index] = error
             else:
-                by_run[run_id][index] = closing
-        for run_id, closings in by_run.items():
-            refused = await self._closed(run_id, list(closings.values()))
-            for index, answer in zip(closings, refused, strict=True):
+                by_run[run_id][index] = finish
+        for run_id, finishes in by_run.items():
+            refused = await self._closed(run_id, list(finishes.values()))
+            for index, answer in zip(finishes, refused, strict=True):
                 answers[index] = answer
         return answers
 
-    async def _closed(self, run_id: str, closings: list[Closing]) -> Sequence[ServiceError | None]:
+    async def _closed(
+        self, run_id: str, finishes: list[RolloutFinish]
+    ) -> Sequence[ServiceError | None]:
         try:
-            return await self._rollouts.finish(run_id, closings)
+            return await self._rollouts.finish(run_id, finishes)
         except ServiceError as error:
-            return [error] * len(closings)
+            return [error] * len(finishes)
 
 
 def _refuse_successors(messages: Sequence[pb.Append], results: list[Append | _Result]) -> None:
@@ -137,10 +139,10 @@ def _refuse_successors(messages: Sequence[pb.Append], results: list[Append | _Re
             refused[turn] = result
 
 
-def _finish_from(message: pb.Append) -> Finish | None:
+def _turn_end_from(message: pb.Append) -> TurnEnd | None:
     if not message.finish_reason:
         return None
-    if message.finish_reason not in TURN_ENDS:
+    if message.finish_reason not in END_REASONS:
         raise invalid_argument("finish_reason", message.finish_reason, "STOP, LENGTH or CANCELLED")
     key = validation.optional_name("message_key", message.message_key)
-    return Finish(reason=message.finish_reason, answer_key=key)
+    return TurnEnd(reason=message.finish_reason, answer_key=key)

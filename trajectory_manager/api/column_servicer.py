@@ -20,7 +20,7 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.token_bytes import unpack_logprobs
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.store.column_interface import ColumnLease, ColumnStore
 from trajectory_manager.store.interface import Store
 
@@ -31,7 +31,7 @@ _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 class ColumnServicer(pb_grpc.ColumnServiceServicer):
     """Serves columns over gRPC."""
 
-    def __init__(self, store: Store, waiting: Waiting) -> None:
+    def __init__(self, store: Store, waiting: LongPoll) -> None:
         self._store = store
         self._waiting = waiting
 

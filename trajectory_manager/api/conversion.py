@@ -32,7 +32,14 @@ from trajectory_manager.model.token_bytes import (
     unpack_ids,
     unpack_logprobs,
 )
-from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Closing, Span, Tokens, Turn, TurnRecord
+from trajectory_manager.model.tokens import (
+    BYTES_PER_TOKEN,
+    RolloutFinish,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
 from trajectory_manager.service import sample_builder
 
 
@@ -180,14 +187,16 @@ def outcome_from(
     )
 
 
-def closing_from(message: trajectory_service_pb2.FinishRolloutRequest) -> tuple[str, Closing]:
+def rollout_finish_from(
+    message: trajectory_service_pb2.FinishRolloutRequest,
+) -> tuple[str, RolloutFinish]:
     """The run and what its agent says about a rollout, validated."""
-    closing = Closing(
+    finish = RolloutFinish(
         rollout_id=validation.name("rollout_id", message.rollout_id),
         credential_digest=validation.digest("credential_digest", message.credential_digest),
         outcome=outcome_from(message.rewards, message.failure_class, message.failure_message),
     )
-    return validation.run_name(message.run_id), closing
+    return validation.run_name(message.run_id), finish
 
 
 def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
@@ -214,17 +223,17 @@ def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_p
 
 
 def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
-    opening = turn.opening
+    begin = turn.begin
     return trajectory_pb2.Turn(
         turn_id=turn.turn_id,
-        parent_turn_id=opening.parent_turn_id,
-        prefix_length=opening.prefix_length,
+        parent_turn_id=begin.parent_turn_id,
+        prefix_length=begin.prefix_length,
         tokens=tokens_to(tokens) if tokens.ids else None,
         finish_reason=turn.finish_reason,  # type: ignore[arg-type]
         epoch=turn.epoch,
         message_keys=message_keys,
-        temperature=opening.temperature,
-        template_fingerprint=opening.template_fingerprint,
+        temperature=begin.temperature,
+        template_fingerprint=begin.template_fingerprint,
         drift=_drift_to(turn.drift),
     )
 

@@ -20,16 +20,16 @@ from services.chassis.rpc import status
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Purpose, Rollout, SlotName
 from trajectory_manager.model.token_bytes import unpack_ids
-from trajectory_manager.model.tokens import Opening
+from trajectory_manager.model.tokens import TurnBegin
 from trajectory_manager.service.prefix_match import Divergence, Prompt
 from trajectory_manager.service.rollouts import Rollouts
 
-__all__ = ["Openings"]
+__all__ = ["BeginTurnsHandler"]
 
 Request = TypeVar("Request", pb.StartRolloutRequest, pb.BeginTurnRequest)
 Response = TypeVar("Response")
 
-_REFUSED = metrics.counter(
+_ERROR = metrics.counter(
     "trajectory_manager",
     "refused_openings_total",
     "Parts of OpenTurns that were refused, by method and reason.",
@@ -42,7 +42,7 @@ _MAX_ANSWER_BYTES = 8 << 20
 _RETRY_SECONDS = 0.05
 
 
-class Openings:
+class BeginTurnsHandler:
     """Opens rollouts and turns for whoever asks."""
 
     def __init__(self, rollouts: Rollouts) -> None:
@@ -91,7 +91,7 @@ class Openings:
             validation.run_name(request.run_id),
             validation.name("rollout_id", request.rollout_id),
             validation.digest("credential_digest", request.credential_digest),
-            Opening(
+            TurnBegin(
                 turn_id=validation.name("turn_id", request.turn_id),
                 attempt_id=validation.name("attempt_id", request.attempt_id),
                 prompt_digest="",
@@ -103,12 +103,12 @@ class Openings:
             ),
             _prompt(request),
         )
-        opening = opened.turn.opening
+        begin = opened.turn.begin
         return pb.BeginTurnResponse(
             epoch=opened.turn.epoch,
-            parent_turn_id=opening.parent_turn_id,
+            parent_turn_id=begin.parent_turn_id,
             prefix_token_ids=unpack_ids(opened.prefix_ids),
-            num_matched_messages=opening.num_matched_messages,
+            num_matched_messages=begin.num_matched_messages,
             tokens=conversion.tokens_to(opened.tokens),
             finish_reason=opened.turn.finish_reason,  # type: ignore[arg-type]
             pinned_weight_version=opened.rollout.pinned_weight_version,
@@ -133,10 +133,10 @@ async def _guarded(
         answer = error
     except Exception as error:
         names = {"run_id": request.run_id, "rollout_id": request.rollout_id}
-        get_logger().error("opening_failed", exc_info=error, **names)
+        get_logger().error("begin_failed", exc_info=error, **names)
         message = f"internal error; the logs of rollout {request.rollout_id} say more"
         answer = ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message)
-    _REFUSED.labels(type(request).__name__.removesuffix("Request"), answer.reason.value).inc()
+    _ERROR.labels(type(request).__name__.removesuffix("Request"), answer.reason.value).inc()
     return answer
 
 

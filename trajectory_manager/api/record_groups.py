@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.records import (
     Purpose,
     Rollout,
@@ -23,7 +23,7 @@ from trajectory_manager.model.records import (
     Submitted,
     Task,
 )
-from trajectory_manager.model.tokens import Opening, Turn, TurnRecord
+from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
 
@@ -31,14 +31,16 @@ _MAX_GROUPS = 1024
 _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
-class RecordedGroups:
+class RecordGroupsHandler:
     """Records groups on a store."""
 
-    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
-        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+    def __init__(
+        self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
+    ) -> None:
+        """`inflight` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
         self._store = store
         self._rollouts = rollouts
-        self._room = room
+        self._inflight = inflight
         self._max_turn_tokens = max_turn_tokens
 
     async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
@@ -56,7 +58,7 @@ class RecordedGroups:
             for index, (task, group) in enumerate(zip(tasks, request.groups, strict=True))
             for one in self._converted(run_id, task, index, group)
         ]
-        with self._room.taken(
+        with self._inflight.reserve(
             sum(turn.tokens.num_bytes for _, turns in recorded for turn in turns)
         ):
             admitted = await self._store.runs.admit_recorded(run_id, tasks)
@@ -75,7 +77,7 @@ class RecordedGroups:
         lengths: dict[str, int] = {}
         for i, turn in enumerate(message.turns):
             record = _turn(f"{field}.turns[{i}]", turn)
-            parent, prefix = record.turn.opening.parent_turn_id, record.turn.opening.prefix_length
+            parent, prefix = record.turn.begin.parent_turn_id, record.turn.begin.prefix_length
             if record.turn.turn_id in lengths:
                 cure = "each name once in a rollout"
                 raise invalid_argument(f"{field}.turns[{i}].turn_id", record.turn.turn_id, cure)
@@ -121,7 +123,7 @@ def _turn(field: str, message: pb.RecordedTurn) -> TurnRecord:
     if message.finish_reason not in _ENDS:
         raise invalid_argument(f"{field}.finish_reason", message.finish_reason, "STOP or LENGTH")
     tokens = conversion.packed_from(f"{field}.tokens", message.tokens)
-    opening = Opening(
+    begin = TurnBegin(
         turn_id=validation.name(f"{field}.turn_id", message.turn_id),
         attempt_id="-",
         prompt_digest=hashlib.sha256(tokens.ids).hexdigest(),
@@ -129,5 +131,5 @@ def _turn(field: str, message: pb.RecordedTurn) -> TurnRecord:
         prefix_length=message.prefix_length,
         temperature=validation.finite(f"{field}.temperature", message.temperature),
     )
-    turn = Turn(opening=opening, epoch=0, finish_reason=message.finish_reason)
+    turn = Turn(begin=begin, epoch=0, finish_reason=message.finish_reason)
     return TurnRecord(turn=turn, tokens=tokens)

@@ -15,12 +15,12 @@ from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion, lease_token, step_samples, validation
 from trajectory_manager.api.column_servicer import add_columns
 from trajectory_manager.model.records import RolloutState, Topic
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service import sample_builder
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.publish_gate import Verdict, judge
+from trajectory_manager.service.publish_gate import PublishDecision, decide
 from trajectory_manager.store.interface import Store
 
 _MAX_SHARDS = 65_536
@@ -32,7 +32,7 @@ _READ_ROLLOUTS = 32
 class SampleServicer(pb_grpc.SampleServiceServicer):
     """Serves the step ledger over gRPC."""
 
-    def __init__(self, store: Store, waiting: Waiting, metrics: Metrics) -> None:
+    def __init__(self, store: Store, waiting: LongPoll, metrics: Metrics) -> None:
         self._store = store
         self._waiting = waiting
         self._metrics = metrics
@@ -121,15 +121,6 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         )
         return pb.CommitStepResponse(num_samples=num_samples)
 
-    async def ReleaseSamples(
-        self, request: pb.ReleaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ReleaseSamplesResponse:
-        """See the contract."""
-        run_id = validation.run_name(request.run_id)
-        step, epoch = lease_token.parse_step(request.lease_token)
-        await self._store.ledger.release(run_id, epoch, step)
-        return pb.ReleaseSamplesResponse()
-
     async def AwaitPublish(
         self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AwaitPublishResponse:
@@ -137,15 +128,15 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         run_id = validation.run_name(request.run_id)
         version = validation.positive("weight_version", request.weight_version)
         wait = validation.seconds("wait", request.wait)
-        verdict = Verdict(publish=False, num_blocking=0)
+        decision = PublishDecision(publish=False, num_blocking=0)
 
-        async def attempt() -> Verdict | None:
-            nonlocal verdict
-            verdict = await judge(self._store, run_id, request.epoch, version)
-            return verdict if verdict.publish else None
+        async def attempt() -> PublishDecision | None:
+            nonlocal decision
+            decision = await decide(self._store, run_id, request.epoch, version)
+            return decision if decision.publish else None
 
         await self._waiting.until(run_id, Topic.READY, wait, attempt)
-        return pb.AwaitPublishResponse(publish=verdict.publish, num_blocking=verdict.num_blocking)
+        return pb.AwaitPublishResponse(publish=decision.publish, num_blocking=decision.num_blocking)
 
     async def ListSamples(
         self, request: pb.ListSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -202,15 +193,15 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
                 validation.not_negative("base_weight_version", request.base_weight_version),
             )
 
-        async def attempt() -> Readiness | None:
-            counts = await self._store.runs.readiness(run_id)
+        async def attempt() -> RunCounts | None:
+            counts = await self._store.runs.run_counts(run_id)
             return counts if counts.num_leasable_groups >= wanted else None
 
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:
-            counts = await self._store.runs.readiness(run_id)
+            counts = await self._store.runs.run_counts(run_id)
         return pb.GetReadinessResponse(
-            **{name: getattr(counts, name) for name in Readiness.__dataclass_fields__}
+            **{name: getattr(counts, name) for name in RunCounts.__dataclass_fields__}
         )
 
 

@@ -16,7 +16,7 @@ from services.chassis.errors import Reason, ServiceError
 from services.chassis.log import get_logger
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Purpose, TaskLease, Topic
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
@@ -34,7 +34,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self,
         store: Store,
         rollouts: Rollouts,
-        waiting: Waiting,
+        waiting: LongPoll,
         metrics: Metrics,
         max_queued_tasks: int,
     ) -> None:

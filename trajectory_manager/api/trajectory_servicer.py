@@ -15,15 +15,15 @@ from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
 from services.chassis.errors import ServiceError, already_exists, invalid_argument
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.api.append_segments import TURN_ENDS, Appends
-from trajectory_manager.api.inflight_bytes import Room
-from trajectory_manager.api.open_turns import Openings
-from trajectory_manager.api.record_groups import RecordedGroups
+from trajectory_manager.api.append_segments import END_REASONS, AppendTokensHandler
+from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.open_turns import BeginTurnsHandler
+from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.records import RolloutState, RunConfig
-from trajectory_manager.model.tokens import Append, Finish
+from trajectory_manager.model.tokens import Append, TurnEnd
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import Store
 
 _DEFAULT_WATCH_SECONDS = 0.5
@@ -34,15 +34,17 @@ _MAX_DELETED = 1000
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     """Serves the record over gRPC."""
 
-    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
-        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+    def __init__(
+        self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
+    ) -> None:
+        """`inflight` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
         self._store = store
         self._rollouts = rollouts
-        self._room = room
-        self._openings = Openings(rollouts)
-        self._appends = Appends(rollouts, room, max_turn_tokens)
+        self._inflight = inflight
+        self._openings = BeginTurnsHandler(rollouts)
+        self._appends = AppendTokensHandler(rollouts, inflight, max_turn_tokens)
         self._retention = Retention(store.retention, store.runs)
-        self._recorded = RecordedGroups(store, rollouts, room, max_turn_tokens)
+        self._recorded = RecordGroupsHandler(store, rollouts, inflight, max_turn_tokens)
         self._max_turn_tokens = max_turn_tokens
 
     async def CreateRun(
@@ -93,7 +95,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             offset=offset,
             tokens=conversion.tokens_from(request.tokens),
         )
-        with self._room.taken(append.tokens.num_bytes):
+        with self._inflight.reserve(append.tokens.num_bytes):
             stored = await self._appended(append)
         return pb.AppendTokensResponse(num_tokens=stored)
 
@@ -116,7 +118,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self, request: pb.EndTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndTurnResponse:
         """See the contract."""
-        if request.finish_reason not in TURN_ENDS:
+        if request.finish_reason not in END_REASONS:
             raise invalid_argument(
                 "finish_reason", request.finish_reason, "STOP, LENGTH or CANCELLED"
             )
@@ -127,7 +129,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             turn_id=validation.name("turn_id", request.turn_id),
             epoch=request.epoch,
             offset=None,
-            finish=Finish(
+            end=TurnEnd(
                 reason=request.finish_reason,
                 answer_key=validation.optional_name("message_key", request.message_key),
                 drift=conversion.drift_from(request),
@@ -146,8 +148,8 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self, request: pb.FinishRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.FinishRolloutResponse:
         """See the contract."""
-        run_id, closing = conversion.closing_from(request)
-        (refused,) = await self._rollouts.finish(run_id, [closing])
+        run_id, finish = conversion.rollout_finish_from(request)
+        (refused,) = await self._rollouts.finish(run_id, [finish])
         if refused is not None:
             raise refused
         return pb.FinishRolloutResponse()
@@ -208,14 +210,14 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def _check_credential(self, run_id: str, rollout_id: str, digest: str) -> None:
         rollout = await self._store.tokens.rollout(run_id, rollout_id)
         if rollout is None:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         if rollout.credential_digest != validation.digest("credential_digest", digest):
-            raise refusal("BAD_CREDENTIAL", rollout_id)
+            raise store_error("BAD_CREDENTIAL", rollout_id)
 
     async def _required(self, run_id: str, rollout_id: str) -> trajectory_pb2.Trajectory:
         trajectory = await self._read(run_id, rollout_id, with_tokens=True)
         if trajectory is None:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         return trajectory
 
     async def _read(

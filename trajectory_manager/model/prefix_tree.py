@@ -44,18 +44,18 @@ class PrefixTree:
 
     def whole_length(self, turn_id: str) -> int:
         """Tokens of the turn's whole sequence, shared ones included."""
-        return self._turns[turn_id].opening.prefix_length + self._lengths[turn_id]
+        return self._turns[turn_id].begin.prefix_length + self._lengths[turn_id]
 
     def pieces(self, turn_id: str, length: int | None = None) -> tuple[Piece, ...]:
         """The first `length` tokens (default: all) of the turn's whole sequence, from the root."""
         remaining = self.whole_length(turn_id) if length is None else length
         pieces: list[Piece] = []
         while remaining > 0:
-            opening = self._turns[turn_id].opening
-            if remaining > opening.prefix_length:
-                pieces.append(Piece(turn_id=turn_id, stop=remaining - opening.prefix_length))
-                remaining = opening.prefix_length
-            turn_id = opening.parent_turn_id
+            begin = self._turns[turn_id].begin
+            if remaining > begin.prefix_length:
+                pieces.append(Piece(turn_id=turn_id, stop=remaining - begin.prefix_length))
+                remaining = begin.prefix_length
+            turn_id = begin.parent_turn_id
         return tuple(reversed(pieces))
 
     def leaves(self) -> Iterator[str]:
@@ -92,10 +92,10 @@ def message_keys(turns: Sequence[Turn]) -> dict[str, tuple[str, ...]]:
     """Digests of each turn's conversation, with its answer; `turns` in the order they began."""
     whole: dict[str, tuple[str, ...]] = {"": ()}
     for turn in turns:
-        opening = turn.opening
-        matched = whole[opening.parent_turn_id][: opening.num_matched_messages]
+        begin = turn.begin
+        matched = whole[begin.parent_turn_id][: begin.num_matched_messages]
         answer = (turn.answer_key,) if turn.answer_key else ()
-        whole[turn.turn_id] = (*matched, *opening.new_message_keys, *answer)
+        whole[turn.turn_id] = (*matched, *begin.new_message_keys, *answer)
     return whole
 
 

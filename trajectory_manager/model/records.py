@@ -234,7 +234,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class TaskContext:
     """What a leased task says of its rollouts."""
 
     purpose: Purpose
@@ -258,7 +258,7 @@ class TaskLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
+class RolloutResult:
     """What a group needs to know about a closed rollout."""
 
     rollout_id: str
@@ -280,8 +280,8 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """The answer to a settlement."""
+class SettleResult:
+    """The answer to a result."""
 
     effect: Effect
     """What it did."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Readiness"]
+__all__ = ["RunCounts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
+class RunCounts:
     """Counts of a run."""
 
     num_ready_groups: int

@@ -121,7 +121,7 @@ def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class RolloutFinish:
     """A rollout to close, and how it ended."""
 
     rollout_id: str
@@ -133,7 +133,7 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class TurnBegin:
     """What a gateway says to open a turn, after matching."""
 
     turn_id: str
@@ -158,7 +158,7 @@ class Opening:
     """Sampling temperature."""
 
 
-class Finish(NamedTuple):
+class TurnEnd(NamedTuple):
     """How a turn ended."""
 
     reason: int
@@ -184,7 +184,7 @@ class Append(NamedTuple):
     """Tokens of the turn before these; None: at its end, whatever that is."""
     tokens: Tokens = Tokens()
     """What to append; may be empty."""
-    finish: Finish | None = None
+    end: TurnEnd | None = None
     """Closes the turn after these tokens."""
 
 
@@ -201,7 +201,7 @@ class Appended(NamedTuple):
 class Turn:
     """A turn without its tokens."""
 
-    opening: Opening
+    begin: TurnBegin
     """How it was first opened."""
     epoch: int
     """Fencing number of its current writer."""
@@ -215,7 +215,7 @@ class Turn:
     @property
     def turn_id(self) -> str:
         """Client-made name."""
-        return self.opening.turn_id
+        return self.begin.turn_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ class _Reading:
     time: float = float("-inf")
 
 
-class Waiting:
+class LongPoll:
     """Runs attempts until one succeeds or its time is up."""
 
     def __init__(self, runs: RunStore) -> None:

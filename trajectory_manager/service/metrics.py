@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from services.chassis.errors import Reason
 from services.chassis.metrics import counter, gauge, histogram
-from trajectory_manager.model.records import Effect, Settled
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.records import Effect, SettleResult
+from trajectory_manager.model.run_counts import RunCounts
 
 _SERVICE = "trajectory_manager"
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -56,7 +56,7 @@ class Metrics:
         """Task leases were given, extended, lost, expired, or not needed any more."""
         self._leases.labels(transition).inc(number)
 
-    def settled(self, settled: Settled) -> None:
+    def settled(self, settled: SettleResult) -> None:
         """A closed rollout reached its group."""
         self._settled.labels(settled.effect.value).inc()
         if settled.effect is Effect.DISCARDED:
@@ -74,7 +74,7 @@ class Metrics:
         """A sample was leased this many versions behind its step."""
         self._staleness.observe(versions)
 
-    def depth(self, totals: Readiness) -> None:
+    def depth(self, totals: RunCounts) -> None:
         """What waits where, over all runs."""
         self._depth.labels("ready_groups").set(totals.num_ready_groups)
         self._depth.labels("running_groups").set(totals.num_running_groups)

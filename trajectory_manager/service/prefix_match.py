@@ -16,13 +16,13 @@ from trajectory_manager.model.prefix_tree import common_tokens
 from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
-    Opening,
     Origin,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import TokenStore
 
 _MAX_DIVERGENT_IDS = 64
@@ -83,56 +83,56 @@ class Matching:
     _known: dict[str, Turn] = field(default_factory=dict)
     _read: dict[str, Tokens] = field(default_factory=dict)
 
-    async def match(self, opening: Opening) -> Match:
-        """The longest match of the prompt on turns with the opening's template and parent.
+    async def match(self, begin: TurnBegin) -> Match:
+        """The longest match of the prompt on turns with the begin's template and parent.
 
         Raises:
             ServiceError: NOT_FOUND for a parent that does not exist.
         """
         if self.prompt.token_ids:
-            newest = await self.store.newest(self.run_id, self.rollout_id)
-            if newest is None and not opening.parent_turn_id:
+            newest = await self.store.newest_turn(self.run_id, self.rollout_id)
+            if newest is None and not begin.parent_turn_id:
                 return Match()
-            if newest is not None and (match := self._continuation(opening, newest)):
+            if newest is not None and (match := self._continuation(begin, newest)):
                 return match
         await self._learn_turns()
-        if opening.turn_id in self._known:
+        if begin.turn_id in self._known:
             return Match()  # opened before: what it matched then stands
-        turns = self._candidates(opening)
+        turns = self._candidates(begin)
         if self.prompt.message_keys:
-            return await self._match_messages(turns, opening.parent_turn_id)
-        return await self._match_ids(turns, opening.parent_turn_id)
+            return await self._match_messages(turns, begin.parent_turn_id)
+        return await self._match_ids(turns, begin.parent_turn_id)
 
     async def prefix(self, turn: Turn) -> bytes:
         """int32 ids that the opened turn shares with its parent's whole sequence."""
-        length = turn.opening.prefix_length
+        length = turn.begin.prefix_length
         if self.prompt.token_ids:
             return pack_ids(self.prompt.token_ids[:length])
         if not length:
             return b""
-        path = await self._path(turn.opening.parent_turn_id)
+        path = await self._path(turn.begin.parent_turn_id)
         stored = await self._tokens([ancestor.turn_id for ancestor in path])
         prefix = b""
         # From the root: each turn keeps what it shares with its parent and adds its own.
         for ancestor, own in zip(reversed(path), reversed(stored), strict=True):
-            prefix = prefix[: ancestor.opening.prefix_length * BYTES_PER_TOKEN] + own.ids
+            prefix = prefix[: ancestor.begin.prefix_length * BYTES_PER_TOKEN] + own.ids
         return prefix[: length * BYTES_PER_TOKEN]
 
     async def divergence(self, turn: Turn) -> Divergence | None:
         """Where the prompt of the opened turn leaves its parent's sampled tokens, if it does."""
-        position = turn.opening.prefix_length
+        position = turn.begin.prefix_length
         given = pack_ids(self.prompt.token_ids[position:])
         if not (position and given):
             return None
-        parent = (await self._path(turn.opening.parent_turn_id))[0]
+        parent = (await self._path(turn.begin.parent_turn_id))[0]
         (own,) = await self._tokens([parent.turn_id])
-        sampled = _sampled_from(own, position - parent.opening.prefix_length)
+        sampled = _sampled_from(own, position - parent.begin.prefix_length)
         if not sampled or common_tokens(sampled, given):
             return None
         ids = sampled[: _MAX_DIVERGENT_IDS * BYTES_PER_TOKEN]
         return Divergence(turn_id=parent.turn_id, position=position, ids=ids)
 
-    def _continuation(self, opening: Opening, newest: TurnRecord) -> Match | None:
+    def _continuation(self, begin: TurnBegin, newest: TurnRecord) -> Match | None:
         """The match, if the prompt of ids goes on where the newest turn ended."""
         turn, own = newest.turn, newest.tokens
         self._known[turn.turn_id], self._read[turn.turn_id] = turn, own
@@ -140,29 +140,29 @@ class Matching:
         fits = (
             turn.finish_reason
             and own.num_tokens
-            and turn.opening.template_fingerprint == opening.template_fingerprint
-            and opening.parent_turn_id in ("", turn.turn_id)
+            and turn.begin.template_fingerprint == begin.template_fingerprint
+            and begin.parent_turn_id in ("", turn.turn_id)
             and search.wanted()
         )
         if not fits:
             return None
         search.compare(turn, own)
-        whole = turn.opening.prefix_length + own.num_tokens
+        whole = turn.begin.prefix_length + own.num_tokens
         if search.shared[turn.turn_id] < whole:
             return None
         return Match(parent_turn_id=turn.turn_id, prefix_length=whole)
 
-    def _candidates(self, opening: Opening) -> list[Turn]:
+    def _candidates(self, begin: TurnBegin) -> list[Turn]:
         """Turns of the same template; with a parent given only those on its path."""
-        parent = opening.parent_turn_id
+        parent = begin.parent_turn_id
         if parent and parent not in self._known:
-            raise refusal("UNKNOWN_TURN", parent)
+            raise store_error("UNKNOWN_TURN", parent)
         path = {turn.turn_id for turn in self._ancestors(parent)} if parent else self._known
         return [
             turn
             for turn in self._known.values()
             if turn.turn_id in path
-            and turn.opening.template_fingerprint == opening.template_fingerprint
+            and turn.begin.template_fingerprint == begin.template_fingerprint
         ]
 
     async def _match_messages(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
@@ -173,7 +173,7 @@ class Matching:
         for turn in turns:
             length = _num_messages(turn)
             is_prefix = (
-                digests.get(length) == turn.opening.prompt_digest
+                digests.get(length) == turn.begin.prompt_digest
                 and keys[length : length + 1] == (turn.answer_key,)
                 and parent_turn_id in ("", turn.turn_id)
             )
@@ -184,7 +184,7 @@ class Matching:
         (own,) = await self._tokens([found.turn_id])
         return Match(
             parent_turn_id=found.turn_id,
-            prefix_length=found.opening.prefix_length + own.num_tokens,
+            prefix_length=found.begin.prefix_length + own.num_tokens,
             num_messages=_num_messages(found) + 1,
         )
 
@@ -224,7 +224,7 @@ class Matching:
         path: list[Turn] = []
         while turn_id in self._known:
             path.append(self._known[turn_id])
-            turn_id = path[-1].opening.parent_turn_id
+            turn_id = path[-1].begin.parent_turn_id
         return path
 
     async def _learn_turns(self) -> None:
@@ -243,30 +243,29 @@ class _Search:
         self.shared = dict.fromkeys(self._unread, 0)
         for turn in reversed(turns):  # children first
             self._raise(turn.turn_id, self._proven(turn))
-            parent, prefix = turn.opening.parent_turn_id, turn.opening.prefix_length
+            parent, prefix = turn.begin.parent_turn_id, turn.begin.prefix_length
             if parent in self.shared:
                 self._raise(parent, min(self.shared[turn.turn_id], prefix))
 
     def wanted(self) -> list[Turn]:
         """Turns whose own tokens decide what is shared most; none when that is known."""
         for turn in self._turns:  # parents first
-            opening = turn.opening
+            begin = turn.begin
             if turn.turn_id in self._unread:
-                start = self.shared.get(opening.parent_turn_id, 0)
-                self._raise(turn.turn_id, min(start, opening.prefix_length))
+                start = self.shared.get(begin.parent_turn_id, 0)
+                self._raise(turn.turn_id, min(start, begin.prefix_length))
         reach = max(map(self._depth, self.shared), default=0)
         whole = len(self._ids) // BYTES_PER_TOKEN
         return [
             turn
             for name, turn in self._unread.items()
-            if self._depth(name) == reach
-            and turn.opening.prefix_length <= self.shared[name] < whole
+            if self._depth(name) == reach and turn.begin.prefix_length <= self.shared[name] < whole
         ]
 
     def compare(self, turn: Turn, own: Tokens) -> None:
         """Take in what a turn added."""
         del self._unread[turn.turn_id]
-        start = turn.opening.prefix_length
+        start = turn.begin.prefix_length
         rest = self._ids[start * BYTES_PER_TOKEN :]
         self.shared[turn.turn_id] = start + common_tokens(rest, own.ids)
 
@@ -276,7 +275,7 @@ class _Search:
 
     def _proven(self, turn: Turn) -> int:
         # Only what it shared when it was opened: its own tokens may not be stored yet.
-        return turn.opening.prefix_length if turn.turn_id in self._claims else 0
+        return turn.begin.prefix_length if turn.turn_id in self._claims else 0
 
     def _raise(self, turn_id: str, shared: int) -> None:
         self.shared[turn_id] = max(self.shared[turn_id], shared)
@@ -284,11 +283,11 @@ class _Search:
 
 def _claims(turns: Sequence[Turn], ids: bytes) -> dict[str, int]:
     """Lengths of the turns' prompts that `ids` begins with, by their digests."""
-    digests = _id_digests(ids, (turn.opening.num_prompt_tokens for turn in turns))
+    digests = _id_digests(ids, (turn.begin.num_prompt_tokens for turn in turns))
     return {
-        turn.turn_id: turn.opening.num_prompt_tokens
+        turn.turn_id: turn.begin.num_prompt_tokens
         for turn in turns
-        if digests.get(turn.opening.num_prompt_tokens) == turn.opening.prompt_digest
+        if digests.get(turn.begin.num_prompt_tokens) == turn.begin.prompt_digest
     }
 
 
@@ -318,7 +317,7 @@ def _key_digests(keys: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
 
 def _num_messages(turn: Turn) -> int:
     """Messages of the turn's prompt."""
-    return turn.opening.num_matched_messages + len(turn.opening.new_message_keys)
+    return turn.begin.num_matched_messages + len(turn.begin.new_message_keys)
 
 
 def _sampled_from(own: Tokens, start: int) -> bytes:

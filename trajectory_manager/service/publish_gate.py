@@ -16,7 +16,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PublishDecision:
     """Whether to publish."""
 
     publish: bool
@@ -25,7 +25,7 @@ class Verdict:
     """Groups and rollouts that would become too old."""
 
 
-async def judge(store: Store, run_id: str, epoch: int, weight_version: int) -> Verdict:
+async def decide(store: Store, run_id: str, epoch: int, weight_version: int) -> PublishDecision:
     """Whether the trainer with `epoch` may publish `weight_version` now.
 
     Raises:
@@ -33,14 +33,14 @@ async def judge(store: Store, run_id: str, epoch: int, weight_version: int) -> V
     """
     waits = await store.ledger.publish_wait(run_id, epoch, weight_version)
     if waits.seconds <= 0:
-        return Verdict(publish=True, num_blocking=waits.num_blocking_groups)
+        return PublishDecision(publish=True, num_blocking=waits.num_blocking_groups)
     oldest = weight_version - (await store.runs.config(run_id)).max_staleness
     blocking = waits.num_blocking_groups
     for start in range(0, len(waits.running), _BATCH):
         batch = waits.running[start : start + _BATCH]
         found = await store.tokens.read(run_id, batch, spans_only=True)
         blocking += sum(_older(turns, oldest) for _, turns in filter(None, found))
-    return Verdict(publish=blocking == 0, num_blocking=blocking)
+    return PublishDecision(publish=blocking == 0, num_blocking=blocking)
 
 
 def _older(turns: Sequence[TurnRecord], oldest: int) -> bool:

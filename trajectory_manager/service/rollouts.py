@@ -1,8 +1,8 @@
 """The steps of a rollout that take more than one atomic step of the store.
 
-Closing crosses from the rollout's tokens to its run: announce (outbox mark) -> close -> settle,
-which clears the mark. Each step is idempotent, so whoever comes next (the agent's retry,
-CompleteTask, the sweeper, another replica) finishes what a killed process began.
+Finishing crosses from the rollout's tokens to its run: add an outbox mark -> finish the record ->
+settle, which removes the mark. Each step is idempotent, so the next caller (the agent's retry,
+CompleteTask, the sweep, another replica) completes what a killed process began.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
 from trajectory_manager.service import sample_builder
@@ -46,7 +46,7 @@ ABANDONED = Outcome(
 SURPLUS = Outcome(
     failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
 )
-_GIVEN_UP = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
+_MANAGER_FAILURES = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
 _STRANGE = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
 _SWEEP_BATCH = 256
 # Appends must not wait long behind whole rollouts.
@@ -54,7 +54,7 @@ _RECORDED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedTurn:
+class BegunTurn:
     """An opened turn with what is before it and what it already has."""
 
     turn: Turn
@@ -84,9 +84,9 @@ class Rollouts:
         Raises:
             ServiceError: LEASE_EXPIRED, ROLLOUT_FINISHED, ALREADY_EXISTS, NOT_FOUND (run).
         """
-        leased = await self._store.runs.enlist(rollout.run_id, rollout.rollout_id, nonce)
+        leased = await self._store.runs.register_rollout(rollout.run_id, rollout.rollout_id, nonce)
         if leased is None:
-            await self._store.tokens.create_rollout(rollout, leased=False)
+            await self._store.tokens.start_rollout(rollout, leased=False)
             return ""
         if leased.purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
             raise errors.pinned_training(rollout.pinned_weight_version)
@@ -98,22 +98,22 @@ class Rollouts:
             purpose=leased.purpose,
             required_weight_version=leased.required_weight_version,
         )
-        await self._store.tokens.create_rollout(known, leased=True)
+        await self._store.tokens.start_rollout(known, leased=True)
         return name.task_id
 
     async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening, prompt: Prompt
-    ) -> OpenedTurn:
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
+    ) -> BegunTurn:
         """Match the prompt against what is stored and open the turn.
 
         Raises:
-            ServiceError: as `TokenStore.open_turn`; NOT_FOUND for a parent that does not exist.
+            ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist.
         """
         tokens = self._store.tokens
         matching = Matching(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
-        match = await matching.match(opening)
-        opening = replace(
-            opening,
+        match = await matching.match(begin)
+        begin = replace(
+            begin,
             prompt_digest=prompt.digest,
             parent_turn_id=match.parent_turn_id,
             prefix_length=match.prefix_length,
@@ -121,8 +121,8 @@ class Rollouts:
             new_message_keys=prompt.message_keys[match.num_messages :],
             num_prompt_tokens=len(prompt.token_ids),
         )
-        rollout, record = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
-        return OpenedTurn(
+        rollout, record = await tokens.begin_turn(run_id, rollout_id, credential_digest, begin)
+        return BegunTurn(
             turn=record.turn,
             prefix_ids=await matching.prefix(record.turn),
             tokens=record.tokens,
@@ -149,7 +149,9 @@ class Rollouts:
         self._metrics.appended(num_new, num_repeated)
         return answers
 
-    async def finish(self, run_id: str, closings: Sequence[Closing]) -> list[ServiceError | None]:
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
+    ) -> list[ServiceError | None]:
         """Close rollouts for their agents and hand them to their groups. Idempotent.
 
         What was refused stands as its error: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (TRAIN
@@ -158,53 +160,53 @@ class Rollouts:
         Raises:
             ServiceError: the store is away or full.
         """
-        answers = [await self._lacks_rewards(run_id, closing) for closing in closings]
+        answers = [await self._lacks_rewards(run_id, finish) for finish in finishes]
         sound = [i for i, error in enumerate(answers) if error is None]
-        closed = await self._close(run_id, [closings[i] for i in sound])
+        closed = await self._close(run_id, [finishes[i] for i in sound])
         for index, result in zip(sound, closed, strict=True):
-            answers[index] = _refused_end(closings[index], result)
+            answers[index] = _refused_end(finishes[index], result)
         return answers
 
-    async def _lacks_rewards(self, run_id: str, closing: Closing) -> ServiceError | None:
-        if closing.outcome != Outcome():
+    async def _lacks_rewards(self, run_id: str, finish: RolloutFinish) -> ServiceError | None:
+        if finish.outcome != Outcome():
             return None
-        rollout = await self._store.tokens.rollout(run_id, closing.rollout_id)
+        rollout = await self._store.tokens.rollout(run_id, finish.rollout_id)
         if rollout is None:
-            return errors.refusal("UNKNOWN_ROLLOUT", closing.rollout_id)
+            return errors.store_error("UNKNOWN_ROLLOUT", finish.rollout_id)
         return errors.no_rewards() if rollout.purpose is Purpose.TRAIN else None
 
     async def _close(
-        self, run_id: str, closings: Sequence[Closing]
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        leased = {c.rollout_id for c in closings if SlotName.parse(c.rollout_id) is not None}
+        leased = {c.rollout_id for c in finishes if SlotName.parse(c.rollout_id) is not None}
         if leased:
-            await self._store.runs.announce(run_id, sorted(leased))
-        closed = await self._store.tokens.close(run_id, closings)
+            await self._store.runs.add_outbox_marks(run_id, sorted(leased))
+        closed = await self._store.tokens.finish(run_id, finishes)
         # Not the caller's to close: their marks would stay. (A mark that another call relies on is
         # not missed for long: the lease of its rollout runs out.)
         strange = [
-            closing.rollout_id
-            for closing, result in zip(closings, closed, strict=True)
+            finish.rollout_id
+            for finish, result in zip(finishes, closed, strict=True)
             if isinstance(result, ServiceError) and result.reason in _STRANGE
         ]
         if strange:
-            await self._store.runs.retract(run_id, strange)
-        await self.settle_closed(
+            await self._store.runs.remove_outbox_marks(run_id, strange)
+        await self.settle_finished(
             run_id,
             [r for r in closed if not isinstance(r, ServiceError) and r[0].rollout_id in leased],
         )
         return closed
 
-    async def give_up(self, run_id: str, rollout_ids: Sequence[str], outcome: Outcome) -> None:
+    async def fail(self, run_id: str, rollout_ids: Sequence[str], outcome: Outcome) -> None:
         """Close leased rollouts that their agents left, if they still run, and settle them."""
-        closings = [
-            Closing(rollout_id=name, credential_digest=None, outcome=outcome)
+        finishes = [
+            RolloutFinish(rollout_id=name, credential_digest=None, outcome=outcome)
             for name in rollout_ids
         ]
-        results = await self._store.tokens.close(run_id, closings)
+        results = await self._store.tokens.finish(run_id, finishes)
         refused = [result for result in results if isinstance(result, ServiceError)]
         closed = [result for result in results if not isinstance(result, ServiceError)]
-        await self.settle_closed(run_id, closed)
+        await self.settle_finished(run_id, closed)
         if refused:
             raise refused[0]
 
@@ -212,7 +214,7 @@ class Rollouts:
         """Take the agent's lease back; an unfinished rollout fails and is replaced. Idempotent."""
         held = await self._store.runs.extend_tasks(run_id, [(rollout_id, nonce)])
         if held[0]:
-            await self.give_up(run_id, [rollout_id], ABANDONED)
+            await self.fail(run_id, [rollout_id], ABANDONED)
 
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
@@ -233,22 +235,24 @@ class Rollouts:
         )
         self._metrics.appended(num_new, 0)
         self._new_tokens[run_id] += num_new
-        await self.settle_closed(run_id, recorded)
+        await self.settle_finished(run_id, recorded)
 
     async def settle(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """Tell the groups of those rollouts that have ended how they did. Idempotent."""
         found = await self._store.tokens.read(run_id, rollout_ids, spans_only=True)
         ended = [pair for pair in found if pair and pair[0].state is not RolloutState.RUNNING]
-        await self.settle_closed(run_id, ended)
+        await self.settle_finished(run_id, ended)
 
-    async def settle_closed(
+    async def settle_finished(
         self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> None:
         """Tell the groups of closed rollouts how these ended. Idempotent."""
         if not closed:
             return
         config = await self._store.runs.config(run_id)
-        facts = [sample_builder.settlement(*pair, config.zero_variance_reward) for pair in closed]
+        facts = [
+            sample_builder.rollout_result(*pair, config.zero_variance_reward) for pair in closed
+        ]
         for settled in await self._store.runs.settle(run_id, facts):
             if settled.effect is not Effect.IGNORED:
                 self._metrics.settled(settled)
@@ -270,7 +274,7 @@ class Rollouts:
         lost = await self._store.runs.expired(run_id, _SWEEP_BATCH)
         for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
             names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
-            await self.give_up(run_id, names, outcome)
+            await self.fail(run_id, names, outcome)
             self._metrics.leases("surplus" if surplus else "expired", len(names))
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
         await self.settle(run_id, unsettled)
@@ -278,14 +282,14 @@ class Rollouts:
 
 
 def _refused_end(
-    closing: Closing, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
+    finish: RolloutFinish, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
 ) -> ServiceError | None:
     """Why a rollout did not end as its agent says; None: it did."""
     if isinstance(closed, ServiceError):
         return closed
     outcome = closed[0].outcome
-    if outcome == closing.outcome:
+    if outcome == finish.outcome:
         return None
-    if outcome.failure_class in _GIVEN_UP:
-        return errors.closed_rollout(closing.rollout_id, outcome.failure_message)
-    return errors.refusal("OTHER_ROLLOUT", closing.rollout_id)
+    if outcome.failure_class in _MANAGER_FAILURES:
+        return errors.finished_rollout(finish.rollout_id, outcome.failure_message)
+    return errors.store_error("OTHER_ROLLOUT", finish.rollout_id)

@@ -14,9 +14,9 @@ from trajectory_manager.model.prefix_tree import PrefixTree, SamplePlan
 from trajectory_manager.model.records import (
     FailureClass,
     Rollout,
+    RolloutResult,
     RolloutState,
     RunConfig,
-    Settlement,
     StalenessPolicy,
 )
 from trajectory_manager.model.steps import StepLease
@@ -59,19 +59,21 @@ def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
     return f"{rollout_id}#{leaf_turn_id}"
 
 
-def settlement(rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str) -> Settlement:
+def rollout_result(
+    rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str
+) -> RolloutResult:
     """What the group of a closed `rollout` must know; one without trainable tokens failed."""
     outcome = rollout.outcome
     if rollout.state is not RolloutState.FINISHED:
         message = f"{outcome.failure_class.name}: {outcome.failure_message}"
-        return Settlement(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
+        return RolloutResult(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
     spans = {record.turn.turn_id: record.tokens.spans for record in turns}
     plans = list(_tree(turns).sample_plans(spans))
     versions = [
         part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
     ]
     rewards = {r.name: r.value for r in outcome.rewards if not r.turn_id}
-    return Settlement(
+    return RolloutResult(
         rollout_id=rollout.rollout_id,
         finished=bool(plans) or outcome.failure_class is FailureClass.POLICY,
         reward=rewards.get(reward_name),
@@ -130,7 +132,7 @@ def of_rollout(
                 ),
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
-                temperature=stored[plan.leaf_turn_id].turn.opening.temperature,
+                temperature=stored[plan.leaf_turn_id].turn.begin.temperature,
             )
         )
     return samples

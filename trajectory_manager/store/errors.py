@@ -40,13 +40,13 @@ def gap(turn_id: str, offset: str, stored: str) -> ServiceError:
     )
 
 
-def closed_rollout(rollout_id: str, state: str) -> ServiceError:
+def finished_rollout(rollout_id: str, state: str) -> ServiceError:
     """FAILED_PRECONDITION: the rollout takes nothing more."""
     message = f"rollout {rollout_id!r} is closed ({state})"
     return failed_precondition(Reason.ROLLOUT_FINISHED, message)
 
 
-def closed_turn(turn_id: str) -> ServiceError:
+def ended_turn(turn_id: str) -> ServiceError:
     """FAILED_PRECONDITION: the turn takes nothing more."""
     return failed_precondition(Reason.TURN_FINISHED, f"turn {turn_id!r} is finished")
 
@@ -146,7 +146,7 @@ def no_rewards() -> ServiceError:
     return invalid_argument("rewards", [], cure)
 
 
-REFUSALS: dict[str, Callable[..., ServiceError]] = {
+ERRORS: dict[str, Callable[..., ServiceError]] = {
     "UNKNOWN_RUN": unknown_run,
     "UNKNOWN_ROLLOUT": lambda name: not_found("rollout", name),
     "UNKNOWN_TURN": lambda name: not_found("turn", name),
@@ -157,11 +157,11 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
     "OTHER_ROLLOUT": lambda name: already_exists("rollout", name),
     "OTHER_PROMPT": lambda name: already_exists("turn", name),
     "OTHER_TOKENS": lambda name, offset: already_exists("token of turn", f"{name}[{offset}]"),
-    "OTHER_FINISH": lambda name: already_exists("end of turn", name),
+    "OTHER_END": lambda name: already_exists("end of turn", name),
     "OTHER_TASK": lambda name: already_exists("task", name),
     "GAP": gap,
-    "CLOSED_ROLLOUT": lambda name, state: closed_rollout(name, RolloutState(int(state)).name),
-    "CLOSED_TURN": closed_turn,
+    "FINISHED_ROLLOUT": lambda name, state: finished_rollout(name, RolloutState(int(state)).name),
+    "ENDED_TURN": ended_turn,
     "LOST_LEASE": lost_lease,
     "LOST_COLUMN": lost_column,
     "OTHER_COLUMN": lambda name, sample_id: already_exists(f"column {name!r} of", sample_id),
@@ -177,22 +177,22 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
 }
 
 
-def refusal(tag: str, *facts: object) -> ServiceError:
+def store_error(tag: str, *facts: object) -> ServiceError:
     """The error named `tag`, as the Lua scripts and the in-memory store both say it."""
-    return REFUSALS[tag](*(str(fact) for fact in facts))
+    return ERRORS[tag](*(str(fact) for fact in facts))
 
 
-def accepted(reply: list[Any]) -> list[Any]:
+def unwrap(reply: list[Any]) -> list[Any]:
     """What a Lua script answered after "ok".
 
     Raises:
         ServiceError: it answered "refused" with a tag and its facts.
     """
-    if reply[0] == b"refused":
-        raise refused(reply)
+    if reply[0] == b"error":
+        raise reply_error(reply)
     return reply[1:]
 
 
-def refused(reply: list[Any]) -> ServiceError:
+def reply_error(reply: list[Any]) -> ServiceError:
     """The refusal that a Lua script answered."""
-    return refusal(*(fact.decode() for fact in reply[1:]))
+    return store_error(*(fact.decode() for fact in reply[1:]))

@@ -15,27 +15,27 @@ from services.chassis.errors import ServiceError
 from trajectory_manager.model.records import (
     DeadLetter,
     Durability,
-    Leased,
     LostLease,
     Purpose,
     Rollout,
+    RolloutResult,
     RunConfig,
-    Settled,
-    Settlement,
+    SettleResult,
     Submitted,
     Task,
+    TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
 from trajectory_manager.store.column_interface import ColumnStore
@@ -51,7 +51,7 @@ MAX_DEAD_LETTERS = 10_000
 class TokenStore(Protocol):
     """The record of each rollout: header, turns, tokens."""
 
-    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+    async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
         """Create the record. Idempotent; with a lease the credential may change before any turn.
 
         Raises:
@@ -59,8 +59,8 @@ class TokenStore(Protocol):
         """
         ...
 
-    async def open_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    async def begin_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
         """Create the turn or take it over; a finished turn is only returned, with what it has.
 
@@ -81,8 +81,8 @@ class TokenStore(Protocol):
         """
         ...
 
-    async def close(
-        self, run_id: str, closings: Sequence[Closing]
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
         """Close each rollout if it runs; answer it with its turns' spans either way.
 
@@ -98,7 +98,7 @@ class TokenStore(Protocol):
         """All turns in the order they began."""
         ...
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """The turn that began last, with its tokens; None if there is none."""
         ...
 
@@ -160,7 +160,7 @@ class RunStore(Protocol):
         """Lease one open slot, admitting a group if none is open; earlier purposes first.
 
         Admission: admitted - discarded - leased to a step <= `RunConfig.max_outstanding_groups`. A
-        group knows from its place with which weights it must be sampled: `Leased`.
+        group knows from its place with which weights it must be sampled: `TaskContext`.
         Beyond max_stored_tokens no TRAIN group is admitted, except those that the next step needs
         if its commit lets retention free tokens.
         A TRAIN group has num_samples + num_extra_samples slots.
@@ -184,7 +184,9 @@ class RunStore(Protocol):
         """Extend each lease (rollout_id, nonce); False for those that are gone."""
         ...
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
+    async def register_rollout(
+        self, run_id: str, rollout_id: str, nonce: str | None
+    ) -> TaskContext | None:
         """List the rollout in its run; with a nonce check its lease first and tell of its task.
 
         Raises:
@@ -196,11 +198,11 @@ class RunStore(Protocol):
         """Rollouts in the order they were enlisted, from position `start`."""
         ...
 
-    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+    async def add_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """Outbox marks: these rollouts are about to close and must be settled. Idempotent."""
         ...
 
-    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+    async def remove_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """Take outbox marks back: these rollouts were not closed. Idempotent."""
         ...
 
@@ -212,7 +214,7 @@ class RunStore(Protocol):
         """Leases that have run out or that their group ended, and that are not settled."""
         ...
 
-    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
+    async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
         """Tell groups about closed rollouts, in order; clear their marks and leases. Idempotent.
 
         A failed sample opens its slot again outside admission. A group is complete with its first
@@ -234,7 +236,7 @@ class RunStore(Protocol):
         """Count tokens of the run that were stored (or deleted, if negative) since last time."""
         ...
 
-    async def readiness(self, run_id: str) -> Readiness:
+    async def run_counts(self, run_id: str) -> RunCounts:
         """Counts of the run."""
         ...
 
@@ -306,10 +308,6 @@ class LedgerStore(Protocol):
         Raises:
             ServiceError: STALE_EPOCH, NOT_FOUND, STEP_OUT_OF_ORDER (an open step).
         """
-        ...
-
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
-        """Give the newest uncommitted step's groups back to the queue's head. Idempotent."""
         ...
 
     async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:

@@ -24,6 +24,7 @@ __all__ = ["RUN_ID", "Call", "Scripts"]
 
 _MAX_COMMANDS = 1024
 _MAX_REDIRECTS = 5
+_REQUIRES = "-- requires:"
 
 
 class _RunId:
@@ -42,18 +43,20 @@ _Step = tuple[str, Sequence[str | bytes], Sequence[Any]]
 
 
 class Scripts:
-    """The Lua files of a folder by name: `await scripts.call("append", keys=[...], args=[...])`.
+    """The Lua scripts of a folder by name: `await scripts.call("append", keys=[...], args=[...])`.
 
-    All keys of a call share a cluster slot.
+    A script may start with a line "-- requires: _a _b": the libraries _a.lua and _b.lua are
+    prepended. Libraries are the files that begin with "_". All keys of a call share a cluster slot.
     """
 
     def __init__(self, pipelines: Pipelines, folder: Path) -> None:
-        """Read every `*.lua` in `folder`.
+        """Read every script in `folder`.
 
         Raises:
             ValueError: the folder holds none.
+            FileNotFoundError: a required library does not exist.
         """
-        self._sources = {path.stem: path.read_text() for path in sorted(folder.glob("*.lua"))}
+        self._sources = {path.stem: _source(path) for path in sorted(folder.glob("[!_]*.lua"))}
         if not self._sources:
             raise ValueError(f"folder {folder} holds no *.lua file")
         self._pipelines = pipelines
@@ -164,6 +167,14 @@ class Scripts:
         if pipeline not in self._batches:
             self._batches[pipeline] = _Batches(pipeline, self._sources)
         return self._batches[pipeline]
+
+
+def _source(script: Path) -> str:
+    """The text of `script` after that of the libraries it requires."""
+    text = script.read_text()
+    first, _, _ = text.partition("\n")
+    names = first.removeprefix(_REQUIRES).split() if first.startswith(_REQUIRES) else []
+    return "".join([(script.parent / f"{name}.lua").read_text() for name in names]) + text
 
 
 def _joined(parts: Sequence[Call], common: Sequence[Any]) -> Call:

@@ -10,8 +10,8 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from tests.trajectory_manager.support import CREDENTIAL, Run
-from trajectory_manager.api.append_segments import Appends
-from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.append_segments import AppendTokensHandler
+from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from trajectory_manager.model.tokens import Append
@@ -20,9 +20,9 @@ from trajectory_manager.service.rollouts import Rollouts
 STOP = tokens_pb2.FINISH_REASON_STOP
 
 
-def appends(run: Run, max_waiting_bytes: int = 1 << 20) -> Appends:
+def appends(run: Run, max_inflight_bytes: int = 1 << 20) -> AppendTokensHandler:
     """The servicer's part that does them."""
-    return Appends(run.rollouts, Room(max_waiting_bytes), 1000)
+    return AppendTokensHandler(run.rollouts, InflightBytes(max_inflight_bytes), 1000)
 
 
 def message(
@@ -159,7 +159,7 @@ async def test_what_waits_for_a_slow_store_is_bounded(run: Run) -> None:
     """More is refused with a time, and nothing that was accepted is lost."""
     epochs = await opened(run, "a", "b")
     slow = Slow(run.rollouts)
-    bounded = Appends(slow, Room(200), 1000)  # type: ignore[arg-type]
+    bounded = AppendTokensHandler(slow, InflightBytes(200), 1000)  # type: ignore[arg-type]
     requests = [
         pb.AppendSegmentsRequest(appends=[message(run, name, epoch, 0, [1] * 20)])
         for name, epoch in zip(("a", "b"), epochs, strict=True)
@@ -178,8 +178,8 @@ async def test_what_waits_for_a_slow_store_is_bounded(run: Run) -> None:
 async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
     """It was not done at all; with room it is."""
     (epoch, _) = await opened(run, "a", "b")
-    room = Room(8)
-    servicer = Appends(run.rollouts, room, 1000)
+    inflight = InflightBytes(8)
+    servicer = AppendTokensHandler(run.rollouts, inflight, 1000)
     finish = pb.FinishRolloutRequest(
         run_id=run.run_id,
         rollout_id="b",
@@ -188,7 +188,7 @@ async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
     )
     appended = message(run, "a", epoch, 0, [1])
     request = pb.AppendSegmentsRequest(appends=[appended], finishes=[finish])
-    with room.taken(8), pytest.raises(ServiceError):
+    with inflight.reserve(8), pytest.raises(ServiceError):
         await servicer.append(request)
     states = [(await run.store.tokens.read(run.run_id, ["b"]))[0]]
     await servicer.append(request)

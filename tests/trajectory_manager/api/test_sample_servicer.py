@@ -25,7 +25,7 @@ from tests.trajectory_manager.support import RULES, Run, failed, policy
 from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.model.records import Purpose, Replay, ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.token_bytes import unpack_ids, unpack_logprobs
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.interface import Store
 
@@ -78,7 +78,7 @@ class Trainer:
 @pytest.fixture
 async def trainer(store: Store) -> AsyncIterator[Trainer]:
     """A trainer of a run that is not created yet."""
-    servicer = SampleServicer(store, Waiting(store.runs), Metrics())
+    servicer = SampleServicer(store, LongPoll(store.runs), Metrics())
     service = Service(servicers=[(add_SampleServiceServicer_to_server, servicer)])
     async with AsyncExitStack() as stack:
         config = ServerConfig(admin_port=-1, drain_seconds=0.0)

@@ -366,7 +366,7 @@ async def test_trajectories_are_listed_and_watched(replicas: tuple[Client, Clien
 
 
 async def test_the_trainer_s_calls_go_through(replicas: tuple[Client, Client]) -> None:
-    """Extend, release, lease again, commit."""
+    """Extend, lease again, commit."""
     first, second = replicas
     await first.submit("a")
     await first.play()
@@ -377,10 +377,6 @@ async def test_the_trainer_s_calls_go_through(replicas: tuple[Client, Client]) -
         run_id=first.run_id, lease_token=leased.lease_token
     )
     assert (await second.samples.ExtendLease(extend)).remaining.seconds == 60
-    release = sample_service_pb2.ReleaseSamplesRequest(
-        run_id=first.run_id, lease_token=leased.lease_token
-    )
-    await second.samples.ReleaseSamples(release)
     assert await second.lease_samples(epoch, 1) == leased
     commit = sample_service_pb2.CommitStepRequest(run_id=first.run_id, epoch=epoch, step=1)
     assert (await second.samples.CommitStep(commit)).num_samples == 2

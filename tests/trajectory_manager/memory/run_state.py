@@ -10,8 +10,8 @@ from trajectory_manager.model.records import (
     DeadLetter,
     DeadLetterReason,
     Purpose,
+    RolloutResult,
     RunConfig,
-    Settlement,
     SlotName,
     StalenessPolicy,
     Task,
@@ -19,7 +19,7 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.replay_draw import ReplayGroup
 from trajectory_manager.model.steps import StepLease
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS
 
 
@@ -29,7 +29,7 @@ class SlotState:
 
     attempt: int = 0
     leased: bool = False
-    settlement: Settlement | None = None
+    result: RolloutResult | None = None
 
 
 @dataclass(slots=True)
@@ -44,21 +44,19 @@ class GroupState:
 
     @property
     def complete(self) -> bool:
-        return len(self.settlements) == self.task.num_samples
+        return len(self.results) == self.task.num_samples
 
     def is_open(self, index: int) -> bool:
         slot = self.slots[index]
-        return not (slot.leased or slot.settlement or self.complete)
+        return not (slot.leased or slot.result or self.complete)
 
     @property
     def min_weight_version(self) -> int:
-        return min(
-            (done.min_weight_version for done in self.settlements if done.sample_ids), default=0
-        )
+        return min((done.min_weight_version for done in self.results if done.sample_ids), default=0)
 
     @property
-    def settlements(self) -> list[Settlement]:
-        return [slot.settlement for slot in self.slots if slot.settlement is not None]
+    def results(self) -> list[RolloutResult]:
+        return [slot.result for slot in self.slots if slot.result is not None]
 
 
 @dataclass(slots=True)
@@ -183,7 +181,7 @@ class RunState:
     def num_admissible(self) -> int:
         bound = self.max_outstanding
         if self.over_cap:
-            # With retention the next step frees tokens: closing admission to it would be for ever.
+            # With retention the next step frees tokens: finish admission to it would be for ever.
             next_step = self.config.groups_per_step if self.config.retention_steps else 0
             bound = min(bound, next_step)
         return max(0, bound - self.num_outstanding)
@@ -204,7 +202,7 @@ class RunState:
         """Queue a cell for each required column of each sample; whether there are any."""
         cells = {
             (column, sample_id): Cell()
-            for done in group.settlements
+            for done in group.results
             for sample_id in done.sample_ids
             for column in self.config.required_columns
         }
@@ -251,5 +249,5 @@ class Runs:
         """The state of a run; NOT_FOUND if nobody created it."""
         run = self.by_id.get(run_id)
         if run is None:
-            raise refusal("UNKNOWN_RUN", run_id)
+            raise store_error("UNKNOWN_RUN", run_id)
         return run

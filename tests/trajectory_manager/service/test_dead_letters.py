@@ -44,7 +44,7 @@ async def test_a_group_that_keeps_failing_leaves_a_letter(run: Run, purpose: Pur
     assert letter.message == f"ENVIRONMENT: {failed().failure_message}"
     assert abs(letter.time - time.time()) < 60
     assert letter.rollout_ids == [f"a/0/{n}" for n in range(1, MAX_REPLACEMENTS + 2)]
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert counts.num_dead_letters == 1
     for rollout_id in letter.rollout_ids:
         assert await run.store.tokens.rollout(run.run_id, rollout_id) is not None
@@ -88,11 +88,11 @@ async def test_a_requeued_task_lives_again_under_new_names(store: Store) -> None
         assert await store.runs.requeue(run.run_id, ["a", "a", "nobody"]) == 1
         assert await store.runs.requeue(run.run_id, ["a"]) == 0
         assert await store.runs.dead_letters(run.run_id, 0, 10) == []
-        assert (await store.runs.readiness(run.run_id)).num_queued_tasks == 1
+        assert (await store.runs.run_counts(run.run_id)).num_queued_tasks == 1
     while lease := await run.play():
         names.append(lease.rollout_id)
     assert len(set(names)) == len(names)
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_admitted_groups) == (1, 3)
 
 
@@ -108,11 +108,11 @@ async def test_a_late_failure_of_an_earlier_life_changes_nothing(run: Run) -> No
     again = await run.lease()
     assert again is not None
     assert again.rollout_id == "a/0/2"
-    replaced = (await run.store.runs.readiness(run.run_id)).num_replaced_samples
+    replaced = (await run.store.runs.run_counts(run.run_id)).num_replaced_samples
     await run.finish(outlived.rollout_id, failed())
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == replaced
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == replaced
     assert await run.fill() == 1
-    assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
 
 
 async def steps(run: Run, first: int, last: int) -> None:
@@ -167,7 +167,7 @@ async def test_requeued_evaluations_stay_evaluations(run: Run) -> None:
     lease = await run.play()
     assert lease is not None
     assert lease.task.purpose is Purpose.EVAL
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_admitted_groups, counts.num_ready_groups) == (0, 0)
 
 

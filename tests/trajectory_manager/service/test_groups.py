@@ -61,7 +61,7 @@ async def test_a_group_is_complete_with_the_samples_that_finish_first(store: Sto
     assert unstarted is not None
     await run.finish(leases[2].rollout_id)
     await run.finish(leases[0].rollout_id)
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_rollouts) == (1, 0)
     proofs = [(leases[1].rollout_id, leases[1].nonce), (unstarted.rollout_id, unstarted.nonce)]
     assert await store.runs.extend_tasks(run.run_id, proofs) == [False, False]
@@ -115,7 +115,7 @@ async def test_a_surplus_rollout_that_finishes_late_is_not_trained(
         await run.finish(late, rewarded(0.5))
         assert await run.rollouts.sweep(run.run_id) == 0
     assert (await first_step(run)).sample_ids == ("a/0/1#t1", "a/1/1#t1")
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_groups) == (0, 0)
 
 
@@ -132,7 +132,7 @@ async def test_a_failed_sample_is_replaced_while_its_group_still_needs_it(store:
     await run.finish(leases[2].rollout_id)
     assert await run.lease() is None
     assert (await first_step(run)).sample_ids == ("a/1/1#t1", "a/2/1#t1")
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_replaced_samples, counts.num_discarded_groups) == (2, 0)
 
 
@@ -168,7 +168,7 @@ async def test_variance_is_that_of_the_samples_that_count(store: Store) -> None:
         leases = await begun(run, 3)
         for lease, value in zip(leases, values, strict=True):
             await run.finish(lease.rollout_id, rewarded(value))
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (1, 1)
 
 
@@ -195,7 +195,7 @@ async def test_without_its_check_a_late_sample_is_trained(redis_url: str, tmp_pa
     unchecked.mkdir()
     for path in SCRIPTS.glob("*.lua"):
         source = path.read_text()
-        if path.stem == "settle":
+        if path.stem == "settle_rollouts":
             assert source.count("slot.state ~= 'leased' or ") == 1
             source = source.replace("slot.state ~= 'leased' or ", "")
         (unchecked / path.name).write_text(source)

@@ -29,16 +29,16 @@ class Counting:
         return getattr(self.store, name)
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
-        """Counts openings as they are written in Redis."""
+        """Counts begins as they are written in Redis."""
         found: list[Turn] = await self.store.turns(run_id, rollout_id)
-        self.num_bytes += sum(len(codec.opening_text(turn.opening)) for turn in found)
+        self.num_bytes += sum(len(codec.begin_text(turn.begin)) for turn in found)
         return found
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
-        """Counts the opening and the tokens."""
-        found: TurnRecord | None = await self.store.newest(run_id, rollout_id)
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """Counts the begin and the tokens."""
+        found: TurnRecord | None = await self.store.newest_turn(run_id, rollout_id)
         if found is not None:
-            self.num_bytes += len(codec.opening_text(found.turn.opening))
+            self.num_bytes += len(codec.begin_text(found.turn.begin))
             self.num_bytes += size(found.tokens)
         return found
 
@@ -55,7 +55,7 @@ def size(read: Tokens) -> int:
 
 
 GROWN_DIGITS = 16
-"""Lengths in an opening are written in decimal."""
+"""Lengths in an begin are written in decimal."""
 
 
 async def bytes_read(run: Run) -> list[int]:
@@ -78,7 +78,7 @@ async def test_reads_and_storage_do_not_grow_with_the_turns(run: Run) -> None:
     read = await bytes_read(run)
     assert max(read[1:]) <= read[1] + GROWN_DIGITS
     turns = await run.store.tokens.turns(run.run_id, "r")
-    sizes = [len(codec.opening_text(turn.opening)) for turn in turns]
+    sizes = [len(codec.begin_text(turn.begin)) for turn in turns]
     assert max(sizes) <= sizes[1] + GROWN_DIGITS
     stored = await run.store.tokens.tokens(run.run_id, "r", [turn.turn_id for turn in turns])
     assert {own.num_tokens for own in stored} == {21}
@@ -101,14 +101,14 @@ async def test_message_keys_are_stored_once(run: Run) -> None:
         conversation.append(f"user-{number}")
         opened = await run.begin("r", f"t{number}", conversation)
         expected = len(conversation) - 1 if number else 0
-        assert opened.turn.opening.num_matched_messages == expected
+        assert opened.turn.begin.num_matched_messages == expected
         new = tokens([number, number], policy())
         await run.append("r", f"t{number}", opened.turn.epoch, 0, new)
         await run.end("r", f"t{number}", opened.turn.epoch, f"answer-{number}")
         conversation.append(f"answer-{number}")
         assert list(unpack_ids(opened.prefix_ids)) == [n for n in range(number) for _ in (0, 1)]
     turns = await run.store.tokens.turns(run.run_id, "r")
-    assert sum(len(turn.opening.new_message_keys) for turn in turns) == 51
+    assert sum(len(turn.begin.new_message_keys) for turn in turns) == 51
     whole = message_keys(turns)
     assert [len(whole[turn.turn_id]) for turn in turns] == list(range(3, 103, 2))
     assert list(whole["t49"]) == conversation
@@ -139,9 +139,9 @@ async def sequence(run: Run, turn_id: str) -> list[int]:
     """The whole sequence of a turn, from what is stored."""
     turns = {turn.turn_id: turn for turn in await run.store.tokens.turns(run.run_id, "r")}
     (own,) = await run.store.tokens.tokens(run.run_id, "r", [turn_id])
-    opening = turns[turn_id].opening
-    before = await sequence(run, opening.parent_turn_id) if opening.parent_turn_id else []
-    return [*before[: opening.prefix_length], *unpack_ids(own.ids)]
+    begin = turns[turn_id].begin
+    before = await sequence(run, begin.parent_turn_id) if begin.parent_turn_id else []
+    return [*before[: begin.prefix_length], *unpack_ids(own.ids)]
 
 
 def shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -159,7 +159,7 @@ async def test_samples_of_one_prompt_are_told_apart(run: Run) -> None:
         await run.append("r", f"t{n}", epoch, 2, tokens([7, n], policy()))
         await run.end("r", f"t{n}", epoch)
     opened = await run.begin("r", "u", [1, 2, 7, 1, 5])
-    assert (opened.turn.opening.parent_turn_id, len(opened.prefix_ids)) == ("t1", 16)
+    assert (opened.turn.begin.parent_turn_id, len(opened.prefix_ids)) == ("t1", 16)
 
 
 async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> None:
@@ -168,7 +168,7 @@ async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> N
     await run.turn("r", "t1", [1, 2], [3])
     await run.begin("r", "t2", [1, 2, 3, 4])
     opened = await run.begin("r", "t3", [1, 2, 3, 4])
-    assert (opened.turn.opening.parent_turn_id, len(opened.prefix_ids)) == ("t1", 12)
+    assert (opened.turn.begin.parent_turn_id, len(opened.prefix_ids)) == ("t1", 12)
 
 
 async def test_what_was_recorded_counts_not_what_was_asked(run: Run) -> None:

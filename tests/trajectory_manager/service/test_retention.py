@@ -71,12 +71,12 @@ async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
     await run.finish("done")
     asked = ["g1/0/1", "g2/0/1", "eval", "done", "never", "g1/0/1"]
     await store.runs.add_stored_tokens(run.run_id, 100)
-    before = (await store.runs.readiness(run.run_id)).num_stored_tokens
+    before = (await store.runs.run_counts(run.run_id)).num_stored_tokens
     deleted = await retention(run).delete(run.run_id, asked)
     assert (deleted.num_deleted, deleted.needed) == (2, ("g2/0/1", "eval"))
     assert await there(run, *asked[:4]) == [False, True, True, False]
     # A rollout of `play` has 5 tokens, "done" has 2.
-    assert (await store.runs.readiness(run.run_id)).num_stored_tokens == before - 7
+    assert (await store.runs.run_counts(run.run_id)).num_stored_tokens == before - 7
     again = await retention(run).delete(run.run_id, asked)
     assert (again.num_deleted, again.needed) == (0, ("g2/0/1", "eval"))
 
@@ -99,7 +99,7 @@ async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
         )
         await rollouts.append([given])
         await asyncio.gather(*(rollouts.sweep(run.run_id) for _ in range(5)))
-        counted = (await store.runs.readiness(run.run_id)).num_stored_tokens
+        counted = (await store.runs.run_counts(run.run_id)).num_stored_tokens
         assert counted == 3 * (number + 1)
 
 
@@ -108,7 +108,7 @@ async def test_an_unsettled_rollout_is_needed(store: Store) -> None:
     run = await new_run(store)
     await run.start("r")
     await run.turn("r", "t", [1], [2])
-    await store.runs.announce(run.run_id, ["r"])
+    await store.runs.add_outbox_marks(run.run_id, ["r"])
     await run.finish("r")
     assert (await retention(run).delete(run.run_id, ["r"])).needed == ("r",)
 
@@ -207,7 +207,7 @@ async def test_without_the_check_a_replayed_group_is_deleted(
     """Negative control: retention alone would delete what a step may draw again."""
     for path in SCRIPTS.glob("*.lua"):
         source = path.read_text()
-        if path.stem == "due":
+        if path.stem == "list_retention_due":
             assert source.count(" and not held") == 1
             source = source.replace(" and not held", "")
         (tmp_path / path.name).write_text(source)

@@ -78,7 +78,7 @@ class Machine(Agents, Keepers, Trainer, Consumers):
         """Connections of before the crash are found broken one by one."""
         for _ in range(_TRIES):
             try:
-                await self.pair.real.store.runs.readiness(RUN_ID)
+                await self.pair.real.store.runs.run_counts(RUN_ID)
                 await self.pair.real.store.runs.listed(RUN_ID, 0, 1)
                 await self.pair.clock.tell(self.pair.redis)
             except (ServiceError, ConnectionError):
@@ -104,7 +104,7 @@ class Trainers(Machine):
 
     only = frozenset(
         {"work", "work_on", "work_more", "progress", "progress_on", "progress_more", "train"}
-        | {"commit", "release", "replace_trainer", "ask", "requeue", "record", "settle", "sweep"}
+        | {"commit", "replace_trainer", "ask", "requeue", "record", "settle", "sweep"}
         | {"lease_column", "write_column", "compute_columns", "retain", "kill_redis"}
     )
 

@@ -10,7 +10,7 @@ from tests.trajectory_manager.state_machine.agents import spans_of
 from tests.trajectory_manager.state_machine.base import LOST, PICK, RUN_ID, STEPS, Base, picked
 from tests.trajectory_manager.support import rewarded
 from trajectory_manager.model.records import Purpose, Rollout, RolloutState, SlotName, Task
-from trajectory_manager.model.tokens import Opening, Turn, TurnRecord
+from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 
 
 class Keepers(Base):
@@ -44,9 +44,9 @@ class Keepers(Base):
             self._record(name, version)
 
     def _record(self, name: str, version: int) -> None:
-        opening = Opening(turn_id="t0", attempt_id="-", prompt_digest="digest")
+        begin = TurnBegin(turn_id="t0", attempt_id="-", prompt_digest="digest")
         turn = TurnRecord(
-            turn=Turn(opening=opening, epoch=0, finish_reason=1),
+            turn=Turn(begin=begin, epoch=0, finish_reason=1),
             tokens=spans_of([1, 2, 3], 2, version),
         )
         rollout = Rollout(

@@ -21,7 +21,7 @@ async def view(
     found = {
         "rollouts": store.tokens.read(run_id, names),
         "spans": store.tokens.read(run_id, names, spans_only=True),
-        "readiness": store.runs.readiness(run_id),
+        "run_counts": store.runs.run_counts(run_id),
         "listed": store.runs.listed(run_id, 0, _ALL),
         "unsettled": store.runs.unsettled(run_id, _ALL),
         "expired": store.runs.expired(run_id, _ALL),

@@ -9,16 +9,15 @@ from redis.crc import key_slot
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.connect import SCRIPTS
 
-TOKEN_SCRIPTS = {
-    "create_rollout",
-    "open_turn",
-    "newest_turn",
-    "append",
-    "close_rollout",
-    "read",
-    "record",
-    "put_column",
-    "read_columns",
+ROLLOUT_SCRIPTS = {
+    "start_rollout",
+    "begin_turn",
+    "read_newest_turn",
+    "append_tokens",
+    "finish_rollout",
+    "record_rollout",
+    "write_cell",
+    "read_cells",
     "delete_rollout",
 }
 NAMES = ("run", "a/7/1")
@@ -29,8 +28,8 @@ def key_sets() -> dict[str, tuple[str, ...]]:
     run_id, rollout_id = NAMES
     of_rollout = keys.deleted_keys(run_id, rollout_id)
     return {
-        path.stem: of_rollout if path.stem in TOKEN_SCRIPTS else keys.run_keys(run_id)
-        for path in SCRIPTS.glob("*.lua")
+        path.stem: of_rollout if path.stem in ROLLOUT_SCRIPTS else keys.run_keys(run_id)
+        for path in SCRIPTS.glob("[!_]*.lua")
     }
 
 

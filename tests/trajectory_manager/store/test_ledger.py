@@ -28,7 +28,6 @@ async def test_steps_are_leased_in_order_and_again_unchanged(store: Store) -> No
         ledger.epoch = epoch
         await refused(Reason.STALE_EPOCH, ledger.attempt(step))
         await refused(Reason.STALE_EPOCH, ledger.commit(step))
-        await refused(Reason.STALE_EPOCH, ledger.release(step))
         await refused(Reason.STALE_EPOCH, ledger.publish(step))
         await refused(Reason.STALE_EPOCH, store.ledger.extend_samples(ledger.run_id, epoch, step))
     await refused(Reason.STALE_EPOCH, ledger.lead("trainer"))
@@ -49,7 +48,7 @@ async def test_reconcile_commits_what_the_checkpoint_covers(store: Store) -> Non
     await ledger.lease(1)
     await ledger.lead("two", step=1)
     assert ledger.pending == ()
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.committed_step, counts.leased_step, counts.num_ready_groups) == (1, 1, 1)
 
 
@@ -69,17 +68,13 @@ async def test_a_restore_gives_uncommitted_groups_back(store: Store) -> None:
     assert names(await ledger.lease(2)) == ["c/0", "c/1"]
 
 
-async def test_released_groups_are_leased_first(store: Store) -> None:
-    """Only the newest entry can be given back, and its groups return to the head of the queue."""
+async def test_a_step_lease_is_extended(store: Store) -> None:
+    """While its entry is in the ledger; no step takes more groups than may wait."""
     ledger = await ledger_of(store, replace(WIDE, groups_per_step=1))
     await ledger.complete("a", "b", "c")
     await ledger.lead()
     await ledger.lease(1)
-    second = await ledger.lease(2)
-    await refused(Reason.STEP_OUT_OF_ORDER, ledger.release(1))
-    await ledger.release(2)
-    await ledger.release(2)
-    assert await ledger.lease(2) == second
+    await ledger.lease(2)
     extended = store.ledger.extend_samples
     assert await extended(ledger.run_id, ledger.epoch, 2) == RULES.lease_seconds
     await refused(Reason.NOT_FOUND, extended(ledger.run_id, ledger.epoch, 3))
@@ -103,7 +98,7 @@ async def test_a_group_beyond_the_bound_is_a_dead_letter(
     await ledger.lead()
     attempt = await ledger.attempt(1, base=2)
     assert (attempt.lease, attempt.num_too_old) == (None, 2)
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_discarded_groups, counts.num_admissible_groups) == (2, 2)
     letters = await store.runs.dead_letters(ledger.run_id, 0, 9)
     assert [(letter.task.task_id, letter.reason) for letter in letters] == [
@@ -155,23 +150,19 @@ async def test_a_window_holds_back_what_overtook_its_head(
 
 
 async def test_the_window_moves_with_its_head(store: Store) -> None:
-    """A leased, dropped or given-back group moves it, on or back again."""
+    """A leased or dropped group moves it forward, a returned one back."""
     ledger = await ledger_of(store, replace(WIDE, fifo_window=2, max_staleness=3))
     await ledger.admit(*"abcdef")
     await ledger.finish("a", version=0)
     await ledger.finish(*"bcdf", version=4)
     await ledger.lead()
     assert names(await ledger.lease(1, base=4)) == ["b/0", "c/0"]  # a is too old
-    await ledger.release(1)
-    again = await ledger.lease(1, base=4)
-    assert names(again) == ["b/0", "c/0"]
     assert (await ledger.attempt(2, base=4)).lease is None  # f may not overtake e
-    await ledger.release(1)
+    await ledger.commit(1)
     await ledger.finish("e", version=4)
-    assert [names(await ledger.lease(step, base=4)) for step in (1, 2)] == [
-        ["b/0", "c/0"],
-        ["d/0", "e/0"],
-    ]
+    assert names(await ledger.lease(2, base=4)) == ["d/0", "e/0"]
+    await ledger.lead("two", step=0)
+    assert names(await ledger.lease(1, base=4)) == ["d/0", "e/0"]
 
 
 async def test_the_first_lease_decides_the_shards(store: Store) -> None:
@@ -185,8 +176,6 @@ async def test_the_first_lease_decides_the_shards(store: Store) -> None:
     assert "num_shards is 3" in error.message and "2, into which" in error.message
     await ledger.lead("two")
     assert (await ledger.lease(1, num_shards=2)).num_shards == 2
-    await ledger.release(1)
-    assert (await ledger.lease(1, num_shards=3)).num_shards == 3
 
 
 async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
@@ -202,13 +191,13 @@ async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
     await ledger.lead("two")
     assert ledger.pending == (1, 2, 3)
     assert (await ledger.lease(1)).num_deliveries == 2
-    before = await store.runs.readiness(ledger.run_id)
+    before = await store.runs.run_counts(ledger.run_id)
     await ledger.lead("three")
     assert ledger.pending == ()
     (letter,) = await store.runs.dead_letters(ledger.run_id, 0, 9)
     assert (letter.task.task_id, letter.reason) == ("a", DeadLetterReason.DELIVERIES)
     assert letter.message == "step 1 was delivered 2 times and never committed"
-    after = await store.runs.readiness(ledger.run_id)
+    after = await store.runs.run_counts(ledger.run_id)
     assert after.num_discarded_groups == before.num_discarded_groups + 1
     assert after.num_ready_groups == 2
     assert after.num_admissible_groups == WIDE.max_staleness + 1 - 2

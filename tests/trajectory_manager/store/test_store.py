@@ -114,19 +114,19 @@ async def test_the_longest_stored_prefix_is_matched(run: Run) -> None:
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4])
     second = await run.begin("r", "t2", [1, 2, 3, 4, 5])
-    assert second.turn.opening.parent_turn_id == "t1"
+    assert second.turn.begin.parent_turn_id == "t1"
     assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3, 4]
     await run.append("r", "t2", second.turn.epoch, 0, tokens([5]))
     await run.append("r", "t2", second.turn.epoch, 1, tokens([6], policy()))
     fork = await run.begin("r", "t3", [1, 2, 3, 8])
-    assert (fork.turn.opening.parent_turn_id, fork.turn.opening.prefix_length) == ("t1", 3)
+    assert (fork.turn.begin.parent_turn_id, fork.turn.begin.prefix_length) == ("t1", 3)
     third = await run.begin("r", "t4", [1, 2, 3, 4, 5, 6, 7])
-    assert third.turn.opening.parent_turn_id == "t2"
+    assert third.turn.begin.parent_turn_id == "t2"
     assert list(unpack_ids(third.prefix_ids)) == [1, 2, 3, 4, 5, 6]
     bound = await run.begin("r", "t5", [1, 2, 3, 4, 5, 6, 7], parent="t1")
-    assert (bound.turn.opening.parent_turn_id, bound.turn.opening.prefix_length) == ("t1", 4)
+    assert (bound.turn.begin.parent_turn_id, bound.turn.begin.prefix_length) == ("t1", 4)
     root = await run.begin("r", "t6", [9, 9])
-    assert (root.turn.opening.parent_turn_id, root.prefix_ids) == ("", b"")
+    assert (root.turn.begin.parent_turn_id, root.prefix_ids) == ("", b"")
     await refused(Reason.NOT_FOUND, run.begin("r", "t7", [1], parent="nobody"))
 
 
@@ -134,29 +134,29 @@ async def test_messages_match_whole_turns_of_the_same_template(run: Run) -> None
     """With message keys the prefix is the whole sequence of the turn they continue."""
     await run.start("r")
     first = await run.begin("r", "t1", ["system", "user"], fingerprint="f")
-    assert first.turn.opening.parent_turn_id == ""
+    assert first.turn.begin.parent_turn_id == ""
     await run.append("r", "t1", first.turn.epoch, 0, tokens([1, 2, 3]))
     early = await run.begin("r", "t2", ["system", "user", "answer"], fingerprint="f")
-    assert early.turn.opening.parent_turn_id == ""
+    assert early.turn.begin.parent_turn_id == ""
     await run.end("r", "t1", first.turn.epoch, "answer")
     second = await run.begin("r", "t3", ["system", "user", "answer", "tool"], fingerprint="f")
-    assert second.turn.opening.parent_turn_id == "t1"
-    assert second.turn.opening.num_matched_messages == 3
+    assert second.turn.begin.parent_turn_id == "t1"
+    assert second.turn.begin.num_matched_messages == 3
     assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3]
     other = await run.begin("r", "t4", ["system", "user", "answer", "tool"], fingerprint="g")
-    assert other.turn.opening.parent_turn_id == ""
+    assert other.turn.begin.parent_turn_id == ""
     rewritten = await run.begin("r", "t5", ["system", "other", "answer"], fingerprint="f")
-    assert rewritten.turn.opening.parent_turn_id == ""
+    assert rewritten.turn.begin.parent_turn_id == ""
 
 
 async def test_only_the_credential_opens_and_closes(run: Run) -> None:
     """A foreign credential neither begins a turn nor finishes the rollout."""
     await run.start("r")
     stranger = "0" * 64
-    opening = (await run.begin("r", "t", [1])).turn.opening
+    begin = (await run.begin("r", "t", [1])).turn.begin
     tokens_store = run.store.tokens
     await refused(
-        Reason.PERMISSION_DENIED, tokens_store.open_turn(run.run_id, "r", stranger, opening)
+        Reason.PERMISSION_DENIED, tokens_store.begin_turn(run.run_id, "r", stranger, begin)
     )
     await refused(Reason.PERMISSION_DENIED, run.finish("r", credential=stranger))
     await refused(Reason.PERMISSION_DENIED, run.close("r", credential=stranger))
@@ -195,13 +195,13 @@ async def test_a_task_is_queued_once(run: Run) -> None:
     """Known tasks are not queued again, a changed one is refused, and the queue is bounded."""
     await run.submit("a", "b", "a")
     await run.submit("a")
-    assert (await run.store.runs.readiness(run.run_id)).num_queued_tasks == 2
+    assert (await run.store.runs.run_counts(run.run_id)).num_queued_tasks == 2
     await refused(Reason.ALREADY_EXISTS, run.submit("a", num_samples=3))
     full = run.store.runs.submit(run.run_id, [], 2)
     assert (await full).num_free == 0
     await run.fill()
     await run.submit("a")
-    assert (await run.store.runs.readiness(run.run_id)).num_queued_tasks == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_queued_tasks == 0
 
 
 async def test_a_full_queue_pushes_back(run: Run) -> None:
@@ -250,7 +250,7 @@ async def test_eval_comes_first_and_never_reaches_the_trainer(run: Run) -> None:
         assert lease is not None
         await run.start(lease.rollout_id, lease.nonce)
         await run.finish(lease.rollout_id)
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_rollouts) == (0, 1)
     assert counts.num_admitted_groups == 1
 
@@ -264,7 +264,7 @@ async def test_a_failed_sample_is_replaced_outside_admission(run: Run) -> None:
     again = await run.lease()
     assert again is not None
     assert again.rollout_id == "a/0/2"
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_admitted_groups, counts.num_replaced_samples) == (1, 1)
 
 
@@ -282,7 +282,7 @@ async def test_only_a_policy_failure_with_rewards_counts(
     """There the reward stands; every other failure replaces the sample."""
     await run.submit("a")
     await run.play(outcome=outcome)
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert counts.num_replaced_samples == replaced
 
 
@@ -290,7 +290,7 @@ async def test_tokens_of_unknown_version_are_not_trained(run: Run) -> None:
     """A rollout that has no others yields no sample and is replaced."""
     await run.submit("a")
     await run.play(span=policy(source=VersionSource.UNKNOWN))
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == 1
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 1
 
 
 async def test_a_group_that_keeps_failing_is_given_up(run: Run) -> None:
@@ -300,7 +300,7 @@ async def test_a_group_that_keeps_failing_is_given_up(run: Run) -> None:
     assert other is not None
     for _ in range(MAX_REPLACEMENTS + 1):
         assert await run.play(outcome=failed())
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_discarded_groups, counts.num_running_groups) == (1, 0)
     assert counts.num_running_rollouts == 0
     held = await run.store.runs.extend_tasks(run.run_id, [(other.rollout_id, other.nonce)])
@@ -314,7 +314,7 @@ async def test_groups_without_variance_are_filtered(store: Store) -> None:
     await run.submit("a", "b")
     for value in (1.0, 1.0, 0.0, 1.0):
         await run.play(outcome=rewarded(value))
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (1, 1)
     assert counts.num_admissible_groups == 1
 
@@ -345,10 +345,10 @@ async def test_a_lease_is_proved_by_its_nonce(run: Run) -> None:
     assert await run.store.runs.extend_tasks(run.run_id, leases) == [False, True]
     await refused(Reason.LEASE_EXPIRED, run.start(lease.rollout_id, "guess"))
     await run.rollouts.complete(run.run_id, lease.rollout_id, "guess")
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 0
     await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
     await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == 1
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 1
 
 
 async def test_a_lost_answer_to_start_does_not_lose_the_rollout(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from services.chassis.redis.scripts import Scripts
 from trajectory_manager.model.records import SlotName
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, StepLease
-from trajectory_manager.store.errors import accepted
+from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS
 from trajectory_manager.store.redis import keys
 
@@ -38,7 +38,7 @@ class RedisLedgerStore:
     ) -> LeaseAttempt:
         """See `LedgerStore`."""
         asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards, +streaming)
-        num_too_old, *entry = await self._call("lease_samples", run_id, *asked, MAX_DEAD_LETTERS)
+        num_too_old, *entry = await self._call("lease_step", run_id, *asked, MAX_DEAD_LETTERS)
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
@@ -50,17 +50,13 @@ class RedisLedgerStore:
 
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
         """See `LedgerStore`."""
-        (seconds,) = await self._call("extend_samples", run_id, epoch, step)
+        (seconds,) = await self._call("extend_step", run_id, epoch, step)
         return float(seconds)
 
     async def commit(self, run_id: str, epoch: int, step: int) -> int:
         """See `LedgerStore`."""
         num_samples, *_ = await self._commit(run_id, step, epoch, "")
         return int(num_samples)
-
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
-        """See `LedgerStore`."""
-        await self._call("release", run_id, epoch, step)
 
     async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
         """See `LedgerStore`."""
@@ -79,15 +75,15 @@ class RedisLedgerStore:
             # What was not made from a lease has no step.
             name = SlotName.parse(rollout_id) or SlotName("", 0, 0)
             args += [name.task_id, name.slot, name.attempt]
-        (steps,) = await self._call("committed_steps", run_id, *args)
+        (steps,) = await self._call("list_committed_steps", run_id, *args)
         return list(steps)
 
     async def _commit(self, run_id: str, step: int, epoch: int | str, trainer_id: str) -> list[Any]:
-        return await self._call("commit", run_id, step, epoch, trainer_id, MAX_DEAD_LETTERS)
+        return await self._call("commit_step", run_id, step, epoch, trainer_id, MAX_DEAD_LETTERS)
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return accepted(reply)
+        return unwrap(reply)
 
 
 def _step_lease(step: int, entry: bytes) -> StepLease:

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import Scripts
-from trajectory_manager.store.errors import accepted
+from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.retention_interface import EndedGroup, Erased
 
@@ -21,7 +21,7 @@ class RedisRetentionStore:
 
     async def needed(self, run_id: str, rollout_ids: Sequence[str]) -> set[str]:
         """See `RetentionStore`."""
-        (names,) = await self._call("needed", run_id, *rollout_ids)
+        (names,) = await self._call("list_needed_rollouts", run_id, *rollout_ids)
         return {name.decode() for name in names}
 
     async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
@@ -32,7 +32,7 @@ class RedisRetentionStore:
 
     async def due(self, run_id: str, limit: int) -> list[EndedGroup]:
         """See `RetentionStore`."""
-        (groups,) = await self._call("due", run_id, limit)
+        (groups,) = await self._call("list_retention_due", run_id, limit)
         found = [json.loads(group) for group in groups]
         return [EndedGroup(task_id=name, attempts=tuple(rest)) for name, *rest in found]
 
@@ -40,17 +40,17 @@ class RedisRetentionStore:
         """See `RetentionStore`."""
         if groups:
             members = [json.dumps([group.task_id, *group.attempts]) for group in groups]
-            await self._call("forget", run_id, *members)
+            await self._call("forget_groups", run_id, *members)
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return accepted(reply)
+        return unwrap(reply)
 
 
 def _erased(reply: Any) -> Erased:
     if isinstance(reply, ServiceError):
         raise reply
-    what, *num_tokens = accepted(reply)
+    what, *num_tokens = unwrap(reply)
     return Erased(
         existed=what != b"gone",
         running=what == b"running",

@@ -16,22 +16,22 @@ from trajectory_manager.model.records import (
     DeadLetterReason,
     Durability,
     Effect,
-    Leased,
     LostLease,
     Purpose,
     Replay,
     ReplayStrategy,
+    RolloutResult,
     RunConfig,
-    Settled,
-    Settlement,
+    SettleResult,
     StalenessPolicy,
     Submitted,
     Task,
+    TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import Readiness
-from trajectory_manager.store.errors import accepted, refusal
+from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.store.errors import store_error, unwrap
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 from trajectory_manager.store.redis import keys
 
@@ -48,7 +48,7 @@ class RedisRunStore:
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """See `RunStore`."""
         # Listed first: a run that exists and is not listed would never be swept.
-        await self._scripts.call("list_run", keys=[keys.RUNS], args=[run_id])
+        await self._scripts.call("register_run", keys=[keys.RUNS], args=[run_id])
         existing = await self._call("create_run", run_id, json.dumps(asdict(config)))
         return _config(existing[0]) if existing else None
 
@@ -63,7 +63,7 @@ class RedisRunStore:
             with store_errors("config"):
                 text = await self._redis.get(keys.run_keys(run_id)[0])
             if text is None:
-                raise refusal("UNKNOWN_RUN", run_id)
+                raise store_error("UNKNOWN_RUN", run_id)
             # Fixed when the run is created, so it may be remembered.
             self._configs[run_id] = _config(text)
         return self._configs[run_id]
@@ -82,7 +82,7 @@ class RedisRunStore:
             for task in tasks
             for part in (task.task_id, int(task.purpose), json.dumps(asdict(task)))
         ]
-        accepted_tasks, free = await self._call("submit", run_id, max_queued, *entries)
+        accepted_tasks, free = await self._call("submit_tasks", run_id, max_queued, *entries)
         return Submitted(num_accepted=accepted_tasks, num_free=free)
 
     async def lease_task(
@@ -114,49 +114,53 @@ class RedisRunStore:
         (held,) = await self._call("extend_tasks", run_id, *flat)
         return [flag == 1 for flag in held]
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
+    async def register_rollout(
+        self, run_id: str, rollout_id: str, nonce: str | None
+    ) -> TaskContext | None:
         """See `RunStore`."""
         purpose, required_weight_version = await self._call(
-            "enlist", run_id, rollout_id, int(nonce is not None), nonce or ""
+            "register_rollout", run_id, rollout_id, int(nonce is not None), nonce or ""
         )
-        return Leased(Purpose(int(purpose)), int(required_weight_version)) if purpose else None
+        return TaskContext(Purpose(int(purpose)), int(required_weight_version)) if purpose else None
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
         """See `RunStore`."""
         await self.config(run_id)
-        with store_errors("listed"):
-            names = await self._redis.zrange(_key(run_id, "listed"), start, start + limit - 1)
+        with store_errors("rollouts"):
+            names = await self._redis.zrange(_key(run_id, "rollouts"), start, start + limit - 1)
         return [name.decode() for name in names]
 
-    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+    async def add_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
-        await self._call("announce", run_id, *rollout_ids)
+        await self._call("add_outbox_marks", run_id, *rollout_ids)
 
-    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+    async def remove_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
-        await self._call("retract", run_id, *rollout_ids)
+        await self._call("remove_outbox_marks", run_id, *rollout_ids)
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
         """See `RunStore`."""
         await self.config(run_id)
         with store_errors("unsettled"):
-            names = await self._redis.zrange(_key(run_id, "marks"), 0, limit - 1)
+            names = await self._redis.zrange(_key(run_id, "outbox"), 0, limit - 1)
         return [name.decode() for name in names]
 
     async def expired(self, run_id: str, limit: int) -> list[LostLease]:
         """See `RunStore`."""
-        (over,) = await self._call("expired", run_id, limit)
+        (over,) = await self._call("list_ended_leases", run_id, limit)
         return [
             LostLease(rollout_id=name.decode(), surplus=float(score) == 0)
             for name, score in zip(over[::2], over[1::2], strict=True)
         ]
 
-    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
+    async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
         """See `RunStore`."""
-        told = [part for facts in settlements for part in (facts.rollout_id, _facts(facts))]
-        (settled,) = await self._call("settle", run_id, MAX_REPLACEMENTS, MAX_DEAD_LETTERS, *told)
+        args = [part for result in results for part in (result.rollout_id, _result_text(result))]
+        (settled,) = await self._call(
+            "settle_rollouts", run_id, MAX_REPLACEMENTS, MAX_DEAD_LETTERS, *args
+        )
         return [
-            Settled(
+            SettleResult(
                 effect=Effect(effect.decode()),
                 reason=DeadLetterReason(reason[0]).name.lower() if reason else "",
             )
@@ -165,44 +169,44 @@ class RedisRunStore:
 
     async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
         """See `RunStore`."""
-        page = await self._call("dead_letters", run_id, start, limit)
+        page = await self._call("list_dead_letters", run_id, start, limit)
         return [
             _dead_letter(task, letter) for task, letter in zip(page[::2], page[1::2], strict=True)
         ]
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""
-        (number,) = await self._call("requeue", run_id, *task_ids)
+        (number,) = await self._call("requeue_dead_letters", run_id, *task_ids)
         return int(number)
 
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """See `RunStore`."""
         await self._call("add_stored_tokens", run_id, delta)
 
-    async def readiness(self, run_id: str) -> Readiness:
+    async def run_counts(self, run_id: str) -> RunCounts:
         """See `RunStore`."""
-        counts = await self._call("readiness", run_id)
-        return Readiness(**dict(zip(Readiness.__dataclass_fields__, counts, strict=True)))
+        counts = await self._call("run_counts", run_id)
+        return RunCounts(**dict(zip(RunCounts.__dataclass_fields__, counts, strict=True)))
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return accepted(reply)
+        return unwrap(reply)
 
 
 def _key(run_id: str, part: str) -> str:
     return keys.run_keys(run_id)[keys.RUN_PARTS.index(part)]
 
 
-def _facts(settlement: Settlement) -> str:
+def _result_text(result: RolloutResult) -> str:
     return json.dumps(
         {
-            "finished": settlement.finished,
-            "reward": "" if settlement.reward is None else _text(settlement.reward),
-            "rewards": {name: _text(value) for name, value in settlement.rewards},
-            "min_version": settlement.min_weight_version,
-            "samples": settlement.sample_ids,
-            "tokens": settlement.num_tokens,
-            "message": settlement.failure_message,
+            "finished": result.finished,
+            "reward": "" if result.reward is None else _text(result.reward),
+            "rewards": {name: _text(value) for name, value in result.rewards},
+            "min_version": result.min_weight_version,
+            "samples": result.sample_ids,
+            "tokens": result.num_tokens,
+            "message": result.failure_message,
         }
     )
 

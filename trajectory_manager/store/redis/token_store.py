@@ -11,18 +11,18 @@ from trajectory_manager.model.records import Rollout
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
-from trajectory_manager.store.errors import accepted, refusal, refused
+from trajectory_manager.store.errors import reply_error, store_error, unwrap
 from trajectory_manager.store.redis import codec, keys
 
 _Header = dict[bytes, bytes]
 
-_REFUSED = b"refused"
+_ERROR = b"error"
 
 
 class RedisTokenStore:
@@ -31,10 +31,10 @@ class RedisTokenStore:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+    async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
         """See `TokenStore`."""
         await self._call(
-            "create_rollout",
+            "start_rollout",
             rollout.run_id,
             rollout.rollout_id,
             int(leased),
@@ -44,27 +44,27 @@ class RedisTokenStore:
             rollout.required_weight_version,
         )
 
-    async def open_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    async def begin_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
         """See `TokenStore`."""
-        stored, live, segments, values = await self._call(
-            "open_turn",
+        stored, live, chunks, values = await self._call(
+            "begin_turn",
             run_id,
             rollout_id,
             RUN_ID,
             credential_digest,
-            opening.turn_id,
-            opening.attempt_id,
-            codec.opening_text(opening),
-            opening.prompt_digest,
+            begin.turn_id,
+            begin.attempt_id,
+            codec.begin_text(begin),
+            begin.prompt_digest,
             *codec.HEADER_FIELDS,
         )
         header = _known(codec.HEADER_FIELDS, values)
-        record = codec.turn_record(opening.turn_id, stored, live)
+        record = codec.turn_record(begin.turn_id, stored, live)
         return (
             codec.rollout(run_id, rollout_id, header),
-            codec.with_segments(record, segments),
+            codec.with_chunks(record, chunks),
         )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
@@ -73,21 +73,21 @@ class RedisTokenStore:
             (keys.rollout_keys(append.run_id, append.rollout_id), codec.append_args(append))
             for append in appends
         ]
-        replies = await self._scripts.call_each("append", parts, (RUN_ID,))
+        replies = await self._scripts.call_each("append_tokens", parts, (RUN_ID,))
         return [_appended(reply) for reply in replies]
 
-    async def close(
-        self, run_id: str, closings: Sequence[Closing]
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
         """See `TokenStore`."""
         parts = [
-            (keys.rollout_keys(run_id, closing.rollout_id)[:1], codec.close_args(closing))
-            for closing in closings
+            (keys.rollout_keys(run_id, finish.rollout_id)[:1], codec.finish_args(finish))
+            for finish in finishes
         ]
-        replies = await self._scripts.call_each("close_rollout", parts)
+        replies = await self._scripts.call_each("finish_rollout", parts)
         return [
-            _closed(run_id, closing.rollout_id, reply)
-            for closing, reply in zip(closings, replies, strict=True)
+            _closed(run_id, finish.rollout_id, reply)
+            for finish, reply in zip(finishes, replies, strict=True)
         ]
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
@@ -100,14 +100,14 @@ class RedisTokenStore:
         (header,) = await self._headers(run_id, [rollout_id])
         return [record.turn for record in codec.turn_records(header)]
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """See `TokenStore`."""
-        found = await self._call("newest_turn", run_id, rollout_id)
+        found = await self._call("read_newest_turn", run_id, rollout_id)
         if not found:
             return None
-        turn_id, stored, live, segments = found
+        turn_id, stored, live, chunks = found
         record = codec.turn_record(turn_id.decode(), stored, live)
-        return codec.with_segments(record, segments)
+        return codec.with_chunks(record, chunks)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
@@ -119,15 +119,17 @@ class RedisTokenStore:
         self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
     ) -> list[TurnRecord]:
         names = [name.encode() for name in turn_ids]
-        wanted = [part + name for name in names for part in (codec.TURN, codec.LIVE)]
+        wanted = [part + name for name in names for part in (codec.TURN, codec.TURN_STATE)]
         header = await self._fields(run_id, rollout_id, wanted)
         if not header:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         for name in names:
             if codec.TURN + name not in header:
-                raise refusal("UNKNOWN_TURN", name.decode())
+                raise store_error("UNKNOWN_TURN", name.decode())
         found = [
-            codec.turn_record(name.decode(), header[codec.TURN + name], header[codec.LIVE + name])
+            codec.turn_record(
+                name.decode(), header[codec.TURN + name], header[codec.TURN_STATE + name]
+            )
             for name in names
         ]
         return (await self._filled(run_id, {rollout_id: found}))[rollout_id]
@@ -155,9 +157,9 @@ class RedisTokenStore:
             for name, records in turns.items()
             for record in records
         ]
-        segments = iter(await self._scripts.read(commands))
+        chunks = iter(await self._scripts.read(commands))
         return {
-            name: [codec.with_segments(record, next(segments)) for record in records]
+            name: [codec.with_chunks(record, next(chunks)) for record in records]
             for name, records in turns.items()
         }
 
@@ -172,8 +174,8 @@ class RedisTokenStore:
             )
             for rollout, turns in recorded
         ]
-        replies = await self._scripts.call_each("record", parts)
-        return [bool(_accepted(reply)[0]) for reply in replies]
+        replies = await self._scripts.call_each("record_rollout", parts)
+        return [bool(_unwrap(reply)[0]) for reply in replies]
 
     async def _headers(self, run_id: str, rollout_ids: Sequence[str]) -> list[_Header]:
         """Each rollout's whole header; empty: unknown."""
@@ -193,13 +195,13 @@ class RedisTokenStore:
         reply = await self._scripts.call(
             script, keys=keys.rollout_keys(run_id, rollout_id), args=(rollout_id, *args)
         )
-        return accepted(reply)
+        return unwrap(reply)
 
 
 def _appended(reply: Any) -> Appended | ServiceError:
     if isinstance(reply, ServiceError):
         return reply
-    return refused(reply) if reply[0] == _REFUSED else Appended(*reply)
+    return reply_error(reply) if reply[0] == _ERROR else Appended(*reply)
 
 
 def _closed(
@@ -207,16 +209,16 @@ def _closed(
 ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
     if isinstance(reply, ServiceError):
         return reply
-    if reply[0] == _REFUSED:
-        return refused(reply)
+    if reply[0] == _ERROR:
+        return reply_error(reply)
     header = _pairs(reply[1])
     return codec.rollout(run_id, rollout_id, header), codec.turn_records(header)
 
 
-def _accepted(reply: Any) -> list[Any]:
+def _unwrap(reply: Any) -> list[Any]:
     if isinstance(reply, ServiceError):
         raise reply
-    return accepted(reply)
+    return unwrap(reply)
 
 
 def _known(names: Sequence[str | bytes], values: Sequence[bytes | None]) -> _Header:

@@ -273,40 +273,6 @@ class CommitStepResponse(google.protobuf.message.Message):
 global___CommitStepResponse = CommitStepResponse
 
 @typing.final
-class ReleaseSamplesRequest(google.protobuf.message.Message):
-    """Request of ReleaseSamples."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    LEASE_TOKEN_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Training job."""
-    lease_token: builtins.bytes
-    """From LeaseSamples."""
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        lease_token: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "run_id", b"run_id"]) -> None: ...
-
-global___ReleaseSamplesRequest = ReleaseSamplesRequest
-
-@typing.final
-class ReleaseSamplesResponse(google.protobuf.message.Message):
-    """Response of ReleaseSamples."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___ReleaseSamplesResponse = ReleaseSamplesResponse
-
-@typing.final
 class AwaitPublishRequest(google.protobuf.message.Message):
     """Request of AwaitPublish."""
 

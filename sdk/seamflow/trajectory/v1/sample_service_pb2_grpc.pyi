@@ -49,12 +49,6 @@ class SampleServiceStub:
     ]
     """A durable checkpoint covers this step and all before it. Idempotent."""
 
-    ReleaseSamples: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesRequest,
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse,
-    ]
-    """Gives the samples of an uncommitted step back."""
-
     AwaitPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
@@ -107,12 +101,6 @@ class SampleServiceAsyncStub:
         seamflow.trajectory.v1.sample_service_pb2.CommitStepResponse,
     ]
     """A durable checkpoint covers this step and all before it. Idempotent."""
-
-    ReleaseSamples: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesRequest,
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse,
-    ]
-    """Gives the samples of an uncommitted step back."""
 
     AwaitPublish: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
@@ -174,14 +162,6 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.CommitStepResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.CommitStepResponse]]:
         """A durable checkpoint covers this step and all before it. Idempotent."""
-
-    @abc.abstractmethod
-    def ReleaseSamples(
-        self,
-        request: seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse]]:
-        """Gives the samples of an uncommitted step back."""
 
     @abc.abstractmethod
     def AwaitPublish(

@@ -72,14 +72,10 @@ def hold_trainer(caller: Caller, first_id: int) -> Held:
     lease = sample_service_pb2.LeaseSamplesRequest(run_id=run_id, epoch=epoch, step=1)
     leased = patiently(samples.LeaseSamples, lease)
     extend = sample_service_pb2.ExtendLeaseRequest(run_id=run_id, lease_token=leased.lease_token)
-    release = sample_service_pb2.ReleaseSamplesRequest(
-        run_id=run_id, lease_token=leased.lease_token
-    )
     commit = sample_service_pb2.CommitStepRequest(run_id=run_id, epoch=epoch, step=1)
     following = sample_service_pb2.LeaseSamplesRequest(run_id=run_id, epoch=epoch, step=2)
     after: list[Call] = [
         (samples.CommitStep, commit),
-        (samples.ReleaseSamples, release),
         (samples.LeaseSamples, following),
     ]
     held = {"sample_ids": [sample.sample_id for sample in leased.samples]}
