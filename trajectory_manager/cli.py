@@ -1,4 +1,4 @@
-"""`python -m trajectory_manager`: wire the service and serve it."""
+"""`python -m trajectory_manager`: build the service and serve it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def main() -> NoReturn:
 @asynccontextmanager
 async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     """The service on the store that `config` names."""
-    wanted = Durability[config.durability.upper()]
-    opened = redis_store(config.redis_url, wanted, config.start_seconds, replicas=config.replicas)
+    required = Durability[config.durability.upper()]
+    opened = redis_store(config.redis_url, required, config.start_seconds, replicas=config.replicas)
     async with opened as store:
         yield service(config, store)
 
@@ -57,7 +57,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     draining = asyncio.Event()
 
     async def sweeper() -> None:
-        # Ends by itself at the drain: redis-py may swallow a cancellation that meets a reply.
+        # Ends at the drain, uncancelled: redis-py may swallow a cancellation that meets a reply.
         while not draining.is_set():
             await sweep(store, rollouts, metrics)
             with suppress(TimeoutError):
@@ -84,7 +84,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
 
 
 async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
-    """Look after every run once; a store that is away is tried again at the next sweep."""
+    """Sweep every run once; an unavailable store is retried at the next sweep."""
     retention = Retention(store.retention, store.runs)
     totals = dict.fromkeys((field.name for field in fields(RunCounts)), 0)
     try:
@@ -98,10 +98,10 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
             await retention.sweep(run_id)
             counts = await store.runs.run_counts(run_id)
         except ServiceError as error:
-            # One run must not keep the others from being swept.
+            # The other runs are swept all the same.
             get_logger().warning("sweep_failed", run_id=run_id, error=error.message)
             continue
-        except Exception as error:  # nor one whose record is damaged
+        except Exception as error:  # such as a damaged record
             get_logger().error("sweep_failed", run_id=run_id, exc_info=error)
             continue
         totals = {name: total + getattr(counts, name) for name, total in totals.items()}

@@ -10,7 +10,7 @@ from services.chassis.config.load import ServerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryManagerConfig(ServerConfig):
-    """What the trajectory manager can be told, table [trajectory_manager]."""
+    """Trajectory manager settings, table [trajectory_manager]."""
 
     port: int = 50051
     """gRPC port; 0 takes a free one."""
@@ -18,22 +18,22 @@ class TrajectoryManagerConfig(ServerConfig):
     """Store: redis://:password@host:6379/0, redis+sentinel://host1,host2,host3/service/0 or
     redis+cluster://host1,host2/."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
-    """Class that the store must give; checked against its settings at start."""
+    """Durability class that the store must give; checked against its settings at start."""
     replicas: int = 1
     """For durability replicated: replicas of each master. All of them confirm each write."""
     start_seconds: float = 15.0
-    """How long to wait at start for a store that does not answer."""
+    """Seconds to wait at start for a store that does not answer."""
     max_queued_tasks: int = 512
-    """Tasks of a run that may wait to start, of each purpose."""
+    """Queued tasks of a run, for each purpose."""
     max_turn_tokens: int = 1 << 20
     """Tokens that one turn may add."""
     max_inflight_bytes: int = 32 << 20
-    """Bytes of tokens that may wait for a slow store before more are refused for a while."""
+    """Bytes of tokens in flight to the store; beyond it appends get RESOURCE_EXHAUSTED."""
     sweep_seconds: float = 1.0
-    """Time between two looks for expired leases and unsettled rollouts."""
+    """Seconds between two sweeps for expired leases and unsettled rollouts."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Check ranges."""
         for name in (
             "replicas",
             "start_seconds",

@@ -269,8 +269,8 @@ class Filled:
             sending.cancel()
         return latencies
 
-    def _append(self, turn: _OpenTurn) -> pb.Append:
-        return pb.Append(
+    def _append(self, turn: _OpenTurn) -> pb.TokenAppend:
+        return pb.TokenAppend(
             run_id=RUN_ID,
             rollout_id=turn.rollout_id,
             turn_id=_TURN,

@@ -65,7 +65,7 @@ class GatewayServicer(RolloutServiceServicer):
         """Open a rollout under a credential of its own."""
         _check_start(request)
         credential = self._credential(request)
-        start = store_pb.StartRolloutRequest(
+        start = store_pb.NewRollout(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
             lease_token=request.lease_token,
@@ -103,7 +103,7 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.FinishRolloutRequest, context: Context
     ) -> pb.FinishRolloutResponse:
         """Close a rollout with rewards or with a failure."""
-        finish = store_pb.FinishRolloutRequest(
+        finish = store_pb.RolloutFinish(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
             credential_digest=digest(request.credential),
@@ -126,7 +126,7 @@ class GatewayServicer(RolloutServiceServicer):
         answer = await answered(lambda: self._store.GetTrajectory(get))
         return _view(answer.trajectory)
 
-    async def record(self, append: store_pb.Append) -> None:
+    async def record(self, append: store_pb.TokenAppend) -> None:
         """Record before forward: returns once the store has acknowledged the tokens."""
         await self._recorder.record(append)
 

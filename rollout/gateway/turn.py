@@ -21,13 +21,14 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.calls import answered, forwarded
+from rollout.gateway.calls import forwarded
 from rollout.gateway.dispatch.length_estimators import Beginning, remaining
 from rollout.gateway.dispatch.policies import Ask
 from rollout.gateway.dispatch.server_pool import Servers
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.record import token_messages
+from rollout.gateway.record.recorder import finish_rollout
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Begin", "Record", "Send", "Turn"]
 
-Begin = Callable[[store_pb.BeginTurnRequest], Awaitable[store_pb.BeginTurnResponse]]
+Begin = Callable[[store_pb.NewTurn], Awaitable[store_pb.NewTurnResult]]
 """Opens the turn in the store."""
-Record = Callable[[store_pb.Append], Awaitable[object]]
+Record = Callable[[store_pb.TokenAppend], Awaitable[object]]
 """Stores tokens, and with them perhaps the turn's end; returns when they are acknowledged."""
 Send = Callable[[pb.GenerateResponse], None]
 """Hands an event over to whoever brings it to the agent."""
@@ -106,7 +107,7 @@ class Turn:
         while self._finish not in _ENDED:
             await self._continue()
         if not self._is_closed:
-            await self._end()
+            await self._append(tokens_pb2.Tokens())
         self._send(self._finished())
 
     async def _begin(self) -> tokens_pb2.Tokens:
@@ -141,9 +142,7 @@ class Turn:
         message = (
             f"the caller has {given} sampled tokens, the store only {kept}: the store lost some"
         )
-        await answered(
-            lambda: self._store.FinishRollout(self._prompt.failure(self._request, message))
-        )
+        await finish_rollout(self._store, self._prompt.failure(self._request, message))
         raise failed_precondition(Reason.OFFSET_GAP, f"{message}; the rollout has failed")
 
     async def _continue(self) -> None:
@@ -184,10 +183,10 @@ class Turn:
         self._send(_chunk(new, offset))
 
     async def _append(self, new: tokens_pb2.Tokens) -> None:
-        """Record tokens; the last ones close the turn, unless its end has more to tell."""
+        """Record tokens; the last ones end the turn."""
         if self._unrecorded.token_ids:
             new = token_messages.joined(self._unrecorded, new)
-        append = store_pb.Append(
+        append = store_pb.TokenAppend(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,
             turn_id=self._request.turn_id,
@@ -195,31 +194,16 @@ class Turn:
             offset=self._num_stored,
             tokens=token_messages.packed(new),
         )
-        closes = self._finish in _ENDED and self._drift is None
-        if closes:
+        ends = self._finish in _ENDED
+        if ends:
             append.finish_reason = self._finish
             append.message_key = self._prompt.answer_key(self._text())
+            if self._drift is not None:
+                append.drift.CopyFrom(self._drift)
         await self._record(append)
         self._num_stored += len(new.token_ids)
         self._unrecorded.Clear()
-        self._is_closed = closes
-
-    async def _end(self) -> None:
-        """Close the turn where its last tokens could not."""
-        if self._drift is None or self._unrecorded.token_ids:
-            await self._append(tokens_pb2.Tokens())
-        if self._is_closed:
-            return
-        request = store_pb.EndTurnRequest(
-            run_id=self._request.run_id,
-            rollout_id=self._request.rollout_id,
-            turn_id=self._request.turn_id,
-            epoch=self._epoch,
-            finish_reason=self._finish,
-            message_key=self._prompt.answer_key(self._text()),
-            drift=self._drift,
-        )
-        await answered(lambda: self._store.EndTurn(request))
+        self._is_closed = ends
 
     def _note_drift(self, drift: trajectory_pb2.Drift | None) -> None:
         self._drift = drift

@@ -21,11 +21,11 @@ class ForwardFirst(servicer.GatewayServicer):
 
     _last: asyncio.Task[None] | None = None
 
-    async def record(self, append: store_pb.Append) -> None:
+    async def record(self, append: store_pb.TokenAppend) -> None:
         """Return before anything is stored."""
         self._last = asyncio.create_task(self._later(self._last, append))
 
-    async def _later(self, before: asyncio.Task[None] | None, append: store_pb.Append) -> None:
+    async def _later(self, before: asyncio.Task[None] | None, append: store_pb.TokenAppend) -> None:
         if before is not None:
             await before
         else:

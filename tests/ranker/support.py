@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc.aio
@@ -14,7 +14,8 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.chassis.rpc.server import started
-from trajectory_manager.cli import build
+from tests.trajectory_manager.memory.store import memory_store
+from trajectory_manager.cli import build, service
 from trajectory_manager.config import TrajectoryManagerConfig
 
 
@@ -22,11 +23,14 @@ from trajectory_manager.config import TrajectoryManagerConfig
 async def manager(
     run_id: str, group_size: int = 1, redis_url: str | None = None
 ) -> AsyncIterator[tuple[str, Any]]:
-    """A manager with a run; its address and its stub."""
-    config = TrajectoryManagerConfig(redis_url=redis_url, port=0, admin_port=-1, drain_seconds=0.2)
+    """A manager with a run, on Redis or on a store in memory; its address and its stub."""
+    config = TrajectoryManagerConfig(
+        redis_url=redis_url or "redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
+    )
+    built = build(config) if redis_url else nullcontext(service(config, memory_store()))
     async with (
-        build(config) as service,
-        started(service, config) as port,
+        built as manager_service,
+        started(manager_service, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         stub: Any = TrajectoryServiceStub(channel)

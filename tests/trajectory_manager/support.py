@@ -182,7 +182,7 @@ class Run:
                 rollout_id=rollout_id,
                 turn_id=turn_id,
                 epoch=epoch,
-                offset=None,
+                offset=0,
                 end=TurnEnd(reason=1, answer_key=answer_key),
             )
         )

@@ -1,4 +1,4 @@
-"""Between the contract's messages and `records.py`; nothing is decided here."""
+"""Conversion between protobuf messages and the model; no logic."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from trajectory_manager.model.records import (
     Task,
 )
 from trajectory_manager.model.token_bytes import (
-    pack_ids,
-    pack_logprobs,
     unpack_ids,
     unpack_logprobs,
 )
@@ -43,18 +41,8 @@ from trajectory_manager.model.tokens import (
 from trajectory_manager.service import sample_builder
 
 
-def tokens_from(message: tokens_pb2.Tokens) -> Tokens:
-    """Validated tokens as they are stored."""
-    validation.tokens(message)
-    return Tokens(
-        ids=pack_ids(message.token_ids),
-        logprobs=pack_logprobs(message.logprobs),
-        spans=validation.spans(message.spans, len(message.token_ids)),
-    )
-
-
 def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
-    """Validated tokens, given as bytes; may be none."""
+    """Validated tokens; there may be none."""
     ids, logprobs = message.token_ids, message.logprobs
     validation.packed_tokens(field, ids, logprobs)
     return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
@@ -84,7 +72,7 @@ def _add_spans(message: tokens_pb2.Tokens | tokens_pb2.PackedTokens, spans: Sequ
 
 
 def config_from(message: trajectory_pb2.RunConfig) -> RunConfig:
-    """The rules of a run; enums must be given."""
+    """The rules of a run; enums are required."""
     policy, durability = message.staleness_policy, message.durability
     if policy not in trajectory_pb2.StalenessPolicy.values()[1:]:
         raise invalid_argument("config.staleness_policy", policy, "DROP, WAIT, MASK or WITHHOLD")
@@ -124,7 +112,7 @@ def _replay_from(message: trajectory_pb2.ReplayConfig) -> Replay | None:
 
 
 def purpose_from(field: str, value: int) -> Purpose:
-    """A purpose that must be given."""
+    """A required purpose."""
     if value not in set(Purpose):
         raise invalid_argument(field, value, "TRAIN or EVAL")
     return Purpose(value)
@@ -167,7 +155,7 @@ def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
 def outcome_from(
     rewards: Sequence[tokens_pb2.Reward], failure_class: int, failure_message: str
 ) -> Outcome:
-    """How a rollout ended, validated: names are unique per turn, values finite."""
+    """The validated outcome of a rollout: reward names are unique per turn, values finite."""
     if failure_class not in set(FailureClass):
         raise invalid_argument("failure_class", failure_class, "a known FailureClass")
     converted = tuple(
@@ -188,9 +176,9 @@ def outcome_from(
 
 
 def rollout_finish_from(
-    message: trajectory_service_pb2.FinishRolloutRequest,
+    message: trajectory_service_pb2.RolloutFinish,
 ) -> tuple[str, RolloutFinish]:
-    """The run and what its agent says about a rollout, validated."""
+    """The run and the validated finish of a rollout."""
     finish = RolloutFinish(
         rollout_id=validation.name("rollout_id", message.rollout_id),
         credential_digest=validation.digest("credential_digest", message.credential_digest),
@@ -200,7 +188,7 @@ def rollout_finish_from(
 
 
 def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
-    """The message of a rollout; turns whose ids were not read hold no tokens."""
+    """The message of a rollout; turns of which only spans were read have no tokens."""
     outcome = rollout.outcome
     message_keys = prefix_tree.message_keys([record.turn for record in turns])
     return trajectory_pb2.Trajectory(
@@ -238,11 +226,8 @@ def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> traject
     )
 
 
-def drift_from(request: trajectory_service_pb2.EndTurnRequest) -> str:
-    """The drift of a turn as JSON; empty: none."""
-    if not request.HasField("drift"):
-        return ""
-    drift = request.drift
+def drift_from(drift: trajectory_pb2.Drift) -> str:
+    """The drift of a turn as JSON."""
     facts = (
         validation.not_negative("drift.position", drift.position),
         validation.text("drift.recorded_text", drift.recorded_text),

@@ -1,4 +1,4 @@
-"""The bound on tokens that wait for the store, shared by every call that brings some."""
+"""The bound on bytes of tokens in flight to the store, shared by all calls."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _RETRY_SECONDS = 0.2
 
 
 class InflightBytes:
-    """Counts the bytes of tokens under way; what would be too much is refused for a while."""
+    """Counts the bytes of tokens in flight and rejects calls that would exceed the bound."""
 
     def __init__(self, max_inflight_bytes: int) -> None:
-        """`max_inflight_bytes` bounds them all together."""
+        """`max_inflight_bytes` bounds their sum."""
         self._max_inflight_bytes = max_inflight_bytes
         self._inflight_bytes = 0
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Hold room for `size` bytes of tokens.
+        """Reserve `size` bytes of tokens for the duration of the context.
 
         Raises:
-            ServiceError: RESOURCE_EXHAUSTED / STORE_FULL with a time; nothing was done.
+            ServiceError: RESOURCE_EXHAUSTED / STORE_FULL with a retry time.
         """
-        # One message alone may always pass, however large.
+        # A single message always passes, whatever its size.
         if self._inflight_bytes and self._inflight_bytes + size > self._max_inflight_bytes:
             message = (
                 f"{self._inflight_bytes} bytes of tokens wait for the store, and {size} more would "
-                f"be over max_inflight_bytes ({self._max_inflight_bytes}): the store is slow"
+                f"exceed max_inflight_bytes ({self._max_inflight_bytes}): the store is slow"
             )
             raise exhausted(Reason.STORE_FULL, message, _RETRY_SECONDS)
         self._inflight_bytes += size

@@ -1,7 +1,7 @@
 """RecordGroups: whole groups that were generated elsewhere, such as an exported run.
 
 Admit (all or none) -> store each rollout -> settle it, as if an agent had just finished it. Each
-step is idempotent by the task's name, so a caller that lost the answer sends the same again.
+step is idempotent by task_id, so a caller that lost the response retries.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
 class RecordGroupsHandler:
-    """Records groups on a store."""
+    """Records whole groups."""
 
     def __init__(
         self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
     ) -> None:
-        """`inflight` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+        """`inflight` bounds the bytes in flight, `max_turn_tokens` the tokens one turn adds."""
         self._store = store
         self._rollouts = rollouts
         self._inflight = inflight
         self._max_turn_tokens = max_turn_tokens
 
     async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
-        """Record the groups of `request`; how many were new, and how many more may come.
+        """Record the groups of `request`; return how many were new and how many more are admitted.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED with a time, ALREADY_EXISTS.
+            ServiceError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED with a retry time, ALREADY_EXISTS.
         """
         run_id = validation.run_name(request.run_id)
         await self._store.runs.config(run_id)
         validation.bounded("groups", len(request.groups), _MAX_GROUPS)
         tasks = [_task(f"groups[{i}]", group) for i, group in enumerate(request.groups)]
         recorded = [
-            one
+            rollout
             for index, (task, group) in enumerate(zip(tasks, request.groups, strict=True))
-            for one in self._converted(run_id, task, index, group)
+            for rollout in self._rollouts_of(run_id, task, index, group)
         ]
         with self._inflight.reserve(
             sum(turn.tokens.num_bytes for _, turns in recorded for turn in turns)
@@ -65,7 +65,7 @@ class RecordGroupsHandler:
             await self._rollouts.record(run_id, recorded)
         return admitted
 
-    def _converted(
+    def _rollouts_of(
         self, run_id: str, task: Task, index: int, group: pb.RecordedGroup
     ) -> Iterator[tuple[Rollout, tuple[TurnRecord, ...]]]:
         for slot, message in enumerate(group.rollouts):

@@ -1,7 +1,7 @@
-"""The turns of a rollout as a prefix tree: sequences, and what of it is trained.
+"""The turns of a rollout as a prefix tree: sequences, and which tokens each sample trains.
 
 A turn shares the first `prefix_length` tokens of its parent's whole sequence and adds its own.
-Parents only grow, so a match that held once holds for ever. Nothing here knows a store.
+Parents only grow, so a match stays valid.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Piece:
     turn_id: str
     """The turn that added them."""
     stop: int
-    """How many of its own tokens the sequence runs through."""
+    """Own tokens of that turn in the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePlan:
-    """A root-to-leaf sequence and which part of each piece it trains."""
+    """A root-to-leaf sequence and the part of each piece that it trains."""
 
     leaf_turn_id: str
     """Turn it ends in."""
@@ -38,7 +38,7 @@ class PrefixTree:
     """The turns of one rollout and how many tokens each added."""
 
     def __init__(self, turns: Sequence[Turn], lengths: Sequence[int]) -> None:
-        """`turns` in the order they began, `lengths` of their own tokens."""
+        """`turns` in the order they began; `lengths` counts own tokens."""
         self._turns = {turn.turn_id: turn for turn in turns}
         self._lengths = dict(zip(self._turns, lengths, strict=True))
 
@@ -63,7 +63,7 @@ class PrefixTree:
         continued = set[str]()
         for turn_id, length in self._lengths.items():
             path = self.pieces(turn_id)
-            # A turn without tokens of its own shares the leaf of what it continues.
+            # A turn without own tokens shares the leaf of the turn it continues.
             whole = path[:-1] if length else ()
             continued.update(
                 piece.turn_id for piece in whole if piece.stop == self._lengths[piece.turn_id]

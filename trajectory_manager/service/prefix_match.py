@@ -1,9 +1,8 @@
-"""Where a prompt continues what is stored of its rollout, and where it leaves it.
+"""The longest stored prefix of a prompt in its rollout, and where the prompt diverges from it.
 
-A turn keeps a digest of its whole prompt. A prompt that begins with the same tokens or messages is
-thereby known to share all that this turn shared, however long, without reading any of it; what is
-left to compare is what the turn itself added. So the usual turn, which continues the newest one,
-costs one read of that one's tokens.
+A turn stores a digest of its whole prompt. A prompt that begins with the same tokens or messages
+shares all of it, which the digest proves without reading tokens; only the turn's own tokens remain
+to be compared. The usual turn, which continues the newest one, costs one read of its tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MAX_DIVERGENT_IDS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a turn continues, as the gateway gives it."""
+    """The prompt of a turn: ids or message digests."""
 
     token_ids: Sequence[int] = ()
     """Whole prompt as ids."""
@@ -46,7 +45,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Where a prompt continues what is stored."""
+    """The stored prefix of a prompt."""
 
     parent_turn_id: str = ""
     """Turn that matched; empty: none."""
@@ -58,10 +57,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where a prompt of ids leaves a stored sequence in the middle of sampled tokens."""
+    """Where a prompt of ids diverges from a stored sequence within sampled tokens."""
 
     turn_id: str
-    """Turn whose sequence it leaves."""
+    """Turn of that sequence."""
     position: int
     """Index in that sequence of the first differing token."""
     ids: bytes
@@ -69,22 +68,22 @@ class Divergence:
 
 
 @dataclass(slots=True, kw_only=True)
-class Matching:
+class PrefixMatch:
     """The search for one prompt in one rollout. Each turn's tokens are read at most once."""
 
     store: TokenStore
-    """Where the rollout is."""
+    """Store of the rollout."""
     run_id: str
     """Training job."""
     rollout_id: str
     """Rollout."""
     prompt: Prompt
-    """What is looked for."""
+    """Prompt to match."""
     _known: dict[str, Turn] = field(default_factory=dict)
     _read: dict[str, Tokens] = field(default_factory=dict)
 
     async def match(self, begin: TurnBegin) -> Match:
-        """The longest match of the prompt on turns with the begin's template and parent.
+        """The longest match of the prompt on turns with the template and parent of `begin`.
 
         Raises:
             ServiceError: NOT_FOUND for a parent that does not exist.
@@ -97,14 +96,14 @@ class Matching:
                 return match
         await self._learn_turns()
         if begin.turn_id in self._known:
-            return Match()  # opened before: what it matched then stands
+            return Match()  # begun before: its match is final
         turns = self._candidates(begin)
         if self.prompt.message_keys:
             return await self._match_messages(turns, begin.parent_turn_id)
         return await self._match_ids(turns, begin.parent_turn_id)
 
     async def prefix(self, turn: Turn) -> bytes:
-        """int32 ids that the opened turn shares with its parent's whole sequence."""
+        """int32 ids that a begun turn shares with its parent's whole sequence."""
         length = turn.begin.prefix_length
         if self.prompt.token_ids:
             return pack_ids(self.prompt.token_ids[:length])
@@ -119,7 +118,7 @@ class Matching:
         return prefix[: length * BYTES_PER_TOKEN]
 
     async def divergence(self, turn: Turn) -> Divergence | None:
-        """Where the prompt of the opened turn leaves its parent's sampled tokens, if it does."""
+        """Where the prompt of a begun turn diverges from its parent's sampled tokens, or None."""
         position = turn.begin.prefix_length
         given = pack_ids(self.prompt.token_ids[position:])
         if not (position and given):
@@ -133,7 +132,7 @@ class Matching:
         return Divergence(turn_id=parent.turn_id, position=position, ids=ids)
 
     def _continuation(self, begin: TurnBegin, newest: TurnRecord) -> Match | None:
-        """The match, if the prompt of ids goes on where the newest turn ended."""
+        """The match, if the prompt of ids continues the whole newest turn."""
         turn, own = newest.turn, newest.tokens
         self._known[turn.turn_id], self._read[turn.turn_id] = turn, own
         search = _Search([turn], pack_ids(self.prompt.token_ids))
@@ -142,7 +141,7 @@ class Matching:
             and own.num_tokens
             and turn.begin.template_fingerprint == begin.template_fingerprint
             and begin.parent_turn_id in ("", turn.turn_id)
-            and search.wanted()
+            and search.next_turns()
         )
         if not fits:
             return None
@@ -191,15 +190,15 @@ class Matching:
     async def _match_ids(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
         """The turn that shares the longest prefix; ties: the oldest.
 
-        Best first: a turn is read only while no other is known to share more. Turns differ where
-        they part, so the rest cannot share more. Only where two hold the same tokens twice (opened
-        at the same time, or sampled alike by chance) may one be found that shares less.
+        Best first: a turn is read only while no other is known to share more. Turns differ after
+        their common prefix, so the others cannot share more. Only where two turns hold the same
+        tokens (begun at the same time, or sampled equally by chance) may the result share less.
         """
         ids = pack_ids(self.prompt.token_ids)
         search = _Search(turns, ids)
-        while wanted := search.wanted():
-            stored = await self._tokens([turn.turn_id for turn in wanted])
-            for turn, own in zip(wanted, stored, strict=True):
+        while batch := search.next_turns():
+            stored = await self._tokens([turn.turn_id for turn in batch])
+            for turn, own in zip(batch, stored, strict=True):
                 search.compare(turn, own)
         best = Match()
         for turn in turns:
@@ -233,7 +232,7 @@ class Matching:
 
 
 class _Search:
-    """How many tokens of a prompt each turn is known to share, and which to read to know more."""
+    """How many tokens of a prompt each turn is known to share, and which turns to read next."""
 
     def __init__(self, turns: Sequence[Turn], ids: bytes) -> None:
         self._turns = turns
@@ -247,8 +246,8 @@ class _Search:
             if parent in self.shared:
                 self._raise(parent, min(self.shared[turn.turn_id], prefix))
 
-    def wanted(self) -> list[Turn]:
-        """Turns whose own tokens decide what is shared most; none when that is known."""
+    def next_turns(self) -> list[Turn]:
+        """Unread turns that may share the longest prefix; empty when it is known."""
         for turn in self._turns:  # parents first
             begin = turn.begin
             if turn.turn_id in self._unread:
@@ -263,7 +262,7 @@ class _Search:
         ]
 
     def compare(self, turn: Turn, own: Tokens) -> None:
-        """Take in what a turn added."""
+        """Compare the own tokens of a turn with the prompt."""
         del self._unread[turn.turn_id]
         start = turn.begin.prefix_length
         rest = self._ids[start * BYTES_PER_TOKEN :]
@@ -274,7 +273,7 @@ class _Search:
         return max(self.shared[turn_id], claim)
 
     def _proven(self, turn: Turn) -> int:
-        # Only what it shared when it was opened: its own tokens may not be stored yet.
+        # Only the prefix it shared when it began: its own tokens may not be stored yet.
         return turn.begin.prefix_length if turn.turn_id in self._claims else 0
 
     def _raise(self, turn_id: str, shared: int) -> None:
@@ -292,7 +291,7 @@ def _claims(turns: Sequence[Turn], ids: bytes) -> dict[str, int]:
 
 
 def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
-    """`Prompt.digest` of the first n tokens, for each n of `lengths` that there is."""
+    """`Prompt.digest` of the first n tokens, for each n of `lengths` in range."""
     whole, start, digests = hashlib.sha256(), 0, dict[int, str]()
     for length in sorted(set(lengths) - {0}):
         stop = length * BYTES_PER_TOKEN
@@ -306,11 +305,11 @@ def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
 
 
 def _key_digests(keys: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
-    """`Prompt.digest` of the first n messages, for each n of `lengths` that there is."""
-    whole, wanted, digests = hashlib.sha256(b"|"), set(lengths), dict[int, str]()
+    """`Prompt.digest` of the first n messages, for each n of `lengths` in range."""
+    whole, required, digests = hashlib.sha256(b"|"), set(lengths), dict[int, str]()
     for length, key in enumerate(keys, 1):
         whole.update(key.encode() if length == 1 else b"\0" + key.encode())
-        if length in wanted:
+        if length in required:
             digests[length] = whole.hexdigest()
     return digests
 
@@ -321,7 +320,7 @@ def _num_messages(turn: Turn) -> int:
 
 
 def _sampled_from(own: Tokens, start: int) -> bytes:
-    """Ids of the sampled tokens that run through index `start`, from there on; empty: none do."""
+    """Ids of the sampled tokens from index `start` to the end of their spans; empty: none."""
     begin, stop = 0, start
     for span in own.spans:
         end = begin + span.num_tokens

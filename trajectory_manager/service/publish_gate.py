@@ -1,7 +1,7 @@
-"""When new weights may be published under WAIT: what is under way must not become too old.
+"""When new weights may be published under WAIT: no work in flight may become too old.
 
-The ledger knows the versions of finished samples; those of running rollouts are read from their
-tokens. The two are read one after the other: what slips through is dropped when it is leased.
+The ledger has the versions of finished samples; those of running rollouts are read from their
+tokens. The two reads are not atomic: a group missed by both is dropped when it is leased.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishDecision:
-    """Whether to publish."""
+    """The answer to AwaitPublish."""
 
     publish: bool
-    """Now, or not yet."""
+    """Whether to publish now."""
     num_blocking: int
     """Groups and rollouts that would become too old."""
 
@@ -44,7 +44,7 @@ async def decide(store: Store, run_id: str, epoch: int, weight_version: int) -> 
 
 
 def _older(turns: Sequence[TurnRecord], oldest: int) -> bool:
-    """Whether a sampled token is of a version before `oldest`."""
+    """Whether a trainable token has a version before `oldest`."""
     return any(
         span.trainable and span.weight_version < oldest
         for record in turns

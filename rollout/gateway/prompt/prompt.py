@@ -35,11 +35,9 @@ class Prompt:
         self.num_answers = sum(m["role"] == "assistant" for m in self._messages)
         """Answers of the policy that it holds; 0 for a prompt of ids, which does not tell."""
 
-    def begin_request(
-        self, request: pb.GenerateRequest, attempt_id: str
-    ) -> store_pb.BeginTurnRequest:
+    def begin_request(self, request: pb.GenerateRequest, attempt_id: str) -> store_pb.NewTurn:
         """What opens the turn, or takes it over."""
-        return store_pb.BeginTurnRequest(
+        return store_pb.NewTurn(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
             turn_id=request.turn_id,
@@ -58,7 +56,7 @@ class Prompt:
             self._ids = self.template.encode(self._messages)
         return self._ids
 
-    def remaining_ids(self, begun: store_pb.BeginTurnResponse) -> list[int]:
+    def remaining_ids(self, begun: store_pb.NewTurnResult) -> list[int]:
         """Ids of the prompt after the matched prefix: this turn's environment tokens."""
         if not self._keyed:
             return self._ids[len(begun.prefix_token_ids) :]
@@ -67,7 +65,7 @@ class Prompt:
         last = begun.prefix_token_ids[-1]
         return self.template.encode_after(self._messages, begun.num_matched_messages, last)
 
-    def drift(self, begun: store_pb.BeginTurnResponse) -> trajectory_pb2.Drift | None:
+    def drift(self, begun: store_pb.NewTurnResult) -> trajectory_pb2.Drift | None:
         """Where the prompt re-tokenises what was sampled; never where the record's ids are used."""
         if self._keyed or not begun.HasField("divergence"):
             return None
@@ -85,9 +83,9 @@ class Prompt:
         return own | frozenset(sampling.stop_token_ids)
 
     @staticmethod
-    def failure(request: pb.GenerateRequest, message: str) -> store_pb.FinishRolloutRequest:
+    def failure(request: pb.GenerateRequest, message: str) -> store_pb.RolloutFinish:
         """What closes the rollout when the store has lost tokens that the agent has seen."""
-        return store_pb.FinishRolloutRequest(
+        return store_pb.RolloutFinish(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
             credential_digest=digest(request.credential),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ _MAX_UNDER_WAY = 4
 """A message is answered with its slowest part, such as a prompt that continues a long rollout: few
 parts wait for it, and other messages do not."""
 
-_Part = pb.StartRolloutRequest | pb.BeginTurnRequest
+_Part = pb.NewRollout | pb.NewTurn
 
 
 class Opener:
@@ -39,38 +38,27 @@ class Opener:
         self._batches = Batches(self._send, max_under_way=max_under_way, max_parts=_MAX_PARTS)
         self.keep_sending = self._batches.keep_sending
 
-    async def start(self, start: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
+    async def start(self, new: pb.NewRollout) -> pb.NewRolloutResult:
         """Open a rollout. Raises `ServiceError`: the store's refusal."""
-        return await self._batches.answered(start)  # type: ignore[no-any-return]
+        return await self._batches.answered(new)  # type: ignore[no-any-return]
 
-    async def begin(self, begin: pb.BeginTurnRequest) -> pb.BeginTurnResponse:
+    async def begin(self, new: pb.NewTurn) -> pb.NewTurnResult:
         """Open a turn. Raises `ServiceError`: the store's refusal."""
-        return await self._batches.answered(begin)  # type: ignore[no-any-return]
+        return await self._batches.answered(new)  # type: ignore[no-any-return]
 
     async def _send(self, parts: Sequence[_Part]) -> Sequence[Any]:
-        request = pb.OpenTurnsRequest(
-            starts=[part for part in parts if isinstance(part, pb.StartRolloutRequest)],
-            begins=[part for part in parts if isinstance(part, pb.BeginTurnRequest)],
+        request = pb.BeginTurnsRequest(
+            rollouts=[part for part in parts if isinstance(part, pb.NewRollout)],
+            turns=[part for part in parts if isinstance(part, pb.NewTurn)],
         )
         try:
-            response = await self._store.OpenTurns(request)
+            response = await self._store.BeginTurns(request)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a manager of a release before
-                return await asyncio.gather(*map(self._alone, parts))
-            # Each part goes again by itself, if its agent is still there: one that is gone may have
-            # begun the turn anew elsewhere.
+            # Each part is sent again by itself, if its agent is still there: one that is gone may
+            # have begun the turn again through another gateway.
             return [decode(error)] * len(parts)
-        started, begun = iter(response.starts), iter(response.begins)
-        results: list[pb.StartResult | pb.BeginResult] = [
-            next(started) if isinstance(part, pb.StartRolloutRequest) else next(begun)
-            for part in parts
+        rollouts, turns = iter(response.rollouts), iter(response.turns)
+        results: list[pb.NewRolloutResult | pb.NewTurnResult] = [
+            next(rollouts) if isinstance(part, pb.NewRollout) else next(turns) for part in parts
         ]
-        return [from_status(r.error) if r.HasField("error") else r.response for r in results]
-
-    async def _alone(self, part: _Part) -> Any:
-        is_start = isinstance(part, pb.StartRolloutRequest)
-        call: Any = self._store.StartRollout if is_start else self._store.BeginTurn
-        try:
-            return await call(part)
-        except grpc.aio.AioRpcError as error:
-            return decode(error)
+        return [from_status(r.error) if r.HasField("error") else r for r in results]

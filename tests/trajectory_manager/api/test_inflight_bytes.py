@@ -29,7 +29,6 @@ async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
     servicer: Any = TrajectoryServicer(run.store, run.rollouts, inflight, max_turn_tokens=1000)
     span = tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
     name = {"run_id": run.run_id, "rollout_id": "a", "turn_id": "t"}
-    tokens = tokens_pb2.Tokens(token_ids=[1], logprobs=[0.0], spans=[span])
     packed = tokens_pb2.PackedTokens(token_ids=bytes(4), logprobs=bytes(4), spans=[span])
     stop = tokens_pb2.FINISH_REASON_STOP
     rollout = pb.RecordedRollout(
@@ -38,8 +37,7 @@ async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
     )
     groups = [pb.RecordedGroup(task_id="a", rollouts=[rollout])]
     requests = {
-        "AppendTokens": pb.AppendTokensRequest(**name, tokens=tokens),
-        "AppendSegments": pb.AppendSegmentsRequest(appends=[pb.Append(**name, tokens=packed)]),
+        "AppendTokens": pb.AppendTokensRequest(appends=[pb.TokenAppend(**name, tokens=packed)]),
         "RecordGroups": pb.RecordGroupsRequest(run_id=run.run_id, groups=groups),
     }
     for method, request in requests.items():

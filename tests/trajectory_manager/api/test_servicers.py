@@ -15,6 +15,7 @@ from seamflow.trajectory.v1 import (
     trajectory_service_pb2,
 )
 
+from bench.harness.store_calls import send_async
 from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message, reason_of
 
 POLICY = tokens_pb2.ORIGIN_POLICY
@@ -300,13 +301,12 @@ async def test_training_needs_a_lease(replicas: tuple[Client, Client]) -> None:
     first, _ = replicas
     await first.submit("a")
     lease = await first.lease()
-    start = first.trajectories.StartRollout
     for rollout_id, token, purpose in (
         ("r", "", tokens_pb2.PURPOSE_TRAIN),
         ("r", lease.lease_token, tokens_pb2.PURPOSE_TRAIN),
         ("a/0/1", "", tokens_pb2.PURPOSE_EVAL),
     ):
-        request = trajectory_service_pb2.StartRolloutRequest(
+        request = trajectory_service_pb2.NewRollout(
             run_id=first.run_id,
             rollout_id=rollout_id,
             lease_token=token,
@@ -314,7 +314,7 @@ async def test_training_needs_a_lease(replicas: tuple[Client, Client]) -> None:
             credential_digest=CREDENTIAL,
         )
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await start(request)
+            await send_async(first.trajectories, request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

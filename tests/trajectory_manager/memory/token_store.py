@@ -157,7 +157,7 @@ class MemoryTokenStore:
     def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
         """How many of the tokens are stored already; refuses others in their place, and a gap."""
         stored = writer.tokens.num_tokens
-        offset = stored if append.offset is None else append.offset
+        offset = append.offset
         if offset > stored and writer.turn.finish_reason:
             raise store_error("ENDED_TURN", append.turn_id)
         if offset > stored:

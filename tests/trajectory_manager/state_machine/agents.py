@@ -225,9 +225,6 @@ class Agents(Base):
         written = [picked(list(self.turns.values()), number) for number in numbers]
         epochs = [w.epochs[0] if stale else w.epochs[-1] for w in written]
         appends = [self.chunk(writing, **facts) for writing in written]
-        ended = facts["end"] and not facts["size"]
-        if ended:
-            appends = [append._replace(offset=None) for append in appends]
         answer = self.both(
             lambda on: on.store.tokens.append(
                 [

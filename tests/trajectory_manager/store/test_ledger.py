@@ -173,7 +173,7 @@ async def test_the_first_lease_decides_the_shards(store: Store) -> None:
     first = await ledger.lease(1, num_shards=2)
     assert (first.num_shards, first.num_tokens) == (2, (7, 5))
     error = await refused(Reason.INVALID_FIELD, ledger.attempt(1, num_shards=3))
-    assert "num_shards is 3" in error.message and "2, into which" in error.message
+    assert "num_shards is 3" in error.message and "2, as in the first lease" in error.message
     await ledger.lead("two")
     assert (await ledger.lease(1, num_shards=2)).num_shards == 2
 

@@ -1,4 +1,4 @@
-"""How rollouts, turns and tokens are written in Redis: see `keys.py` and `append.lua`."""
+"""The encoding of rollouts, turns and tokens in Redis: see `keys.py` and `append_tokens.lua`."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ HEADER_FIELDS = (
     "created",
     "finished",
 )
-"""What `rollout` needs of a header."""
+"""Fields of a header that `rollout` decodes."""
 
 
 def append_args(append: Append) -> tuple[Any, ...]:
-    """ARGV of one append of append.lua."""
+    """ARGV of one append of append_tokens.lua."""
     tokens, end, epoch = append.tokens, append.end, append.epoch
     return (
         append.rollout_id,
         append.turn_id,
         epoch >> _COUNTER_BITS,
         epoch & _COUNTERS,
-        "" if append.offset is None else append.offset,
+        append.offset,
         tokens.ids + tokens.logprobs,
         "" if end is None else end_text(end),
         ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
@@ -66,7 +66,7 @@ def append_args(append: Append) -> tuple[Any, ...]:
 
 
 def finish_args(finish: RolloutFinish) -> tuple[Any, ...]:
-    """ARGV of one rollout of close_rollout.lua."""
+    """ARGV of one rollout of finish_rollout.lua."""
     return (
         finish.rollout_id,
         int(finish.credential_digest is not None),
@@ -78,7 +78,7 @@ def finish_args(finish: RolloutFinish) -> tuple[Any, ...]:
 
 
 def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> tuple[Any, ...]:
-    """ARGV of one rollout of record.lua."""
+    """ARGV of one rollout of record_rollout.lua."""
     of_turns: list[Any] = []
     for number, record in enumerate(turns, 1):
         begin = record.turn.begin
@@ -138,12 +138,12 @@ def _kind_span(text: str) -> Span:
 
 
 def begin_text(begin: TurnBegin) -> str:
-    """An begin as JSON, without its name and its prompt's digest."""
+    """The begin of a turn as JSON, without turn_id and prompt_digest."""
     return json.dumps({name: getattr(begin, name) for name in _BEGIN_FIELDS})
 
 
 def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
-    """A turn as it is stored, and its live state."""
+    """A turn from its record and its state."""
     _, digest, begin = stored.decode().split(" ", 2)
     fields = json.loads(begin)
     fields["new_message_keys"] = tuple(fields["new_message_keys"])
@@ -194,7 +194,7 @@ def turn_records(header: Mapping[bytes, bytes]) -> list[TurnRecord]:
 def with_chunks(record: TurnRecord, chunks: Sequence[bytes]) -> TurnRecord:
     """The same turn with its ids and log-probs.
 
-    Segments are read after the live state: what was appended in between is left out.
+    Chunks are read after the state: tokens appended in between are left out.
     """
     num_bytes = BYTES_PER_TOKEN * sum(span.num_tokens for span in record.tokens.spans)
     halves = [len(chunk) // 2 for chunk in chunks]
@@ -205,7 +205,7 @@ def with_chunks(record: TurnRecord, chunks: Sequence[bytes]) -> TurnRecord:
 
 
 def identity(rollout: Rollout) -> str:
-    """What of a rollout never changes."""
+    """The fields of a rollout that never change, as JSON."""
     return json.dumps([int(rollout.purpose), rollout.group_id, rollout.pinned_weight_version])
 
 

@@ -26,7 +26,7 @@ class RedisColumnStore:
     async def lease(
         self, run_id: str, column: str, needs: Sequence[str], max_samples: int
     ) -> ColumnLease | None:
-        """See `ColumnStore`."""
+        """Lease the oldest queued cells whose samples have the columns in `needs`."""
         reply = await self._call("lease_cells", run_id, column, max_samples, *needs)
         if not reply:
             return None
@@ -36,7 +36,7 @@ class RedisColumnStore:
     async def unwritten(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
     ) -> list[str]:
-        """See `ColumnStore`."""
+        """Those of `sample_ids` whose cell is leased under `epoch`."""
         (found,) = await self._call(
             "list_unwritten_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
@@ -45,7 +45,7 @@ class RedisColumnStore:
     async def put(
         self, run_id: str, column: str, epoch: int, values: Mapping[str, bytes], *, new: bool
     ) -> None:
-        """See `ColumnStore`."""
+        """Store values by sample, or check that they are stored."""
         calls = []
         for sample_id, value in values.items():
             name = rollout_of(sample_id)
@@ -57,14 +57,14 @@ class RedisColumnStore:
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
     ) -> ColumnsWritten:
-        """See `ColumnStore`."""
+        """Mark leased cells as written, all or none."""
         num_written, num_ready = await self._call(
             "complete_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
         return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
-        """See `ColumnStore`."""
+        """Values by sample and column."""
         rollout_ids = list(dict.fromkeys(map(rollout_of, sample_ids)))
         replies = await self._scripts.call_many(
             "read_cells", [(keys.column_keys(run_id, name), ()) for name in rollout_ids]
@@ -79,7 +79,7 @@ class RedisColumnStore:
         return {**values}
 
     async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
-        """See `ColumnStore`."""
+        """Samples of complete, uncommitted groups and their columns."""
         (rows,) = await self._call("list_sample_columns", run_id, after, limit)
         return [
             SampleColumns(

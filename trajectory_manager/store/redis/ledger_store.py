@@ -21,7 +21,7 @@ class RedisLedgerStore:
         self._scripts = scripts
 
     async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
-        """See `LedgerStore`."""
+        """Make `trainer_id` the trainer, `step` the committed one."""
         _, epoch, pending, open_step = await self._commit(run_id, step, "", trainer_id)
         return Reconciled(epoch=int(epoch), pending_steps=tuple(pending), open_step=open_step)
 
@@ -36,7 +36,7 @@ class RedisLedgerStore:
         min_groups: int = 0,
         streaming: bool = False,
     ) -> LeaseAttempt:
-        """See `LedgerStore`."""
+        """The ledger entry of `step`, written now if enough groups are ready."""
         asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards, +streaming)
         num_too_old, *entry = await self._call("lease_step", run_id, *asked, MAX_DEAD_LETTERS)
         lease = _step_lease(step, entry[0]) if entry else None
@@ -45,21 +45,21 @@ class RedisLedgerStore:
     async def await_step(
         self, run_id: str, epoch: int, step: int, base_weight_version: int
     ) -> None:
-        """See `LedgerStore`."""
+        """Record that the trainer waits for `step`."""
         await self._call("await_step", run_id, epoch, step, base_weight_version)
 
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
-        """See `LedgerStore`."""
+        """Renew the lease of a step; return the seconds it lives."""
         (seconds,) = await self._call("extend_step", run_id, epoch, step)
         return float(seconds)
 
     async def commit(self, run_id: str, epoch: int, step: int) -> int:
-        """See `LedgerStore`."""
+        """Commit all entries up to `step`; return how many samples that covered."""
         num_samples, *_ = await self._commit(run_id, step, epoch, "")
         return int(num_samples)
 
     async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
-        """See `LedgerStore`."""
+        """What a publish of `weight_version` would make too old."""
         reply = await self._call("publish_wait", run_id, epoch, weight_version)
         seconds, num_blocking_groups, running = reply
         return PublishWait(
@@ -69,7 +69,7 @@ class RedisLedgerStore:
         )
 
     async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
-        """See `LedgerStore`."""
+        """The committed step that trained each rollout; 0: none."""
         args: list[Any] = []
         for rollout_id in rollout_ids:
             # What was not made from a lease has no step.

@@ -20,24 +20,24 @@ class RedisRetentionStore:
         self._scripts = scripts
 
     async def needed(self, run_id: str, rollout_ids: Sequence[str]) -> set[str]:
-        """See `RetentionStore`."""
+        """Those of `rollout_ids` that must not be deleted."""
         (names,) = await self._call("list_needed_rollouts", run_id, *rollout_ids)
         return {name.decode() for name in names}
 
     async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
-        """See `RetentionStore`."""
+        """Delete finished rollouts with their columns."""
         calls = [(keys.deleted_keys(run_id, name), (name,)) for name in rollout_ids]
         replies = await self._scripts.call_many("delete_rollout", calls)
         return [_erased(reply) for reply in replies]
 
     async def due(self, run_id: str, limit: int) -> list[EndedGroup]:
-        """See `RetentionStore`."""
+        """The oldest groups that are past retention_steps."""
         (groups,) = await self._call("list_retention_due", run_id, limit)
         found = [json.loads(group) for group in groups]
         return [EndedGroup(task_id=name, attempts=tuple(rest)) for name, *rest in found]
 
     async def forget(self, run_id: str, groups: Sequence[EndedGroup]) -> None:
-        """See `RetentionStore`."""
+        """Drop the records of groups whose rollouts are deleted."""
         if groups:
             members = [json.dumps([group.task_id, *group.attempts]) for group in groups]
             await self._call("forget_groups", run_id, *members)

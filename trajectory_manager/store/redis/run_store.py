@@ -40,25 +40,25 @@ class RedisRunStore:
     """Implements `RunStore`."""
 
     def __init__(self, redis: Redis, scripts: Scripts) -> None:
-        # redis-py's types cannot say that replies are bytes.
+        # redis-py's types do not express that replies are bytes.
         self._redis: Any = redis
         self._scripts = scripts
         self._configs: dict[str, RunConfig] = {}
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
-        """See `RunStore`."""
+        """Create the run; return the existing config if there is one."""
         # Listed first: a run that exists and is not listed would never be swept.
         await self._scripts.call("register_run", keys=[keys.RUNS], args=[run_id])
         existing = await self._call("create_run", run_id, json.dumps(asdict(config)))
         return _config(existing[0]) if existing else None
 
     async def run_ids(self) -> list[str]:
-        """See `RunStore`."""
+        """The names of all runs, sorted."""
         with store_errors("run_ids"):
             return sorted(name.decode() for name in await self._redis.smembers(keys.RUNS))
 
     async def config(self, run_id: str) -> RunConfig:
-        """See `RunStore`."""
+        """The rules of a run, cached: they never change."""
         if run_id not in self._configs:
             with store_errors("config"):
                 text = await self._redis.get(keys.run_keys(run_id)[0])
@@ -69,14 +69,14 @@ class RedisRunStore:
         return self._configs[run_id]
 
     async def version(self, run_id: str, topic: Topic) -> int:
-        """See `RunStore`."""
+        """The change number of `topic`."""
         await self.config(run_id)
         with store_errors("version"):
             value = await self._redis.hget(keys.run_keys(run_id)[1], f"version:{topic.value}")
         return int(value or 0)
 
     async def submit(self, run_id: str, tasks: Sequence[Task], max_queued: int) -> Submitted:
-        """See `RunStore`."""
+        """Queue all tasks that are new, or none."""
         entries = [
             part
             for task in tasks
@@ -88,7 +88,7 @@ class RedisRunStore:
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
     ) -> TaskLease | None:
-        """See `RunStore`."""
+        """Lease one open slot, admitting a group if none is open."""
         reply = await self._call(
             "lease_task", run_id, nonce, *(int(purpose) for purpose in purposes)
         )
@@ -103,13 +103,13 @@ class RedisRunStore:
         )
 
     async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
-        """See `RunStore`."""
+        """Admit groups whose rollouts are recorded, all or none."""
         entries = [part for task in tasks for part in (task.task_id, json.dumps(asdict(task)))]
         new, free = await self._call("admit_recorded", run_id, *entries)
         return Submitted(num_accepted=new, num_free=free)
 
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
-        """See `RunStore`."""
+        """Extend leases (rollout_id, nonce); False for those that are gone."""
         flat = [part for lease in leases for part in lease]
         (held,) = await self._call("extend_tasks", run_id, *flat)
         return [flag == 1 for flag in held]
@@ -117,36 +117,36 @@ class RedisRunStore:
     async def register_rollout(
         self, run_id: str, rollout_id: str, nonce: str | None
     ) -> TaskContext | None:
-        """See `RunStore`."""
+        """Add the rollout to its run, after checking its lease."""
         purpose, required_weight_version = await self._call(
             "register_rollout", run_id, rollout_id, int(nonce is not None), nonce or ""
         )
         return TaskContext(Purpose(int(purpose)), int(required_weight_version)) if purpose else None
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
-        """See `RunStore`."""
+        """Rollouts in the order they were registered."""
         await self.config(run_id)
         with store_errors("rollouts"):
             names = await self._redis.zrange(_key(run_id, "rollouts"), start, start + limit - 1)
         return [name.decode() for name in names]
 
     async def add_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """See `RunStore`."""
+        """Mark rollouts that are about to finish."""
         await self._call("add_outbox_marks", run_id, *rollout_ids)
 
     async def remove_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """See `RunStore`."""
+        """Remove the marks of rollouts that did not finish."""
         await self._call("remove_outbox_marks", run_id, *rollout_ids)
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
-        """See `RunStore`."""
+        """Rollouts with an outbox mark, oldest first."""
         await self.config(run_id)
         with store_errors("unsettled"):
             names = await self._redis.zrange(_key(run_id, "outbox"), 0, limit - 1)
         return [name.decode() for name in names]
 
     async def expired(self, run_id: str, limit: int) -> list[LostLease]:
-        """See `RunStore`."""
+        """Task leases that are over while their rollout is not settled."""
         (over,) = await self._call("list_ended_leases", run_id, limit)
         return [
             LostLease(rollout_id=name.decode(), surplus=float(score) == 0)
@@ -154,7 +154,7 @@ class RedisRunStore:
         ]
 
     async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
-        """See `RunStore`."""
+        """Apply the results of finished rollouts to their groups."""
         args = [part for result in results for part in (result.rollout_id, _result_text(result))]
         (settled,) = await self._call(
             "settle_rollouts", run_id, MAX_REPLACEMENTS, MAX_DEAD_LETTERS, *args
@@ -168,23 +168,23 @@ class RedisRunStore:
         ]
 
     async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
-        """See `RunStore`."""
+        """A page of dead letters, oldest first."""
         page = await self._call("list_dead_letters", run_id, start, limit)
         return [
             _dead_letter(task, letter) for task, letter in zip(page[::2], page[1::2], strict=True)
         ]
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
-        """See `RunStore`."""
+        """Queue the tasks of dead letters again; return how many."""
         (number,) = await self._call("requeue_dead_letters", run_id, *task_ids)
         return int(number)
 
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
-        """See `RunStore`."""
+        """Add to the run's count of stored tokens."""
         await self._call("add_stored_tokens", run_id, delta)
 
     async def run_counts(self, run_id: str) -> RunCounts:
-        """See `RunStore`."""
+        """Counts of the run."""
         counts = await self._call("run_counts", run_id)
         return RunCounts(**dict(zip(RunCounts.__dataclass_fields__, counts, strict=True)))
 

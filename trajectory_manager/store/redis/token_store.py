@@ -32,7 +32,7 @@ class RedisTokenStore:
         self._scripts = scripts
 
     async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
-        """See `TokenStore`."""
+        """Create the header of a rollout."""
         await self._call(
             "start_rollout",
             rollout.run_id,
@@ -47,7 +47,7 @@ class RedisTokenStore:
     async def begin_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
-        """See `TokenStore`."""
+        """Create a turn or take it over; return its rollout and what it has."""
         stored, live, chunks, values = await self._call(
             "begin_turn",
             run_id,
@@ -68,7 +68,7 @@ class RedisTokenStore:
         )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
-        """See `TokenStore`."""
+        """Execute the appends in one atomic step per server."""
         parts = [
             (keys.rollout_keys(append.run_id, append.rollout_id), codec.append_args(append))
             for append in appends
@@ -79,7 +79,7 @@ class RedisTokenStore:
     async def finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        """See `TokenStore`."""
+        """Finish rollouts that run; return each with the spans of its turns."""
         parts = [
             (keys.rollout_keys(run_id, finish.rollout_id)[:1], codec.finish_args(finish))
             for finish in finishes
@@ -91,17 +91,17 @@ class RedisTokenStore:
         ]
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
-        """See `TokenStore`."""
+        """The header, or None."""
         header = await self._fields(run_id, rollout_id, codec.HEADER_FIELDS)
         return codec.rollout(run_id, rollout_id, header) if header else None
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
-        """See `TokenStore`."""
+        """All turns in the order they began."""
         (header,) = await self._headers(run_id, [rollout_id])
         return [record.turn for record in codec.turn_records(header)]
 
     async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
-        """See `TokenStore`."""
+        """The turn that began last, with its tokens; None if there is none."""
         found = await self._call("read_newest_turn", run_id, rollout_id)
         if not found:
             return None
@@ -110,7 +110,7 @@ class RedisTokenStore:
         return codec.with_chunks(record, chunks)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
-        """See `TokenStore`."""
+        """The own tokens of each turn."""
         if not turn_ids:
             return []
         return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
@@ -119,8 +119,8 @@ class RedisTokenStore:
         self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
     ) -> list[TurnRecord]:
         names = [name.encode() for name in turn_ids]
-        wanted = [part + name for name in names for part in (codec.TURN, codec.TURN_STATE)]
-        header = await self._fields(run_id, rollout_id, wanted)
+        fields = [part + name for name in names for part in (codec.TURN, codec.TURN_STATE)]
+        header = await self._fields(run_id, rollout_id, fields)
         if not header:
             raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         for name in names:
@@ -137,7 +137,7 @@ class RedisTokenStore:
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
     ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
-        """See `TokenStore`."""
+        """Rollouts with their turns; None for unknown ones."""
         found = await self._headers(run_id, rollout_ids)
         headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
         turns = {name: codec.turn_records(header) for name, header in headers.items()}
@@ -166,7 +166,7 @@ class RedisTokenStore:
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> list[bool]:
-        """See `TokenStore`."""
+        """Store whole finished rollouts; False for those stored before."""
         parts = [
             (
                 keys.rollout_keys(run_id, rollout.rollout_id),
@@ -184,12 +184,12 @@ class RedisTokenStore:
 
     async def _fields(self, run_id: str, rollout_id: str, names: Sequence[str | bytes]) -> _Header:
         """Those of the named fields that the header has, and its state; empty: unknown."""
-        wanted = ("state", *names)
+        fields = ("state", *names)
         header = keys.rollout_keys(run_id, rollout_id)[0]
-        (values,) = await self._scripts.read([("HMGET", header, *wanted)])
+        (values,) = await self._scripts.read([("HMGET", header, *fields)])
         if values[0] is None:
             return {}
-        return _known(wanted, values)
+        return _known(fields, values)
 
     async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(

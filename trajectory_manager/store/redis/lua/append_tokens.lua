@@ -1,6 +1,6 @@
 -- Appends tokens to turns, each at its offset and under its epoch, and may end them.
 -- KEYS: header and chunks of each append. ARGV: server, then of each append rollout_id, turn_id, incarnation,
--- counter, offset or '' (the end of the turn), chunk, turn end or '', spans as "num_tokens:kind,...".
+-- counter, offset, chunk, turn end or '', spans as "num_tokens:kind,...".
 -- A chunk is 4 bytes for each id, then 4 for each log-prob. Returns of each append the tokens now stored and how
 -- many are new, or an error; later appends of the same turn get that error too, as they would leave a gap.
 local server = ARGV[1]
@@ -63,7 +63,7 @@ local function append(header, chunks, rollout_id, turn_id, incarnation, counter,
   end
 
   stored = tonumber(stored)
-  local given, first = #chunk / 8, tonumber(offset) or stored
+  local given, first = #chunk / 8, tonumber(offset)
   -- An offset beyond an ended turn is no gap: its rollout may have finished well.
   if first > stored and ended == '' then
     fail_rollout(header)

@@ -10,7 +10,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from tests.trajectory_manager.support import CREDENTIAL, Run
-from trajectory_manager.api.append_segments import AppendTokensHandler
+from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs, unpack_ids
@@ -27,7 +27,7 @@ def appends(run: Run, max_inflight_bytes: int = 1 << 20) -> AppendTokensHandler:
 
 def message(
     run: Run, rollout_id: str, epoch: int, offset: int, ids: list[int], **more: object
-) -> pb.Append:
+) -> pb.TokenAppend:
     """One append of sampled ids."""
     span = tokens_pb2.Span(
         start=0,
@@ -41,7 +41,7 @@ def message(
         logprobs=pack_logprobs([-0.5] * len(ids)),
         spans=[span] if ids else [],
     )
-    return pb.Append(
+    return pb.TokenAppend(
         run_id=run.run_id,
         rollout_id=rollout_id,
         turn_id="t",
@@ -64,7 +64,7 @@ async def opened(run: Run, *rollout_ids: str) -> list[int]:
 async def test_one_refusal_does_not_touch_the_others(run: Run) -> None:
     """Results stand in the order of the appends, each with its tokens or its reason."""
     a, b = await opened(run, "a", "b")
-    request = pb.AppendSegmentsRequest(
+    request = pb.AppendTokensRequest(
         appends=[
             message(run, "a", a, 0, [1, 2]),
             message(run, "a", a + 1, 2, [3]),
@@ -88,16 +88,16 @@ async def test_an_append_may_close_its_turn_and_be_repeated(run: Run) -> None:
     (epoch,) = await opened(run, "a")
     first = message(run, "a", epoch, 0, [1, 2])
     last = message(run, "a", epoch, 2, [3], finish_reason=STOP, message_key="k")
-    request = pb.AppendSegmentsRequest(appends=[first, last])
+    request = pb.AppendTokensRequest(appends=[first, last])
     for _ in range(2):
         results = (await appends(run).append(request)).results
         turns = await run.store.tokens.turns(run.run_id, "a")
         assert (turns[0].finish_reason, turns[0].answer_key) == (STOP, "k")
         assert results[1].num_tokens == 3
-        request = pb.AppendSegmentsRequest(appends=[last, last])
+        request = pb.AppendTokensRequest(appends=[last, last])
     other = message(run, "a", epoch, 2, [3], finish_reason=STOP, message_key="other")
     more = message(run, "a", epoch, 3, [4], finish_reason=STOP, message_key="k")
-    late = pb.AppendSegmentsRequest(appends=[other, more])
+    late = pb.AppendTokensRequest(appends=[other, more])
     for result in (await appends(run).append(late)).results:
         assert result.HasField("error")
 
@@ -108,7 +108,7 @@ async def test_an_end_may_come_without_tokens(run: Run) -> None:
     nothing = message(run, "a", epoch, 0, [])
     end = message(run, "a", epoch, 0, [], finish_reason=STOP)
     for append, is_refused in ((nothing, True), (end, False)):
-        request = pb.AppendSegmentsRequest(appends=[append])
+        request = pb.AppendTokensRequest(appends=[append])
         (result,) = (await appends(run).append(request)).results
         assert result.HasField("error") is is_refused
 
@@ -118,7 +118,7 @@ async def test_what_stands_behind_a_refused_append_of_its_turn_is_not_tried(run:
     (epoch,) = await opened(run, "a")
     unsound, late = message(run, "a", epoch, -1, [1]), message(run, "a", epoch + 1, 0, [1])
     for bad in (unsound, late):
-        request = pb.AppendSegmentsRequest(appends=[bad, message(run, "a", epoch, 1, [2])])
+        request = pb.AppendTokensRequest(appends=[bad, message(run, "a", epoch, 1, [2])])
         results = (await appends(run).append(request)).results
         assert all(result.HasField("error") for result in results)
     rollout = await run.store.tokens.rollout(run.run_id, "a")
@@ -161,7 +161,7 @@ async def test_what_waits_for_a_slow_store_is_bounded(run: Run) -> None:
     slow = Slow(run.rollouts)
     bounded = AppendTokensHandler(slow, InflightBytes(200), 1000)  # type: ignore[arg-type]
     requests = [
-        pb.AppendSegmentsRequest(appends=[message(run, name, epoch, 0, [1] * 20)])
+        pb.AppendTokensRequest(appends=[message(run, name, epoch, 0, [1] * 20)])
         for name, epoch in zip(("a", "b"), epochs, strict=True)
     ]
     first = asyncio.ensure_future(bounded.append(requests[0]))
@@ -180,14 +180,14 @@ async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
     (epoch, _) = await opened(run, "a", "b")
     inflight = InflightBytes(8)
     servicer = AppendTokensHandler(run.rollouts, inflight, 1000)
-    finish = pb.FinishRolloutRequest(
+    finish = pb.RolloutFinish(
         run_id=run.run_id,
         rollout_id="b",
         credential_digest=CREDENTIAL,
         rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
     )
     appended = message(run, "a", epoch, 0, [1])
-    request = pb.AppendSegmentsRequest(appends=[appended], finishes=[finish])
+    request = pb.AppendTokensRequest(appends=[appended], finishes=[finish])
     with inflight.reserve(8), pytest.raises(ServiceError):
         await servicer.append(request)
     states = [(await run.store.tokens.read(run.run_id, ["b"]))[0]]
@@ -217,7 +217,7 @@ async def test_bad_arrays_are_named(
     (epoch,) = await opened(run, "a")
     append = message(run, "a", epoch, 0, [1, 2])
     append.tokens.token_ids, append.tokens.logprobs = token_ids, logprobs
-    (result,) = (await appends(run).append(pb.AppendSegmentsRequest(appends=[append]))).results
+    (result,) = (await appends(run).append(pb.AppendTokensRequest(appends=[append]))).results
     assert f"tokens.{wrong}" in result.error.message
 
 
@@ -226,5 +226,5 @@ async def test_large_finite_numbers_are_kept(run: Run) -> None:
     (epoch,) = await opened(run, "a")
     append = message(run, "a", epoch, 0, [1, 2])
     append.tokens.logprobs = pack_logprobs([-3.4e38, 0.0])
-    (result,) = (await appends(run).append(pb.AppendSegmentsRequest(appends=[append]))).results
+    (result,) = (await appends(run).append(pb.AppendTokensRequest(appends=[append]))).results
     assert result.num_tokens == 2

@@ -1,4 +1,4 @@
-"""OpenTurns: rollouts and turns of many callers in one message, each by itself."""
+"""BeginTurns: rollouts and turns of many callers in one message, each by itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
+from bench.harness.store_calls import send_async
 from tests.trajectory_manager.client import CREDENTIAL, Client
-from trajectory_manager.api import open_turns
+from trajectory_manager.api import begin_turns
 from trajectory_manager.service.rollouts import Rollouts
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
@@ -16,9 +17,9 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
 
-def start(client: Client, rollout_id: str, lease_token: str = "") -> pb.StartRolloutRequest:
+def start(client: Client, rollout_id: str, lease_token: str = "") -> pb.NewRollout:
     """What opens a rollout, EVAL unless leased."""
-    return pb.StartRolloutRequest(
+    return pb.NewRollout(
         run_id=client.run_id,
         rollout_id=rollout_id,
         lease_token=lease_token,
@@ -27,9 +28,9 @@ def start(client: Client, rollout_id: str, lease_token: str = "") -> pb.StartRol
     )
 
 
-def begin(client: Client, rollout_id: str, turn_id: str = "t") -> pb.BeginTurnRequest:
+def begin(client: Client, rollout_id: str, turn_id: str = "t") -> pb.NewTurn:
     """What opens a turn."""
-    return pb.BeginTurnRequest(
+    return pb.NewTurn(
         run_id=client.run_id,
         rollout_id=rollout_id,
         turn_id=turn_id,
@@ -42,9 +43,9 @@ def begin(client: Client, rollout_id: str, turn_id: str = "t") -> pb.BeginTurnRe
 
 async def opened(client: Client, *names: str) -> None:
     """Open rollouts, all at once."""
-    request = pb.OpenTurnsRequest(starts=[start(client, name) for name in names])
-    answer = await client.trajectories.OpenTurns(request)
-    assert not any(result.HasField("error") for result in answer.starts)
+    request = pb.BeginTurnsRequest(rollouts=[start(client, name) for name in names])
+    answer = await client.trajectories.BeginTurns(request)
+    assert not any(result.HasField("error") for result in answer.rollouts)
 
 
 async def test_each_part_is_opened_or_refused_by_itself(replicas: tuple[Client, Client]) -> None:
@@ -53,30 +54,30 @@ async def test_each_part_is_opened_or_refused_by_itself(replicas: tuple[Client, 
     await first.submit("a")
     lease = await first.lease()
     await opened(first, "one", "two")
-    request = pb.OpenTurnsRequest(
-        starts=[
+    request = pb.BeginTurnsRequest(
+        rollouts=[
             start(first, lease.rollout_id, lease.lease_token),
             start(first, "a/0/7", "a/0/7 nonsense"),
         ],
-        begins=[begin(first, "one"), begin(first, "nobody"), begin(first, "two")],
+        turns=[begin(first, "one"), begin(first, "nobody"), begin(first, "two")],
     )
-    answer = await first.trajectories.OpenTurns(request)
-    assert [result.HasField("error") for result in answer.starts] == [False, True]
-    assert answer.starts[0].response.group_id == "a"
-    assert [result.error.code for result in answer.begins] == [0, NOT_FOUND, 0]
-    alone = await second.trajectories.BeginTurn(begin(second, "one"))
-    assert alone == answer.begins[0].response
+    answer = await first.trajectories.BeginTurns(request)
+    assert [result.HasField("error") for result in answer.rollouts] == [False, True]
+    assert answer.rollouts[0].group_id == "a"
+    assert [result.error.code for result in answer.turns] == [0, NOT_FOUND, 0]
+    alone = await send_async(second.trajectories, begin(second, "one"))
+    assert alone == answer.turns[0]
 
 
 async def test_a_message_has_a_bounded_number_of_parts(replicas: tuple[Client, Client]) -> None:
     """By its name and number."""
     client, _ = replicas
-    for name in ("starts", "begins"):
-        request = pb.OpenTurnsRequest()
+    for name in ("rollouts", "turns"):
+        request = pb.BeginTurnsRequest()
         for _ in range(1025):
             getattr(request, name).add()
         with pytest.raises(grpc.aio.AioRpcError, match=f"{name} is 1025") as caught:
-            await client.trajectories.OpenTurns(request)
+            await client.trajectories.BeginTurns(request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -86,12 +87,12 @@ async def test_what_would_be_too_large_an_answer_is_asked_for_again(
     """The turn is open all the same: asked alone, the same attempt is answered."""
     client, _ = replicas
     await opened(client, "one", "two")
-    monkeypatch.setattr(open_turns, "_MAX_ANSWER_BYTES", 1)
-    request = pb.OpenTurnsRequest(begins=[begin(client, "one"), begin(client, "two")])
-    answer = await client.trajectories.OpenTurns(request)
-    assert [result.error.code for result in answer.begins] == [0, EXHAUSTED]
-    again = await client.trajectories.OpenTurns(pb.OpenTurnsRequest(begins=[begin(client, "two")]))
-    assert again.begins[0].response.epoch == answer.begins[0].response.epoch
+    monkeypatch.setattr(begin_turns, "_MAX_RESPONSE_BYTES", 1)
+    request = pb.BeginTurnsRequest(turns=[begin(client, "one"), begin(client, "two")])
+    answer = await client.trajectories.BeginTurns(request)
+    assert [result.error.code for result in answer.turns] == [0, EXHAUSTED]
+    again = await client.trajectories.BeginTurns(pb.BeginTurnsRequest(turns=[begin(client, "two")]))
+    assert again.turns[0].epoch == answer.turns[0].epoch
 
 
 async def test_a_bug_in_one_part_is_not_the_others_failure(
@@ -108,7 +109,7 @@ async def test_a_bug_in_one_part_is_not_the_others_failure(
         return await real(self, run_id, rollout_id, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Rollouts, "begin_turn", breaks)
-    request = pb.OpenTurnsRequest(begins=[begin(client, "one"), begin(client, "two")])
-    one, two = (await client.trajectories.OpenTurns(request)).begins
+    request = pb.BeginTurnsRequest(turns=[begin(client, "one"), begin(client, "two")])
+    one, two = (await client.trajectories.BeginTurns(request)).turns
     assert (one.error.code, two.error.code) == (INTERNAL, 0)
     assert "secret" not in one.error.message
