@@ -88,7 +88,7 @@ class Client:
         await self.tasks.SubmitTasks(request)
 
     async def lease(self, wait: int = 0, most: int = 0) -> task_service_pb2.LeaseTaskResponse:
-        """Lease a task, or at `most` so many, waiting up to `wait` seconds."""
+        """Lease a task, or up to `most`, waiting up to `wait` seconds."""
         request = task_service_pb2.LeaseTaskRequest(
             run_id=self.run_id, wait=Duration(seconds=wait), max_leases=most
         )

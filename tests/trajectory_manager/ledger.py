@@ -81,7 +81,7 @@ class Ledger:
         return self.epoch
 
     async def awaits(self, step: int, base: int = 0) -> None:
-        """Wait for a step, and tell so."""
+        """Report that the trainer waits for a step."""
         await self.store.ledger.await_step(self.run_id, self.epoch, step, base)
 
     async def attempt(
@@ -99,13 +99,13 @@ class Ledger:
         )
 
     async def stream(self, step: int, base: int = 0, num_groups: int = 0) -> StepLease:
-        """Ask for what there is of a step that may go on; something must be."""
+        """Lease what is ready of an open step; something must be."""
         attempt = await self.attempt(step, base, num_groups, streaming=True)
         assert attempt.lease is not None
         return attempt.lease
 
     async def lease_part(self, step: int, min_groups: int = 1) -> StepLease:
-        """Ask for what there is of a step; something must be."""
+        """Lease what is ready of a step; something must be."""
         attempt = await self.attempt(step, min_groups=min_groups)
         assert attempt.lease is not None
         return attempt.lease

@@ -1,4 +1,4 @@
-"""What the store's tests share: short ways to say what agents and gateways do."""
+"""Helpers of the store's tests: what agents and gateways do."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Run:
         return (await self.do(append)).num_tokens
 
     async def do(self, append: Append) -> Appended:
-        """One append; raises what refused it."""
+        """One append; raises its error."""
         (answer,) = await self.rollouts.append([append])
         if isinstance(answer, ServiceError):
             raise answer

@@ -1,4 +1,4 @@
-"""The process as an operator meets it: killed beside a replica, or on a store that will not do."""
+"""The process: killed next to a replica, or on an unsuitable store."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def outcome(tmp_path: Path, *flags: str) -> tuple[int | None, str]:
     return process.returncode, stderr.decode()
 
 
-async def test_a_store_that_does_not_answer_is_said(tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_reported(tmp_path: Path) -> None:
     """Exit 69 with the setting to correct, once the time to start is over."""
     flags = ("--redis-url", "redis://127.0.0.1:1/0", "--start-seconds", "0.2")
     code, stderr = await outcome(tmp_path, *flags)
@@ -102,7 +102,7 @@ async def test_a_store_that_does_not_answer_is_said(tmp_path: Path) -> None:
     assert "redis_url" in stderr
 
 
-async def test_a_store_that_promises_less_is_refused(tmp_path: Path, redis_url: str) -> None:
+async def test_a_store_of_weaker_durability_is_rejected(tmp_path: Path, redis_url: str) -> None:
     """durability = durable needs appendfsync always: exit 78 before any acknowledgement."""
     flags = ("--durability", "durable", "--redis-url", redis_url)
     code, stderr = await outcome(tmp_path, *flags)

@@ -1,4 +1,4 @@
-"""Many appends in one message: each for itself, and never out of order within a turn."""
+"""AppendTokens: independent appends in one message, in order within a turn."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def opened(run: Run, *rollout_ids: str) -> list[int]:
     return epochs
 
 
-async def test_one_refusal_does_not_touch_the_others(run: Run) -> None:
+async def test_one_failed_append_does_not_affect_the_others(run: Run) -> None:
     """Results stand in the order of the appends, each with its tokens or its reason."""
     a, b = await opened(run, "a", "b")
     request = pb.AppendTokensRequest(
@@ -83,7 +83,7 @@ async def test_one_refusal_does_not_touch_the_others(run: Run) -> None:
     assert list(unpack_ids(stored.ids)) == [7, 8, 9]
 
 
-async def test_an_append_may_close_its_turn_and_be_repeated(run: Run) -> None:
+async def test_an_append_may_end_its_turn_and_be_repeated(run: Run) -> None:
     """The repetition is acknowledged; another end, or more tokens, are not."""
     (epoch,) = await opened(run, "a")
     first = message(run, "a", epoch, 0, [1, 2])
@@ -113,8 +113,8 @@ async def test_an_end_may_come_without_tokens(run: Run) -> None:
         assert result.HasField("error") is is_refused
 
 
-async def test_what_stands_behind_a_refused_append_of_its_turn_is_not_tried(run: Run) -> None:
-    """It would leave a gap, which fails the rollout; the message or the store refuses both."""
+async def test_appends_after_a_failed_one_of_their_turn_fail(run: Run) -> None:
+    """It would leave a gap, which fails the rollout; validation or the store rejects both."""
     (epoch,) = await opened(run, "a")
     unsound, late = message(run, "a", epoch, -1, [1]), message(run, "a", epoch + 1, 0, [1])
     for bad in (unsound, late):
@@ -126,7 +126,7 @@ async def test_what_stands_behind_a_refused_append_of_its_turn_is_not_tried(run:
     assert rollout.state is RolloutState.RUNNING
 
 
-async def test_apart_they_would_leave_a_gap(run: Run) -> None:
+async def test_sent_separately_they_leave_a_gap(run: Run) -> None:
     """Negative control: the same two appends, sent one after the other, fail the rollout."""
     (epoch,) = await opened(run, "a")
     tokens = message(run, "a", epoch, 0, [1])
@@ -143,7 +143,7 @@ async def test_apart_they_would_leave_a_gap(run: Run) -> None:
 
 
 class Slow:
-    """A store that answers when it is told to."""
+    """A store that answers when allowed."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
@@ -155,8 +155,8 @@ class Slow:
         return await self._rollouts.append(appends)  # type: ignore[arg-type]
 
 
-async def test_what_waits_for_a_slow_store_is_bounded(run: Run) -> None:
-    """More is refused with a time, and nothing that was accepted is lost."""
+async def test_bytes_in_flight_to_a_slow_store_are_bounded(run: Run) -> None:
+    """More gets RESOURCE_EXHAUSTED with a retry time, and nothing accepted is lost."""
     epochs = await opened(run, "a", "b")
     slow = Slow(run.rollouts)
     bounded = AppendTokensHandler(slow, InflightBytes(200), 1000)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ async def test_bad_arrays_are_named(
 
 
 async def test_large_finite_numbers_are_kept(run: Run) -> None:
-    """The quick test for NaN and infinity does not refuse what only looks like them."""
+    """The quick check for NaN and infinity does not reject large finite numbers."""
     (epoch,) = await opened(run, "a")
     append = message(run, "a", epoch, 0, [1, 2])
     append.tokens.logprobs = pack_logprobs([-3.4e38, 0.0])

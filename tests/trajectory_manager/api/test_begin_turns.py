@@ -1,4 +1,4 @@
-"""BeginTurns: rollouts and turns of many callers in one message, each by itself."""
+"""BeginTurns: rollouts and turns of many callers in one message, independently."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def opened(client: Client, *names: str) -> None:
     assert not any(result.HasField("error") for result in answer.rollouts)
 
 
-async def test_each_part_is_opened_or_refused_by_itself(replicas: tuple[Client, Client]) -> None:
+async def test_parts_succeed_or_fail_independently(replicas: tuple[Client, Client]) -> None:
     """In the order asked; another replica knows what was opened."""
     first, second = replicas
     await first.submit("a")
@@ -81,7 +81,7 @@ async def test_a_message_has_a_bounded_number_of_parts(replicas: tuple[Client, C
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_what_would_be_too_large_an_answer_is_asked_for_again(
+async def test_a_part_that_exceeds_the_response_size_is_retried(
     replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The turn is open all the same: asked alone, the same attempt is answered."""

@@ -1,4 +1,4 @@
-"""What waits for a slow store is bounded, whichever call brought it."""
+"""The bytes in flight to the store are bounded over all calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 
 
 def test_one_message_alone_always_passes() -> None:
-    """However large it is: nobody could ever send it otherwise."""
+    """Whatever its size: otherwise it could never be sent."""
     inflight = InflightBytes(100)
     with inflight.reserve(1000), pytest.raises(ServiceError), inflight.reserve(1):
         pass
@@ -24,7 +24,7 @@ def test_one_message_alone_always_passes() -> None:
 
 
 async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
-    """Without room each is refused with a time to try again."""
+    """Beyond the bound each gets STORE_FULL with a retry time."""
     inflight = InflightBytes(100)
     servicer: Any = TrajectoryServicer(run.store, run.rollouts, inflight, max_turn_tokens=1000)
     span = tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT)

@@ -35,7 +35,7 @@ def packed(ids: list[int], version: int = 3) -> tokens_pb2.PackedTokens:
 
 
 def turn(name: str, ids: list[int], parent: str = "", prefix: int = 0) -> pb.RecordedTurn:
-    """A turn that ended by itself."""
+    """A turn that ended with STOP."""
     return pb.RecordedTurn(
         turn_id=name,
         parent_turn_id=parent,
@@ -135,7 +135,7 @@ async def test_a_full_run_takes_no_more_groups(run: Run) -> None:
         ({"turns": [turn("a", list(range(1, 1500)))]}, "tokens"),
     ],
 )
-async def test_what_cannot_be_trained_is_refused(
+async def test_untrainable_groups_are_rejected(
     run: Run, change: dict[str, object], field: str
 ) -> None:
     """The error names the field; nothing is admitted."""
@@ -151,7 +151,7 @@ async def test_what_cannot_be_trained_is_refused(
 
 
 async def test_a_group_without_variance_is_filtered_when_it_is_recorded_too(run: Run) -> None:
-    """The rules of the run hold whoever made the group."""
+    """The rules of the run also hold for recorded groups."""
     run_id = f"{run.run_id}-filtered"
     await run.store.runs.create_run(run_id, replace(RULES, zero_variance_reward="reward"))
     other = Run(run.store, run_id)

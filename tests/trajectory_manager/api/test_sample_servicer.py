@@ -210,7 +210,7 @@ async def test_a_publish_waits_for_running_rollouts(trainer: Trainer) -> None:
 
 
 async def test_a_publish_waits_a_bounded_time(trainer: Trainer) -> None:
-    """After publish_wait_seconds it goes ahead, and says what it makes too old."""
+    """After publish_wait_seconds it publishes, and counts what that makes too old."""
     await trainer.create(staleness_policy=StalenessPolicy.WAIT, publish_wait_seconds=0.01)
     await trainer.run.submit("a")
     await trainer.run.fill(version=0)
@@ -227,7 +227,7 @@ async def test_other_policies_never_wait(trainer: Trainer) -> None:
     assert (await trainer.publish(5)).publish
 
 
-async def test_samples_are_listed_with_what_became_of_them(trainer: Trainer) -> None:
+async def test_samples_are_listed_with_their_outcome(trainer: Trainer) -> None:
     """Trained ones, those of other purposes, failed ones; not those of running rollouts."""
     await trainer.create()
     run = trainer.run

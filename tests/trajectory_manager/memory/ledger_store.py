@@ -103,7 +103,7 @@ class MemoryLedgerStore:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if step > run.leased_step:
-            run.tells = epoch
+            run.reporting_epoch = epoch
             run.awaits(base_weight_version)
 
     def _begun(self, run: RunState, step: int, base: int, num_shards: int) -> LedgerEntry:
@@ -164,12 +164,12 @@ class MemoryLedgerStore:
             is_open=False,
         )
         run.num_taken += len(entry.groups)
-        if run.tells == run.epoch:
+        if run.reporting_epoch == run.epoch:
             run.training, run.next_base = True, entry.lease.base_weight_version + 1
         run.changed(Topic.TASKS)
 
     def _fresh(self, run: RunState, lease: StepLease, wanted: int) -> tuple[int, list[str]]:
-        """The first `wanted` groups within the bound, if so many are; those beyond it leave."""
+        """The first `wanted` groups within the staleness bound; older ones become dead letters."""
         step, base = lease.step, lease.base_weight_version
         too_old, fresh = 0, list[str]()
         while len(fresh) < wanted:

@@ -70,7 +70,7 @@ class LedgerEntry:
 
 @dataclass(slots=True)
 class LeaseState:
-    """A task lease; `surplus` once its group needs it no more, without a nonce nobody's."""
+    """A task lease; `surplus` once its group does not need it; a recorded rollout has no nonce."""
 
     nonce: str | None
     expires: float
@@ -127,8 +127,8 @@ class RunState:
     """Weight version that the next step starts from, as far as is known."""
     training: bool = False
     """Whether the trainer has a whole step and does not wait for the next one yet."""
-    tells: int = -1
-    """Epoch of the newest trainer that tells when it waits; of others nothing is assumed."""
+    reporting_epoch: int = -1
+    """Epoch of the newest trainer that reports when it waits."""
     publish: tuple[int, float] = (-1, 0.0)
     versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
     epoch: int = 0
@@ -215,7 +215,7 @@ class RunState:
         return True
 
     def end_leases(self, group: GroupState) -> None:
-        """Nobody needs the rollouts of the group that still run: the sweeper closes them."""
+        """The group needs no running rollout any more: the sweep finishes them."""
         for index, slot in enumerate(group.slots):
             lease = self.leases.get(str(SlotName(group.task.task_id, index, slot.attempt)))
             slot.leased = False
@@ -246,7 +246,7 @@ class Runs:
     by_id: dict[str, RunState] = field(default_factory=dict)
 
     def get(self, run_id: str) -> RunState:
-        """The state of a run; NOT_FOUND if nobody created it."""
+        """The state of a run; NOT_FOUND if it does not exist."""
         run = self.by_id.get(run_id)
         if run is None:
             raise store_error("UNKNOWN_RUN", run_id)

@@ -1,4 +1,4 @@
-"""In-memory RunStore: the reference the Redis one is tested against, for tests and laptops."""
+"""In-memory RunStore: the reference the Redis one is tested against."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class MemoryRunStore:
         slots = run.open_slots[purpose]
         while slots:
             task_id, index = slots.popleft()
-            # The group may have left or have enough samples meanwhile.
+            # The group may have ended or completed since the slot was opened.
             if task_id in run.groups and run.groups[task_id].is_open(index):
                 return run.groups[task_id], index
         may_start = purpose is Purpose.EVAL or run.num_admissible > 0

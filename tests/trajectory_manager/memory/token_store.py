@@ -1,4 +1,4 @@
-"""In-memory TokenStore: the reference the Redis one is tested against, for tests and laptops."""
+"""In-memory TokenStore: the reference the Redis one is tested against."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class MemoryTokenStore:
         if record is None:
             self._records[key] = _Record(replace(rollout, create_time=self._clock()))
             return
-        _refuse_closed(record)
+        _require_running(record)
         may_change = leased and not record.turns
         stored = record.rollout
         wanted = replace(rollout, create_time=stored.create_time)
@@ -86,7 +86,7 @@ class MemoryTokenStore:
             raise store_error("OTHER_PROMPT", begin.turn_id)
         if writer is not None and writer.turn.finish_reason:
             return writer
-        _refuse_closed(record)
+        _require_running(record)
         if writer is None:
             turn = Turn(begin=begin, epoch=self._incarnation << 32 | 1)
             writer = record.turns[begin.turn_id] = _Writer(turn, begin.attempt_id)
@@ -124,10 +124,10 @@ class MemoryTokenStore:
             return error
 
     def _is_repeated(self, record: _Record, writer: _Writer, append: Append) -> bool:
-        """Whether the turn ended exactly as `append` would end it; refuses what comes too late."""
+        """Whether the turn ended exactly as `append` would end it; raises for late appends."""
         turn, end = writer.turn, append.end
         if not turn.finish_reason or end is None:
-            _refuse_closed(record)
+            _require_running(record)
             if turn.finish_reason:
                 raise store_error("ENDED_TURN", append.turn_id)
             return False
@@ -155,7 +155,7 @@ class MemoryTokenStore:
         return Appended(num_tokens=writer.tokens.num_tokens, num_new=tokens.num_tokens - overlap)
 
     def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
-        """How many of the tokens are stored already; refuses others in their place, and a gap."""
+        """How many of the tokens are stored already; raises for different tokens and for a gap."""
         stored = writer.tokens.num_tokens
         offset = append.offset
         if offset > stored and writer.turn.finish_reason:
@@ -301,7 +301,7 @@ class MemoryTokenStore:
         return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
 
 
-def _refuse_closed(record: _Record) -> None:
+def _require_running(record: _Record) -> None:
     if record.rollout.state is not RolloutState.RUNNING:
         state = int(record.rollout.state)
         raise store_error("FINISHED_ROLLOUT", record.rollout.rollout_id, state)

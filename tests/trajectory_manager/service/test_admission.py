@@ -1,4 +1,4 @@
-"""Admission and staleness over random interleavings: nobody waits for what admission forbids."""
+"""Admission and staleness over random interleavings: no caller waits for what admission forbids."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ async def test_with_retention_the_cap_never_closes_the_next_step(store: Store) -
 async def test_in_order_of_admission_no_work_is_thrown_away(
     store: Store, fifo_window: int, dropped: int
 ) -> None:
-    """A window of one step lets nobody overtake; the control, without it, drops a slow group."""
+    """With a window of one step no group overtakes; the control, without it, drops a slow group."""
     run = await other_run(store, fifo_window=fifo_window)
     await run.submit("slow", *"abcdef")
     for rollout in ("slow/0/1", "slow/1/1"):

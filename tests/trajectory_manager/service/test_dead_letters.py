@@ -37,7 +37,7 @@ async def kill(run: Run, task_id: str, purpose: Purpose = Purpose.TRAIN) -> Dead
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 async def test_a_group_that_keeps_failing_leaves_a_letter(run: Run, purpose: Purpose) -> None:
-    """It says what failed last, and names all rollouts that were made, for either purpose."""
+    """It has the last failure and all rollouts of the group, for either purpose."""
     letter = await kill(run, "a", purpose)
     assert letter.task.task_id == "a"
     assert letter.reason is DeadLetterReason.FAILURES
@@ -51,7 +51,7 @@ async def test_a_group_that_keeps_failing_leaves_a_letter(run: Run, purpose: Pur
 
 
 async def test_a_group_without_variance_leaves_a_letter(store: Store) -> None:
-    """It says which reward all samples had."""
+    """It has the reward that all samples had."""
     run = await other_run(store, zero_variance_reward="reward")
     await run.submit("a")
     for _ in range(2):
@@ -72,8 +72,8 @@ async def test_letters_come_in_pages_oldest_first(run: Run) -> None:
     await refused(Reason.NOT_FOUND, run.store.runs.dead_letters("nowhere", 0, 1))
 
 
-async def test_a_requeued_task_lives_again_under_new_names(store: Store) -> None:
-    """Attempts go on, under admission like new tasks, and no rollout_id is given out twice."""
+async def test_a_requeued_task_gets_new_rollout_names(store: Store) -> None:
+    """Attempts continue, under admission like new tasks, and no rollout_id is given out twice."""
     run = await other_run(store, num_extra_samples=1)
     names = list[str]()
     await run.submit("a")
@@ -96,7 +96,7 @@ async def test_a_requeued_task_lives_again_under_new_names(store: Store) -> None
     assert (counts.num_ready_groups, counts.num_admitted_groups) == (1, 3)
 
 
-async def test_a_late_failure_of_an_earlier_life_changes_nothing(run: Run) -> None:
+async def test_a_late_failure_before_the_requeue_changes_nothing(run: Run) -> None:
     """A rollout that outlived its group's first life is no sample of the second."""
     await run.submit("a")
     outlived = await run.lease()
@@ -126,7 +126,7 @@ async def steps(run: Run, first: int, last: int) -> None:
         await ledger.commit(run.run_id, epoch, step)
 
 
-async def test_retention_deletes_what_a_dead_group_recorded(store: Store) -> None:
+async def test_retention_deletes_the_rollouts_of_dead_letters(store: Store) -> None:
     """A filter that discards half of all groups must not fill the store; the letter stays."""
     run = await other_run(store, retention_steps=1)
     retention = Retention(store.retention, store.runs)
@@ -144,7 +144,7 @@ async def test_retention_deletes_what_a_dead_group_recorded(store: Store) -> Non
     assert again.rollout_id == f"a/0/{MAX_REPLACEMENTS + 2}"
 
 
-async def test_a_task_that_lives_again_keeps_what_its_first_life_recorded(store: Store) -> None:
+async def test_a_requeued_task_keeps_its_earlier_rollouts(store: Store) -> None:
     """Retention counts from the end of its last life, and then deletes the rollouts of all."""
     run = await other_run(store, retention_steps=1)
     retention = Retention(store.retention, store.runs)

@@ -100,7 +100,7 @@ async def test_surplus_rollouts_keep_their_tokens(store: Store) -> None:
 async def test_a_surplus_rollout_that_finishes_late_is_not_trained(
     store: Store, swept: bool
 ) -> None:
-    """Before the sweep its own end is recorded, after it the agent is told; it never counts."""
+    """Before the sweep its finish is recorded, after it the agent gets an error."""
     run = await other_run(store, num_extra_samples=1)
     await run.submit("a")
     leases = await begun(run, 3)
@@ -120,7 +120,7 @@ async def test_a_surplus_rollout_that_finishes_late_is_not_trained(
 
 
 async def test_a_failed_sample_is_replaced_while_its_group_still_needs_it(store: Store) -> None:
-    """The others go on, and a slot that is open when the group completes is not leased again."""
+    """The others continue, and a slot that is open when the group completes is not leased again."""
     run = await other_run(store, num_extra_samples=1)
     await run.submit("a")
     leases = await begun(run, 3)
@@ -190,7 +190,7 @@ async def test_a_sample_without_trained_tokens_makes_no_group_old(run: Run) -> N
 
 
 async def test_without_its_check_a_late_sample_is_trained(redis_url: str, tmp_path: Path) -> None:
-    """The script refuses it by the state of its slot; the same script without that does not."""
+    """The script ignores it by the state of its slot; the same script without that does not."""
     unchecked = tmp_path / "lua"
     unchecked.mkdir()
     for path in SCRIPTS.glob("*.lua"):

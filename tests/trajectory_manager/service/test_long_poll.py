@@ -1,4 +1,4 @@
-"""Long-polls cost little however many wait, and lose nobody."""
+"""Long polls cost little with any number of callers, and each caller is served."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ async def test_only_the_first_in_line_ask_again(line: str | None, all_ask: bool)
 
 
 @pytest.mark.parametrize(("line", "all_ask"), [("train", False), (None, True)])
-async def test_whoever_comes_behind_others_asks_nothing(line: str | None, all_ask: bool) -> None:
+async def test_queued_calls_make_no_attempt(line: str | None, all_ask: bool) -> None:
     """They would get nothing either; negative control: without a line everybody asks."""
     tasks = Tasks()
     async with waiting_for(tasks, LongPoll(tasks), line=line):  # type: ignore[arg-type]
         assert (tasks.num_asked >= MANY) is all_ask
 
 
-async def test_whoever_does_not_wait_asks_at_once() -> None:
+async def test_a_call_that_does_not_wait_attempts_immediately() -> None:
     """However many wait: it wants to know what there is now."""
     tasks = Tasks()
     waiting = LongPoll(tasks)  # type: ignore[arg-type]
     async with waiting_for(tasks, waiting):
-        tasks.free = 1  # nobody has noticed
+        tasks.free = 1  # not noticed yet
         assert await waiting.until("run", Topic.TASKS, 0, tasks.lease, "train") == 0
 
 
@@ -101,7 +101,7 @@ async def test_everybody_in_line_is_served() -> None:
         assert sorted(await asyncio.gather(*callers)) == list(range(MANY))  # type: ignore[type-var]
 
 
-async def test_whoever_is_cancelled_leaves_its_place() -> None:
+async def test_a_cancelled_call_leaves_its_place() -> None:
     """A caller that went away takes no task, and does not hold up the line."""
     tasks = Tasks()
     async with waiting_for(tasks, LongPoll(tasks)) as callers:  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ async def test_message_keys_are_stored_once(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_what_is_matched_is_stored_and_the_longest(run: Run, seed: int) -> None:
-    """Turns that go on, fork anywhere, repeat and start anew: nothing stored shares more."""
+    """Turns that continue, fork anywhere, repeat and start anew: no stored prefix is longer."""
     dice = random.Random(seed)
     fresh = itertools.count(1)
     await run.start("r")
@@ -150,7 +150,7 @@ def shared(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-async def test_samples_of_one_prompt_are_told_apart(run: Run) -> None:
+async def test_samples_of_one_prompt_are_distinguished(run: Run) -> None:
     """Of turns opened together with the same prompt, the one whose answer follows is continued."""
     await run.start("r")
     epochs = [(await run.begin("r", f"t{n}", [1, 2])).turn.epoch for n in range(4)]
@@ -182,7 +182,7 @@ async def test_what_was_recorded_counts_not_what_was_asked(run: Run) -> None:
 
 
 async def test_a_repeated_begin_answers_as_the_first(run: Run) -> None:
-    """Prefix and divergence are the same for whoever takes the turn over, whatever came since."""
+    """Prefix and divergence are the same for the attempt that takes the turn over."""
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4, 5])
     first = await run.begin("r", "t2", [1, 2, 3, 9, 9])
@@ -213,7 +213,7 @@ async def test_leaving_sampled_tokens_is_a_divergence(run: Run) -> None:
     ids=["in the prompt", "all", "beyond", "a part", "in a later prompt", "nothing shared"],
 )
 async def test_everything_else_is_no_divergence(run: Run, prompt: list[int]) -> None:
-    """Forks in environment tokens, and prompts that end or go on where the record does."""
+    """Forks in environment tokens, and prompts that end or continue where the record does."""
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4, 5])
     await run.turn("r", "t2", [1, 2, 3, 4, 5, 6], [])

@@ -50,7 +50,7 @@ def groups_of(*task_ids: str) -> dict[str, ReplayGroup]:
 
 
 @pytest.mark.parametrize("rules", [RECENCY, REWARD])
-async def test_every_store_draws_what_the_rule_says(store: Store, rules: Replay) -> None:
+async def test_every_store_draws_by_the_rule(store: Store, rules: Replay) -> None:
     """Seeded by run and step, from the newest groups the run keeps."""
     ledger = await trained(store, rules, *"abcdef")
     kept = groups_of(*"abcdef")
@@ -163,7 +163,7 @@ async def test_groups_without_the_reward_are_not_drawn(store: Store) -> None:
 
 @pytest.mark.parametrize("rules", [RECENCY, REWARD])
 def test_draws_follow_their_weights(rules: Replay) -> None:
-    """Over many runs each group comes first as often as its weight says."""
+    """Over many runs each group comes first in proportion to its weight."""
     groups, step = groups_of(*"abcd"), 5
     one = replace(rules, groups_per_step=1)
     number = 20_000

@@ -1,4 +1,4 @@
-"""Deletion: what somebody needs stays, and of what nobody needs nothing is left."""
+"""Deletion: needed rollouts stay, all others are deleted without a trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def there(run: Run, *rollout_ids: str) -> list[bool]:
     return [record is not None for record in found]
 
 
-async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
+async def test_only_unneeded_rollouts_are_deleted(store: Store) -> None:
     """Running rollouts and those of waiting groups stay; trained, failed and EVAL ones may go."""
     run = await new_run(store)
     await train(run, 1)
@@ -84,7 +84,7 @@ async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
 async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
     """Every agent that waits for a task sweeps, and the count decides whether admission is open."""
     run = await new_run(store)
-    rollouts = run.rollouts  # one process: what it appended is counted by whoever sweeps first
+    rollouts = run.rollouts  # one process: the first sweep counts what it appended
     for number in range(3):
         name = f"r{number}"
         await run.start(name)
@@ -121,7 +121,7 @@ async def test_an_unknown_run_is_an_error(store: Store) -> None:
 
 
 async def test_the_sweep_deletes_groups_past_retention(store: Store) -> None:
-    """All attempts of a group go once more than retention_steps were committed after it."""
+    """All attempts of a group are deleted retention_steps after its commit."""
     run = await new_run(store, retention_steps=1)
     await run.submit("g1")
     await run.play(outcome=failed())
@@ -244,7 +244,7 @@ async def test_a_deleted_rollout_leaves_no_keys(redis_url: str) -> None:
 
 
 async def test_deletion_over_grpc(store: Store) -> None:
-    """The call says how many are gone and which are needed; the sweeper keeps retention."""
+    """The response has the number deleted and those needed; the sweep applies retention."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
     )

@@ -70,7 +70,7 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
     assert await run.store.runs.unsettled(run.run_id, 10) == []
 
 
-async def test_who_may_not_close_a_rollout_leaves_no_mark(run: Run) -> None:
+async def test_an_unauthorized_finish_leaves_no_mark(run: Run) -> None:
     """Neither a wrong credential nor a made-up name gives the sweeper work for ever."""
     await run.submit("a")
     lease = await begun(run)
@@ -122,7 +122,7 @@ async def takeover(store: Store) -> list[int]:
 
 
 async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
-    """The script itself refuses; the same script without its check stores the stale tokens."""
+    """The script itself rejects it; without its check it stores the stale tokens."""
     server = RedisServer(tmp_path / "redis")
     server.start()
     unfenced = tmp_path / "lua"
@@ -155,7 +155,7 @@ async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
 
 
 async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
-    """Whoever wrote before must begin again under a greater epoch, and finds what is stored."""
+    """Earlier writers must begin again under a greater epoch, and find what is stored."""
     server = RedisServer(tmp_path / "redis")
     server.start(appendfsync="always")
     try:

@@ -89,7 +89,7 @@ class Agents(Base):
 
     @rule(purposes=st.sampled_from(PURPOSES), lost=LOST)
     def lease(self, purposes: tuple[Purpose, ...], lost: bool) -> None:
-        """An agent asks for work; of a lost answer nobody has the lease, and it runs out."""
+        """An agent leases a task; the lease of a lost response expires."""
         self.take(purposes)
         if lost and self.held:
             self.held.pop()
@@ -127,7 +127,7 @@ class Agents(Base):
 
     @rule(number=st.sampled_from([1, 2]))
     def start_unleased(self, number: int) -> None:
-        """Somebody plays without a lease."""
+        """An agent starts a rollout without a lease."""
         held = Held(f"free-{number}", "", Purpose.EVAL)
         if held.rollout_id not in self.names:
             self.names.add(held.rollout_id)
@@ -161,7 +161,7 @@ class Agents(Base):
     @precondition(lambda self: self.turns)
     @rule(number=PICK, attempt=st.sampled_from("abc"))
     def reopen(self, number: int, attempt: str) -> None:
-        """A gateway that restarted goes on with a turn, or another one takes it over."""
+        """A restarted gateway continues a turn, or another one takes it over."""
         turn = picked(list(self.turns.values()), number)
         held = Held(turn.rollout_id, "", Purpose.TRAIN)
         self.opened(held, turn.turn_id, attempt, turn.prompt)
@@ -287,7 +287,7 @@ class Agents(Base):
     @precondition(lambda self: self.held)
     @rule(number=PICK, outcome=st.sampled_from(OUTCOMES), steps=STEPS)
     def finish(self, number: int, outcome: Outcome, steps: int | None) -> None:
-        """An agent says how it ended, perhaps again, perhaps otherwise."""
+        """An agent finishes a rollout, maybe again, maybe with another outcome."""
         self.end(picked(self.held, number), outcome, steps)
 
     def end(self, held: Held, outcome: Outcome, steps: int | None) -> None:
@@ -304,7 +304,7 @@ class Agents(Base):
         number=PICK, outcome=st.sampled_from(OUTCOMES), by=st.sampled_from(["", CREDENTIAL, "no"])
     )
     def close(self, number: int, outcome: Outcome, by: str) -> None:
-        """Somebody closes a record and goes no further."""
+        """A record is finished, but not settled."""
         ending = rollout_finish(picked(self.held, number).rollout_id, outcome, by or None)
         self.both(lambda on: on.store.tokens.finish(RUN_ID, [ending]), lost=bool(by))
 
@@ -359,7 +359,7 @@ def spans_of(ids: list[int], kind: int, version: int) -> Tokens:
 
 
 def _stored(answers: Any) -> Any:
-    """What a repeated batch says again: a gap has closed the rollout by then."""
+    """What a repeated batch returns again: a gap has failed the rollout by then."""
     closed = (Reason.OFFSET_GAP, Reason.ROLLOUT_FINISHED)
     return [
         answer.num_tokens

@@ -80,7 +80,7 @@ class Machine(Agents, Keepers, Trainer, Consumers):
             try:
                 await self.pair.real.store.runs.run_counts(RUN_ID)
                 await self.pair.real.store.runs.listed(RUN_ID, 0, 1)
-                await self.pair.clock.tell(self.pair.redis)
+                await self.pair.clock.publish(self.pair.redis)
             except (ServiceError, ConnectionError):
                 continue
             return
@@ -94,7 +94,7 @@ class Writers(Machine):
 
 
 class Rewriters(Machine):
-    """The same, and nobody closes a rollout: most of what happens is an append."""
+    """The same without finishing rollouts: most operations are appends."""
 
     only = frozenset({"start_unleased", "begin", "reopen", "append"})
 
@@ -116,7 +116,7 @@ MACHINES = (Machine, Writers, Trainers)
 def rig(
     folder: Path, *, restarts: bool, broken: Mapping[str, tuple[str, str]] = {}
 ) -> Iterator[Rig]:
-    """A server of its own in `folder`; `broken` scripts as in `scripts_on_the_clock`."""
+    """A dedicated server in `folder`; `broken` scripts as in `scripts_on_the_clock`."""
     server = RedisServer(folder / "redis")
     server.start("always" if restarts else "everysec")
     loop = asyncio.new_event_loop()

@@ -18,7 +18,7 @@ class Keepers(Base):
 
     @rule(numbers=st.lists(PICK, min_size=1, max_size=2), lost=LOST)
     def requeue(self, numbers: list[int], lost: bool) -> None:
-        """Somebody tries dead tasks again."""
+        """Dead letters are requeued."""
         names = [f"task-{number % (self.num_tasks + 1)}" for number in numbers]
         self.both(lambda on: on.store.runs.requeue(RUN_ID, names), lost=lost, stable=type)
 
@@ -67,7 +67,7 @@ class Keepers(Base):
     @precondition(lambda self: self.names)
     @rule(numbers=st.lists(PICK, min_size=1, max_size=3), steps=STEPS)
     def delete(self, numbers: list[int], steps: int | None) -> None:
-        """Somebody asks for rollouts to be deleted."""
+        """Rollouts are deleted on request."""
         names = [picked(sorted(self.names), number) for number in numbers]
         self.flow(lambda _, retention, on: retention.delete(RUN_ID, names), steps)
 

@@ -52,14 +52,14 @@ BROKEN = {
 }
 
 
-def test_both_stores_tell_the_same_story(tmp_path: Path) -> None:
+def test_both_stores_agree(tmp_path: Path) -> None:
     """Whatever agents, gateways, trainers and consumers do, with retries and dying managers."""
     with rig(tmp_path, restarts=False) as on:
         counts = explore(on, Machine, histories=12, rules=40, first_seed=0)
     assert min(counts["retries_injected"], counts["crashes_injected"]) > 0
 
 
-def test_a_killed_redis_tells_the_same_story(tmp_path: Path) -> None:
+def test_both_stores_agree_after_a_crash_of_redis(tmp_path: Path) -> None:
     """With appendfsync always a SIGKILL leaves all that was acknowledged, and fences writers."""
     with rig(tmp_path, restarts=True) as on:
         counts = explore(on, Writers, histories=3, rules=20, first_seed=0)
@@ -116,12 +116,12 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_what_nobody_created_is_not_found(store: Store, call: str) -> None:
-    """Every store says so to every call that needs a run, or the tokens of a rollout."""
+async def test_unknown_runs_and_rollouts_are_not_found(store: Store, call: str) -> None:
+    """On every store, for every call that needs a run or the tokens of a rollout."""
     await refused(Reason.NOT_FOUND, CALLS[call](store, uuid.uuid4().hex))
 
 
-async def test_a_turn_nobody_opened_is_not_found(store: Store) -> None:
+async def test_an_unknown_turn_is_not_found(store: Store) -> None:
     """Also where its rollout exists."""
     run = Run(store, RUN_ID)
     await run.store.runs.create_run(RUN_ID, RULES)

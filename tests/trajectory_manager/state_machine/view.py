@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tests.trajectory_manager.state_machine.store_pair import told
+from tests.trajectory_manager.state_machine.store_pair import comparable
 from trajectory_manager.store.interface import Store
 
 _ALL = 10_000
@@ -45,5 +45,5 @@ async def view(
         },
     }
     answers = await asyncio.gather(*found.values())
-    shown = {name: told(answer) for name, answer in zip(found, answers, strict=True)}
-    return {**shown, "columns": told(status)}
+    shown = {name: comparable(answer) for name, answer in zip(found, answers, strict=True)}
+    return {**shown, "columns": comparable(status)}

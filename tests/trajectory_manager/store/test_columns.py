@@ -130,7 +130,7 @@ async def test_a_column_waits_for_those_it_needs(store: Store) -> None:
 
 
 async def test_a_write_is_idempotent(store: Store) -> None:
-    """The first value stands, also after the group is ready; another value is refused."""
+    """The first value stays, also after the group is ready; another value is rejected."""
     run = await waiting_run(store)
     lease = await leased(run, REF)
     assert (await write(run, REF, lease)).num_written == 4
@@ -143,7 +143,7 @@ async def test_a_write_is_idempotent(store: Store) -> None:
     assert await stored(run, SAMPLES[0]) == {REF: 1.0, VALUE: 1.0}
 
 
-async def test_a_late_write_is_refused(store: Store) -> None:
+async def test_a_late_write_is_rejected(store: Store) -> None:
     """A lease that is over proves nothing: the next consumer gets its cells, whose value stands."""
     run = await waiting_run(store, lease_seconds=0.4)
     slow = await leased(run, REF)
@@ -179,7 +179,7 @@ async def test_without_the_fence_two_consumers_write(redis_url: str, tmp_path: P
 
 
 async def test_many_consumers_write_each_cell_once(store: Store) -> None:
-    """Whoever leases what, every cell is written exactly once and every group becomes ready."""
+    """With any order of leases, every cell is written once and every group becomes ready."""
     run = await waiting_run(store, max_staleness=7, group_size=4)
     await run.submit(*(f"more-{i}" for i in range(6)))
     await run.fill()

@@ -40,7 +40,7 @@ def test_the_keys_of_each_script_share_a_slot() -> None:
         assert len(set(names)) == len(names), script
 
 
-def test_scripts_make_no_keys_of_their_own() -> None:
+def test_scripts_use_declared_keys_only() -> None:
     """Each key is named in keys.py and reaches Lua through KEYS."""
     for path in SCRIPTS.glob("*.lua"):
         assert "sf:" not in path.read_text(), path.name

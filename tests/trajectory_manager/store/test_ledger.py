@@ -178,7 +178,7 @@ async def test_the_first_lease_decides_the_shards(store: Store) -> None:
     assert (await ledger.lease(1, num_shards=2)).num_shards == 2
 
 
-async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
+async def test_a_poison_step_becomes_dead_letters(store: Store) -> None:
     """Delivered max_deliveries times without a commit; those after it return in order."""
     ledger = await ledger_of(store, replace(WIDE, groups_per_step=1, max_deliveries=2))
     await ledger.complete(*"abc")
@@ -204,8 +204,8 @@ async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
     assert [names(await ledger.lease(step)) for step in (1, 2)] == [["b/0"], ["c/0"]]
 
 
-async def test_of_a_trainer_that_does_not_tell_nothing_is_assumed(store: Store) -> None:
-    """One that leases when enough is ready, and says nothing before, must never wait for ever."""
+async def test_a_trainer_that_does_not_report_waiting_is_not_assumed_to_train(store: Store) -> None:
+    """One that leases when enough is ready, without reporting, must never wait forever."""
     ledger = await ledger_of(store, WIDE, groups_per_step=1, max_staleness=0)
     await ledger.lead()
     for step, name in enumerate("abc", start=1):
@@ -261,7 +261,7 @@ async def test_without_a_limit_a_step_is_delivered_for_ever(store: Store) -> Non
         assert (await ledger.lease(1)).num_deliveries == number + 1
 
 
-async def test_a_commit_remembers_what_was_trained(store: Store) -> None:
+async def test_a_commit_records_the_trained_rollouts(store: Store) -> None:
     """Of each slot the attempt that counted; not failed ones, surplus ones, or other groups."""
     ledger = await ledger_of(store, num_extra_samples=1)
     await ledger.admit("a")

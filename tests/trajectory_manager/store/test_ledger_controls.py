@@ -237,7 +237,7 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control[0].__name__)
-async def test_a_protection_is_what_prevents_it(
+async def test_each_protection_is_necessary(
     redis_url: str, tmp_path: Path, control: tuple[object, str, str, str]
 ) -> None:
     """It does not happen with the scripts as they are, and does without the one condition."""

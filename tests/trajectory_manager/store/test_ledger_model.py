@@ -191,7 +191,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_both_ledgers_tell_the_same_story(redis_url: str, seed: int) -> None:
+async def test_both_ledgers_agree(redis_url: str, seed: int) -> None:
     """Leases, commits, takeovers and restores, under random rules."""
     dice = random.Random(seed)
     rules, run_id = rules_of(dice), uuid.uuid4().hex

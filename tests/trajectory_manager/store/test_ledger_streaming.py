@@ -56,7 +56,7 @@ async def test_a_trainer_that_waits_no_longer_closes_the_step(store: Store) -> N
     assert names(await ledger.stream(2)) == ["b/0"]
 
 
-async def test_an_open_step_goes_on_under_the_next_trainer(store: Store) -> None:
+async def test_an_open_step_continues_under_the_next_trainer(store: Store) -> None:
     """With the samples it had, in their order, and the version it began with."""
     ledger = await ledger_of(store, WIDE)
     await ledger.complete("a")
@@ -105,7 +105,7 @@ async def test_a_checkpoint_covers_a_step_whose_end_was_lost(store: Store) -> No
     assert names(await ledger.stream(2)) == ["b/0", "c/0"]
 
 
-async def test_a_step_delivered_too_often_dies_open_too(store: Store) -> None:
+async def test_an_open_step_delivered_too_often_becomes_dead_letters(store: Store) -> None:
     """Its groups are dead letters, and admission has their room back."""
     ledger = await ledger_of(store, WIDE, groups_per_step=3, max_deliveries=1)
     await ledger.complete("a")
@@ -153,7 +153,7 @@ async def test_replayed_groups_come_last(store: Store) -> None:
     assert whole.replayed_ids[0].split("/")[0] in ("a", "b")
 
 
-async def test_what_does_not_go_with_streaming_is_refused(store: Store) -> None:
+async def test_options_incompatible_with_streaming_are_rejected(store: Store) -> None:
     """A step is cut into shards when it is whole; an open one is neither passed nor done."""
     ledger = await ledger_of(store, WIDE, groups_per_step=3)
     await ledger.complete("a")

@@ -49,7 +49,7 @@ async def test_tokens_grow_and_come_back_as_they_were(run: Run) -> None:
 
 
 async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
-    """An identical overlap is acknowledged, a different one is refused."""
+    """An identical overlap is acknowledged, a different one is rejected."""
     await run.start("r")
     epoch = (await run.begin("r", "t", [1])).turn.epoch
     await run.append("r", "t", epoch, 0, tokens([1, 2, 3]))
@@ -97,7 +97,7 @@ async def test_another_attempt_fences_the_first(run: Run) -> None:
 
 
 async def test_a_turn_keeps_its_prompt_and_its_end(run: Run) -> None:
-    """Another prompt or another end under the same name is refused; a repetition is not."""
+    """Another prompt or another end under the same name is rejected; a repetition is not."""
     await run.start("r")
     opened = await run.turn("r", "t", [1], [2])
     await refused(Reason.ALREADY_EXISTS, run.begin("r", "t", [9]))
@@ -162,7 +162,7 @@ async def test_only_the_credential_opens_and_closes(run: Run) -> None:
     await refused(Reason.PERMISSION_DENIED, run.close("r", credential=stranger))
 
 
-async def test_names_that_do_not_exist_are_said(run: Run, store: Store) -> None:
+async def test_unknown_names_are_reported(run: Run, store: Store) -> None:
     """Unknown runs, rollouts and turns are NOT_FOUND, and the run's message names the cure."""
     error = await refused(Reason.NOT_FOUND, Run(store, "nowhere").lease())
     assert "'nowhere'" in error.message
@@ -175,7 +175,7 @@ async def test_names_that_do_not_exist_are_said(run: Run, store: Store) -> None:
 
 
 async def test_a_rollout_closes_once(run: Run) -> None:
-    """The same end is idempotent, another one refused."""
+    """The same end is idempotent, another one is rejected."""
     await run.start("r")
     await run.finish("r")
     await run.finish("r")
@@ -192,7 +192,7 @@ async def test_a_run_keeps_its_rules(store: Store, run: Run) -> None:
 
 
 async def test_a_task_is_queued_once(run: Run) -> None:
-    """Known tasks are not queued again, a changed one is refused, and the queue is bounded."""
+    """Known tasks are not queued again, a changed one is rejected, and the queue is bounded."""
     await run.submit("a", "b", "a")
     await run.submit("a")
     assert (await run.store.runs.run_counts(run.run_id)).num_queued_tasks == 2
@@ -205,7 +205,7 @@ async def test_a_task_is_queued_once(run: Run) -> None:
 
 
 async def test_a_full_queue_pushes_back(run: Run) -> None:
-    """All of a batch is queued or none of it, and the refusal says when to come back."""
+    """All of a batch is queued or none of it, and the error has a retry time."""
     task = two_samples("x")
     error = await refused(
         Reason.TOO_MANY_REQUESTS,
@@ -217,7 +217,7 @@ async def test_a_full_queue_pushes_back(run: Run) -> None:
 
 
 async def test_tasks_to_train_on_never_keep_evaluations_out(run: Run) -> None:
-    """Each purpose has a queue and a bound of its own."""
+    """Each purpose has its own queue and bound."""
     await run.store.runs.submit(run.run_id, [two_samples("x")], 1)
     evaluation = replace(two_samples("y"), purpose=Purpose.EVAL)
     submitted = await run.store.runs.submit(run.run_id, [evaluation], 1)
@@ -320,7 +320,7 @@ async def test_groups_without_variance_are_filtered(store: Store) -> None:
 
 
 async def test_an_expired_lease_fails_its_rollout(store: Store) -> None:
-    """The sweep closes it as INFRASTRUCTURE, reopens its slot, and nobody can start it any more."""
+    """The sweep fails it as INFRASTRUCTURE and reopens its slot; it cannot start any more."""
     run = await other_run(store, lease_seconds=0.0005)
     await run.submit("a")
     lease = await run.lease()
@@ -368,7 +368,7 @@ async def test_a_lost_answer_to_start_does_not_lose_the_rollout(run: Run) -> Non
 
 
 async def test_a_training_rollout_is_not_pinned(run: Run) -> None:
-    """The lease says what the rollout is for, whatever the caller says."""
+    """The lease determines the purpose of the rollout, not the caller."""
     await run.submit("a")
     lease = await run.lease()
     assert lease is not None

@@ -57,15 +57,15 @@ class SampleServiceServicer(object):
     """
 
     def Reconcile(self, request, context):
-        """Says which step the trainer's newest durable checkpoint covers and takes over from any older
-        trainer. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
+        """Takes over as the trainer, at the step that its newest durable checkpoint covers; fences older
+        trainers. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaseSamples(self, request, context):
-        """Leases the samples of one step. Long-poll: answers empty when time is up. A step that was
+        """Leases the samples of one step. Long poll: the response is empty after `wait`. A step that was
         leased before gets the same samples in the same order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -88,14 +88,14 @@ class SampleServiceServicer(object):
 
     def AwaitPublish(self, request, context):
         """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-        publish_wait_seconds are over; long-poll. Other policies answer at once.
+        publish_wait_seconds are over; long poll. Other policies answer immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSamples(self, request, context):
-        """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+        """Reads the samples of finished rollouts, oldest first, with any outcome: for export and tools.
         Strict prefix merge: a token of the tree is trainable in exactly one sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
