@@ -1,1 +1,1 @@
-"""Trajectory manager: the durable, fenced record of every token, and who trains on it when."""
+"""Trajectory manager: the durable, fenced record of every token, and the step ledger."""

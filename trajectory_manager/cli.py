@@ -1,4 +1,4 @@
-"""`python -m trajectory_manager`: wire the service and serve it."""
+"""`python -m trajectory_manager`: build the service and serve it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.rpc.server import Service, run
 from trajectory_manager.api.column_servicer import ColumnServicer
-from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.api.task_servicer import TaskServicer
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.model.run_counts import Readiness
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
@@ -42,9 +42,9 @@ def main() -> NoReturn:
 @asynccontextmanager
 async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     """The service on the store that `config` names."""
-    wanted = Durability[config.durability.upper()]
+    required = Durability[config.durability.upper()]
     url = config.redis_url.get_secret_value()
-    opened = redis_store(url, wanted, config.start_seconds, replicas=config.replicas)
+    opened = redis_store(url, required, config.start_seconds, replicas=config.replicas)
     async with opened as store:
         yield service(config, store)
 
@@ -53,12 +53,12 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     """The four gRPC services and the sweeper on `store`; any number of them may share it."""
     metrics = Metrics()
     rollouts = Rollouts(store, metrics)
-    waiting = Waiting(store.runs)
+    waiting = LongPoll(store.runs)
 
     draining = asyncio.Event()
 
     async def sweeper() -> None:
-        # Ends by itself at the drain: redis-py may swallow a cancellation that meets a reply.
+        # Ends at the drain, uncancelled: redis-py may swallow a cancellation that meets a reply.
         while not draining.is_set():
             await sweep(store, rollouts, metrics)
             with suppress(TimeoutError):
@@ -68,8 +68,8 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         draining.set()
         waiting.drain()
 
-    room = Room(config.max_waiting_bytes)
-    trajectories = TrajectoryServicer(store, rollouts, room, config.max_turn_tokens)
+    inflight = InflightBytes(config.max_inflight_bytes)
+    trajectories = TrajectoryServicer(store, rollouts, inflight, config.max_turn_tokens)
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(
         servicers=[
@@ -85,9 +85,9 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
 
 
 async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
-    """Look after every run once; a store that is away is tried again at the next sweep."""
+    """Sweep every run once; an unavailable store is retried at the next sweep."""
     retention = Retention(store.retention, store.runs)
-    totals = dict.fromkeys((field.name for field in fields(Readiness)), 0)
+    totals = dict.fromkeys((field.name for field in fields(RunCounts)), 0)
     try:
         run_ids = await store.runs.run_ids()
     except ServiceError as error:
@@ -97,13 +97,13 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
         try:
             await rollouts.sweep(run_id)
             await retention.sweep(run_id)
-            counts = await store.runs.readiness(run_id)
+            counts = await store.runs.run_counts(run_id)
         except ServiceError as error:
-            # One run must not keep the others from being swept.
+            # The other runs are swept all the same.
             get_logger().warning("sweep_failed", run_id=run_id, error=error.message)
             continue
-        except Exception as error:  # nor one whose record is damaged
+        except Exception as error:  # such as a damaged record
             get_logger().error("sweep_failed", run_id=run_id, exc_info=error)
             continue
         totals = {name: total + getattr(counts, name) for name, total in totals.items()}
-    metrics.depth(Readiness(**totals))
+    metrics.depth(RunCounts(**totals))

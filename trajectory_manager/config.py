@@ -29,7 +29,7 @@ class TrajectoryManagerConfig(ServerConfig):
     """Tasks of a run that may be queued, of each purpose."""
     max_turn_tokens: int = Field(1 << 20, gt=0)
     """Tokens that one turn may append."""
-    max_waiting_bytes: int = Field(32 << 20, gt=0)
+    max_inflight_bytes: int = Field(32 << 20, gt=0)
     """Bytes of tokens that may wait for a slow store; appends beyond are refused for a while."""
     sweep_seconds: float = Field(1.0, gt=0)
     """Time between two sweeps for expired leases and unsettled rollouts."""

@@ -46,7 +46,7 @@ from trajectory_manager.model.records import (
     StalenessPolicy,
     Task,
 )
-from trajectory_manager.model.tokens import Append, Opening, Origin, Span, Tokens, VersionSource
+from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, TurnBegin, VersionSource
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
@@ -191,9 +191,9 @@ class Filled:
         await _together(map(opened, range(number)), advance)
 
     async def _open_turn(self, rollout_id: str) -> _OpenTurn:
-        opening = Opening(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
+        begin = TurnBegin(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
         tokens = self.store.tokens
-        _, record = await tokens.open_turn(RUN_ID, rollout_id, CREDENTIAL, opening)
+        _, record = await tokens.begin_turn(RUN_ID, rollout_id, CREDENTIAL, begin)
         append = Append(
             run_id=RUN_ID,
             rollout_id=rollout_id,
@@ -266,8 +266,8 @@ class Filled:
             sending.cancel()
         return latencies
 
-    def _append(self, turn: _OpenTurn) -> pb.Append:
-        return pb.Append(
+    def _append(self, turn: _OpenTurn) -> pb.TokenAppend:
+        return pb.TokenAppend(
             run_id=RUN_ID,
             rollout_id=turn.rollout_id,
             turn_id=_TURN,

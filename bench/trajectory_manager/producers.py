@@ -28,7 +28,6 @@ from seamflow.errors import (
     SeamflowError,
     UnavailableError,
     decode,
-    from_status,
 )
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
@@ -38,6 +37,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.baselines.store.seamflow_run import CREDENTIAL
+from bench.harness.store_calls import send_async
 
 __all__ = ["GROUP_SIZE", "TURN", "Producers", "Seen", "logprobs_of"]
 
@@ -132,16 +132,16 @@ class Producers:
 
     async def _play(self, lease: task_service_pb2.LeaseTaskResponse) -> None:
         rollout_id = lease.rollout_id
-        start = pb.StartRolloutRequest(
+        start = pb.NewRollout(
             run_id=self._run_id,
             rollout_id=rollout_id,
             lease_token=lease.lease_token,
             purpose=tokens_pb2.PURPOSE_TRAIN,
             credential_digest=CREDENTIAL,
         )
-        await self._answer("StartRollout", lambda: self._store.StartRollout(start))
+        await self._answer("BeginTurns", lambda: send_async(self._store, start))
         prompt = self._fresh(_PROMPT_TOKENS)
-        begin = pb.BeginTurnRequest(
+        begin = pb.NewTurn(
             run_id=self._run_id,
             rollout_id=rollout_id,
             turn_id=TURN,
@@ -150,23 +150,23 @@ class Producers:
             temperature=1.0,
             credential_digest=CREDENTIAL,
         )
-        epoch = (await self._answer("BeginTurn", lambda: self._store.BeginTurn(begin))).epoch
+        epoch = (await self._answer("BeginTurns", lambda: send_async(self._store, begin))).epoch
         await self._append(rollout_id, epoch, prompt)
-        finish = pb.FinishRolloutRequest(
+        finish = pb.RolloutFinish(
             run_id=self._run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
             rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
         )
-        await self._answer("FinishRollout", lambda: self._store.FinishRollout(finish))
+        await self._answer("AppendTokens", lambda: send_async(self._store, finish))
         self.seen.finished.add(rollout_id)
 
     async def _append(self, rollout_id: str, epoch: int, prompt: Ids) -> None:
-        """The prompt, then sampled chunks, the last of which closes the turn."""
+        """The prompt, then sampled chunks, the last of which ends the turn."""
         offset = 0
         for index in range(_CHUNKS + 1):
             chunk = self._fresh(self._random.randint(*_CHUNK_TOKENS)) if index else prompt
-            append = pb.Append(
+            append = pb.TokenAppend(
                 run_id=self._run_id,
                 rollout_id=rollout_id,
                 turn_id=TURN,
@@ -175,19 +175,9 @@ class Producers:
                 tokens=_packed(chunk, sampled=index > 0),
                 finish_reason=_STOP if index == _CHUNKS else tokens_pb2.FINISH_REASON_UNSPECIFIED,
             )
-            await self._appended(append)
+            await self._answer("AppendTokens", partial(send_async, self._store, append))
             self.seen.acknowledge(rollout_id, chunk)
             offset += chunk.size
-
-    async def _appended(self, append: pb.Append) -> None:
-        request = pb.AppendSegmentsRequest(appends=[append])
-
-        async def call() -> None:
-            (result,) = (await self._store.AppendSegments(request)).results
-            if result.HasField("error"):
-                raise from_status(result.error)
-
-        await self._answer("AppendSegments", call)
 
     async def _load(self) -> None:
         for first in itertools.count(0, _TASKS):

@@ -53,7 +53,7 @@ class GatewayServicer(RolloutServiceServicer):
         """Open a rollout and return its credential."""
         check_start(request)
         credential = credentials.derive(self._secret, request)
-        start = store_pb.StartRolloutRequest(
+        start = store_pb.NewRollout(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
             lease_token=request.lease_token,
@@ -83,7 +83,7 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.FinishRolloutRequest, context: Context
     ) -> pb.FinishRolloutResponse:
         """Finish a rollout with rewards or with a failure."""
-        finish = store_pb.FinishRolloutRequest(
+        finish = store_pb.RolloutFinish(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
             credential_digest=credentials.digest(request.credential),

@@ -19,7 +19,7 @@ async def test_a_filled_store_is_one_that_goes_on() -> None:
         assert len(latencies) == 20
         await store.record_groups(LEASED_SAMPLES)
         assert await store.lease() > 0
-        counts = await store.store.runs.readiness(RUN_ID)
+        counts = await store.store.runs.run_counts(RUN_ID)
         assert counts.num_ready_groups == LEASED_SAMPLES
         assert counts.num_running_rollouts == 8
 

@@ -136,7 +136,7 @@ def test_a_percentile_is_one_of_the_samples() -> None:
 def test_the_control_takes_the_fence_out_of_the_scripts(tmp_path: Path) -> None:
     """Only the append differs in its fence, and nothing else is changed."""
     folder = unfenced_manager.unfenced_scripts(tmp_path / "lua")
-    source, changed = ((root / "append.lua").read_text() for root in (SCRIPTS, folder))
+    source, changed = ((root / "append_tokens.lua").read_text() for root in (SCRIPTS, folder))
     assert "STALE_TURN" in source
     assert source != changed
     assert {path.name for path in folder.iterdir()} == {p.name for p in SCRIPTS.glob("*.lua")}
@@ -148,7 +148,7 @@ def test_the_control_says_when_it_would_prove_nothing(
     """A store that fences in another way must not pass for one without a fence."""
     scripts = tmp_path / "scripts"
     scripts.mkdir()
-    (scripts / "append.lua").write_text("return redis.call('APPEND', KEYS[1], ARGV[1])")
+    (scripts / "append_tokens.lua").write_text("return redis.call('APPEND', KEYS[1], ARGV[1])")
     monkeypatch.setattr(unfenced_manager, "SCRIPTS", scripts)
-    with pytest.raises(RuntimeError, match=r"append\.lua has no line like"):
+    with pytest.raises(RuntimeError, match=r"append_tokens\.lua has no line like"):
         unfenced_manager.unfenced_scripts(tmp_path / "lua")

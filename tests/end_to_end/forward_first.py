@@ -21,13 +21,13 @@ class ForwardFirst(Recorder):
 
     _last: asyncio.Task[None] | None = None
 
-    async def record(self, append: store_pb.Append) -> int:
+    async def record(self, append: store_pb.TokenAppend) -> int:
         """Return before anything is stored."""
         self._last = asyncio.create_task(self._record_later(self._last, append))
         return 0
 
     async def _record_later(
-        self, before: asyncio.Task[None] | None, append: store_pb.Append
+        self, before: asyncio.Task[None] | None, append: store_pb.TokenAppend
     ) -> None:
         if before is not None:
             await before

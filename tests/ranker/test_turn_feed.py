@@ -11,6 +11,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2 import LeaseTaskRequest, SubmitTasksRequest, Task
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 
+from bench.harness.store_calls import send_async
 from services.ranker.turn_feed import EndedTurn, TurnFeed, ended_turns
 from tests.ranker.support import group, manager, record, turn
 
@@ -73,22 +74,22 @@ async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None
         feed = TurnFeed(stub, "run")
         async with grpc.aio.insecure_channel(address) as channel:
             running = await started_rollout(channel, stub)
-        evaluated = pb.StartRolloutRequest(
+        evaluated = pb.NewRollout(
             run_id="run",
             rollout_id="eval",
             purpose=tokens_pb2.PURPOSE_EVAL,
             credential_digest="0" * 64,
         )
-        await stub.StartRollout(evaluated)
+        await send_async(stub, evaluated)
         await record(stub, "run", [group("later", [turn("a", [9], 5)])])
         assert [t.start.task_id for t in await read(feed)] == ["later"]
-        closing = pb.FinishRolloutRequest(
+        finish = pb.RolloutFinish(
             run_id="run",
             rollout_id=running,
             credential_digest="0" * 64,
             failure_class=tokens_pb2.FAILURE_CLASS_POLICY,
         )
-        await stub.FinishRollout(closing)
+        await send_async(stub, finish)
         assert await read(feed) == []  # it had no turn
         assert feed._closed._start == 3
 
@@ -137,13 +138,13 @@ async def started_rollout(channel: grpc.aio.Channel, stub: Any) -> str:
     task = Task(task_id="task", payload_json="{}", purpose=tokens_pb2.PURPOSE_TRAIN)
     await tasks.SubmitTasks(SubmitTasksRequest(run_id="run", tasks=[task]))
     lease = await tasks.LeaseTask(LeaseTaskRequest(run_id="run"))
-    start = pb.StartRolloutRequest(
+    start = pb.NewRollout(
         run_id="run",
         rollout_id=lease.rollout_id,
         lease_token=lease.lease_token,
         purpose=tokens_pb2.PURPOSE_TRAIN,
         credential_digest="0" * 64,
     )
-    await stub.StartRollout(start)
+    await send_async(stub, start)
     name: str = lease.rollout_id
     return name

@@ -19,6 +19,8 @@ from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
+from bench.harness.store_calls import packed, send_async
+
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = trajectory_pb2.RunConfig(
     group_size=2,
@@ -86,29 +88,29 @@ class Client:
         await self.tasks.SubmitTasks(request)
 
     async def lease(self, wait: int = 0, most: int = 0) -> task_service_pb2.LeaseTaskResponse:
-        """Lease a task, or at `most` so many, waiting up to `wait` seconds."""
+        """Lease a task, or up to `most`, waiting up to `wait` seconds."""
         request = task_service_pb2.LeaseTaskRequest(
             run_id=self.run_id, wait=Duration(seconds=wait), max_leases=most
         )
         return await self.tasks.LeaseTask(request)
 
     async def start(self, rollout_id: str, lease_token: str = "") -> None:
-        """Open a rollout, EVAL unless leased."""
+        """Start a rollout, EVAL unless leased."""
         purpose = tokens_pb2.PURPOSE_TRAIN if lease_token else tokens_pb2.PURPOSE_EVAL
-        request = trajectory_service_pb2.StartRolloutRequest(
+        request = trajectory_service_pb2.NewRollout(
             run_id=self.run_id,
             rollout_id=rollout_id,
             lease_token=lease_token,
             purpose=purpose,
             credential_digest=CREDENTIAL,
         )
-        await self.trajectories.StartRollout(request)
+        await send_async(self.trajectories, request)
 
     async def begin(
         self, rollout_id: str, turn_id: str, prompt: Sequence[int], attempt_id: str = "a"
-    ) -> trajectory_service_pb2.BeginTurnResponse:
-        """Open a turn."""
-        request = trajectory_service_pb2.BeginTurnRequest(
+    ) -> trajectory_service_pb2.NewTurnResult:
+        """Begin a turn."""
+        request = trajectory_service_pb2.NewTurn(
             run_id=self.run_id,
             rollout_id=rollout_id,
             turn_id=turn_id,
@@ -117,46 +119,47 @@ class Client:
             temperature=1.0,
             credential_digest=CREDENTIAL,
         )
-        return await self.trajectories.BeginTurn(request)
+        begun: trajectory_service_pb2.NewTurnResult = await send_async(self.trajectories, request)
+        return begun
 
     async def append(
         self, rollout_id: str, turn_id: str, epoch: int, offset: int, tokens: tokens_pb2.Tokens
     ) -> int:
         """Append tokens; return how many the turn has."""
-        request = trajectory_service_pb2.AppendTokensRequest(
+        request = trajectory_service_pb2.TokenAppend(
             run_id=self.run_id,
             rollout_id=rollout_id,
             turn_id=turn_id,
             epoch=epoch,
             offset=offset,
-            tokens=tokens,
+            tokens=packed(tokens),
         )
-        return int((await self.trajectories.AppendTokens(request)).num_tokens)
+        return int((await send_async(self.trajectories, request)).num_tokens)
 
     async def end(self, rollout_id: str, turn_id: str, epoch: int) -> None:
-        """Close a turn with STOP."""
-        request = trajectory_service_pb2.EndTurnRequest(
+        """End a turn with STOP."""
+        request = trajectory_service_pb2.TokenAppend(
             run_id=self.run_id,
             rollout_id=rollout_id,
             turn_id=turn_id,
             epoch=epoch,
             finish_reason=tokens_pb2.FINISH_REASON_STOP,
         )
-        await self.trajectories.EndTurn(request)
+        await send_async(self.trajectories, request)
 
     async def finish(self, rollout_id: str, value: float = 1.0) -> None:
-        """Close a rollout with a reward."""
-        request = trajectory_service_pb2.FinishRolloutRequest(
+        """Finish a rollout with a reward."""
+        request = trajectory_service_pb2.RolloutFinish(
             run_id=self.run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
             rewards=[tokens_pb2.Reward(name="reward", value=value)],
         )
-        await self.trajectories.FinishRollout(request)
+        await send_async(self.trajectories, request)
 
     async def fail(self, rollout_id: str) -> None:
-        """Close a rollout in which the policy failed, which counts."""
-        request = trajectory_service_pb2.FinishRolloutRequest(
+        """Finish a rollout in which the policy failed, which counts."""
+        request = trajectory_service_pb2.RolloutFinish(
             run_id=self.run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
@@ -164,7 +167,7 @@ class Client:
             failure_message="it said nothing",
             rewards=[tokens_pb2.Reward(name="reward", value=0.0)],
         )
-        await self.trajectories.FinishRollout(request)
+        await send_async(self.trajectories, request)
 
     async def get(self, rollout_id: str) -> trajectory_pb2.Trajectory:
         """Read a trajectory."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.model.records import Purpose, RunConfig, Settlement, Task
+from trajectory_manager.model.records import Purpose, RolloutResult, RunConfig, Task
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, StepLease
 from trajectory_manager.store.interface import Store
 
@@ -59,7 +59,7 @@ class Ledger:
         for slot in slots:
             rollout_id = self.running[task_id][slot]
             given = tuple((name, values[slot]) for name, values in rewards.items())
-            settlement = Settlement(
+            result = RolloutResult(
                 rollout_id=rollout_id,
                 finished=True,
                 rewards=given,
@@ -67,7 +67,7 @@ class Ledger:
                 sample_ids=(f"{rollout_id}#t",),
                 num_tokens=(tokens[slot] if tokens else 1,),
             )
-            await self.store.runs.settle(self.run_id, [settlement])
+            await self.store.runs.settle(self.run_id, [result])
 
     async def complete(self, *task_ids: str, **facts: Any) -> None:
         """Admit and finish tasks."""
@@ -81,7 +81,7 @@ class Ledger:
         return self.epoch
 
     async def awaits(self, step: int, base: int = 0) -> None:
-        """Wait for a step, and tell so."""
+        """Report that the trainer waits for a step."""
         await self.store.ledger.await_step(self.run_id, self.epoch, step, base)
 
     async def attempt(
@@ -99,13 +99,13 @@ class Ledger:
         )
 
     async def stream(self, step: int, base: int = 0, num_groups: int = 0) -> StepLease:
-        """Ask for what there is of a step that may go on; something must be."""
+        """Lease what is ready of an open step; something must be."""
         attempt = await self.attempt(step, base, num_groups, streaming=True)
         assert attempt.lease is not None
         return attempt.lease
 
     async def lease_part(self, step: int, min_groups: int = 1) -> StepLease:
-        """Ask for what there is of a step; something must be."""
+        """Lease what is ready of a step; something must be."""
         attempt = await self.attempt(step, min_groups=min_groups)
         assert attempt.lease is not None
         return attempt.lease
@@ -119,10 +119,6 @@ class Ledger:
     async def commit(self, step: int) -> int:
         """Commit a step; the samples covered."""
         return await self.store.ledger.commit(self.run_id, self.epoch, step)
-
-    async def release(self, step: int) -> None:
-        """Give a step back."""
-        await self.store.ledger.release(self.run_id, self.epoch, step)
 
     async def publish(self, weight_version: int) -> PublishWait:
         """What a publish waits for."""

@@ -1,4 +1,4 @@
-"""What the store's tests share: short ways to say what agents and gateways do."""
+"""Helpers of the store's tests: what agents and gateways do."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Finish,
-    Opening,
     Origin,
+    RolloutFinish,
     Span,
     Tokens,
+    TurnBegin,
+    TurnEnd,
     VersionSource,
 )
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Prompt
-from trajectory_manager.service.rollouts import OpenedTurn, Rollouts
+from trajectory_manager.service.rollouts import BegunTurn, Rollouts
 from trajectory_manager.store.interface import Store
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
@@ -53,11 +53,11 @@ RULES = RunConfig(
 ENV = Span(num_tokens=1, origin=Origin.ENVIRONMENT)
 
 
-def closing(
+def rollout_finish(
     rollout_id: str, outcome: Outcome | None = None, credential: str | None = CREDENTIAL
-) -> Closing:
+) -> RolloutFinish:
     """What ends a rollout."""
-    return Closing(
+    return RolloutFinish(
         rollout_id=rollout_id, credential_digest=credential, outcome=outcome or rewarded()
     )
 
@@ -139,11 +139,11 @@ class Run:
         attempt_id: str = "a",
         parent: str = "",
         fingerprint: str = "",
-    ) -> OpenedTurn:
+    ) -> BegunTurn:
         """Open a turn with a prompt of ids or of message keys."""
         ids = [part for part in prompt if isinstance(part, int)]
         message_keys = tuple(part for part in prompt if isinstance(part, str))
-        opening = Opening(
+        begin = TurnBegin(
             turn_id=turn_id,
             attempt_id=attempt_id,
             prompt_digest="",
@@ -151,7 +151,7 @@ class Run:
             template_fingerprint=fingerprint,
         )
         given = Prompt(token_ids=ids, message_keys=message_keys)
-        return await self.rollouts.begin_turn(self.run_id, rollout_id, CREDENTIAL, opening, given)
+        return await self.rollouts.begin_turn(self.run_id, rollout_id, CREDENTIAL, begin, given)
 
     async def append(
         self, rollout_id: str, turn_id: str, epoch: int, offset: int, added: Tokens
@@ -168,7 +168,7 @@ class Run:
         return (await self.do(append)).num_tokens
 
     async def do(self, append: Append) -> Appended:
-        """One append; raises what refused it."""
+        """One append; raises its error."""
         (answer,) = await self.rollouts.append([append])
         if isinstance(answer, ServiceError):
             raise answer
@@ -182,8 +182,8 @@ class Run:
                 rollout_id=rollout_id,
                 turn_id=turn_id,
                 epoch=epoch,
-                offset=None,
-                finish=Finish(reason=1, answer_key=answer_key),
+                offset=0,
+                end=TurnEnd(reason=1, answer_key=answer_key),
             )
         )
 
@@ -194,7 +194,7 @@ class Run:
         prompt: Sequence[int],
         answer: Sequence[int],
         span: Span | None = None,
-    ) -> OpenedTurn:
+    ) -> BegunTurn:
         """A whole turn: the new part of the prompt, then the answer."""
         opened = await self.begin(rollout_id, turn_id, prompt)
         new = list(prompt[len(opened.prefix_ids) // 4 :])
@@ -209,7 +209,7 @@ class Run:
         self, rollout_id: str, outcome: Outcome | None = None, credential: str = CREDENTIAL
     ) -> None:
         """Close a rollout and settle it."""
-        ending = closing(rollout_id, outcome, credential)
+        ending = rollout_finish(rollout_id, outcome, credential)
         (refused,) = await self.rollouts.finish(self.run_id, [ending])
         if refused is not None:
             raise refused
@@ -218,8 +218,8 @@ class Run:
         self, rollout_id: str, outcome: Outcome | None = None, credential: str = CREDENTIAL
     ) -> None:
         """Close a rollout and go no further."""
-        ending = closing(rollout_id, outcome, credential)
-        (answer,) = await self.store.tokens.close(self.run_id, [ending])
+        ending = rollout_finish(rollout_id, outcome, credential)
+        (answer,) = await self.store.tokens.finish(self.run_id, [ending])
         if isinstance(answer, ServiceError):
             raise answer
 

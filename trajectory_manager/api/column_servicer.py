@@ -1,5 +1,5 @@
 # ruff: noqa: N802 -- rpcs are named as the contract names them
-"""ColumnService: samples out to the consumers that compute columns, their values in."""
+"""ColumnService: leases samples to the consumers that compute columns, and stores the values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.token_bytes import unpack_logprobs
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.store.column_interface import ColumnLease, ColumnStore
 from trajectory_manager.store.interface import Store
 
@@ -31,14 +31,14 @@ _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 class ColumnServicer(pb_grpc.ColumnServiceServicer):
     """Serves columns over gRPC."""
 
-    def __init__(self, store: Store, waiting: Waiting) -> None:
+    def __init__(self, store: Store, waiting: LongPoll) -> None:
         self._store = store
         self._waiting = waiting
 
     async def LeaseColumn(
         self, request: pb.LeaseColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.LeaseColumnResponse:
-        """See the contract."""
+        """Lease samples whose column this caller computes; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         config = await self._store.runs.config(run_id)
@@ -46,11 +46,11 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         for need in needs:
             if _column("needs", need, config) == column:
                 raise invalid_argument("needs", need, "a column other than the one to write")
-        wanted = validation.bounded("max_samples", request.max_samples, _MAX_SAMPLES)
-        wanted = validation.positive("max_samples", wanted)
+        number = validation.bounded("max_samples", request.max_samples, _MAX_SAMPLES)
+        number = validation.positive("max_samples", number)
 
         async def attempt() -> ColumnLease | None:
-            return await self._store.columns.lease(run_id, column, needs, wanted)
+            return await self._store.columns.lease(run_id, column, needs, number)
 
         lease = await self._waiting.until(run_id, Topic.COLUMNS, wait, attempt)
         if lease is None:
@@ -74,7 +74,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def _built(
         self, run_id: str, config: RunConfig, sample_ids: tuple[str, ...]
     ) -> list[sample_builder.Sample]:
-        # From base version 0 no token is too old: which are is decided when a step takes them.
+        # Base version 0 masks no token: staleness counts when a step takes the sample.
         unmasked = StepLease(step=0, base_weight_version=0, sample_ids=sample_ids)
         built = sample_builder.build(self._store.tokens, run_id, config, unmasked)
         return [sample async for sample in built]
@@ -82,7 +82,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def WriteColumn(
         self, request: pb.WriteColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WriteColumnResponse:
-        """See the contract."""
+        """Write leased values; idempotent under the same lease."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
         column = _column("column", request.column, config)
@@ -90,11 +90,11 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         values = _values(request.values)
         new = await self._store.columns.unwritten(run_id, column, epoch, list(values))
         await self._check_lengths(run_id, config, {name: values[name] for name in new})
-        # Values before their cells: a cell that is written has its value, whoever dies in between.
+        # Values first: a written cell has its value even after a crash in between.
         await self._put(run_id, column, epoch, values, new)
         written = await self._store.columns.complete(run_id, column, epoch, new)
         if written.num_written < len(new):
-            # The same call under way twice, or a newer lease that was faster: whose value stands?
+            # A concurrent retry or a newer lease wrote some: check which values are stored.
             await self._store.columns.put(run_id, column, epoch, values, new=False)
         return pb.WriteColumnResponse(
             num_written=written.num_written, num_ready_groups=written.num_ready_groups
@@ -127,7 +127,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def ListSampleStatus(
         self, request: pb.ListSampleStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListSampleStatusResponse:
-        """See the contract."""
+        """Which columns samples of complete, uncommitted groups have."""
         run_id = validation.run_name(request.run_id)
         limit = validation.bounded("page_size", request.page_size, _MAX_PAGE) or _DEFAULT_PAGE
         after = validation.optional_name("page_token", request.page_token)
@@ -154,7 +154,7 @@ async def add_columns(
     messages: Sequence[trajectory_pb2.Sample],
     names: Sequence[str],
 ) -> None:
-    """Fill `columns` of samples with those in `names` that are stored."""
+    """Add the stored columns among `names` to samples."""
     if not names:
         return
     values = await columns.read(run_id, [message.sample_id for message in messages])
@@ -181,7 +181,7 @@ def _values(messages: Sequence[pb.ColumnValues]) -> dict[str, bytes]:
         if not message.values or len(message.values) % BYTES_PER_TOKEN:
             cure = "float32 values of 4 bytes each"
             raise invalid_argument(field, f"{len(message.values)} bytes", cure)
-        # The sum of finite float32 is a finite float64; anything else poisons it.
+        # The sum of finite float32 is a finite float64; NaN and infinity propagate.
         if not math.isfinite(sum(unpack_logprobs(message.values))):
             raise invalid_argument(field, "NaN or infinite", "finite numbers")
         values[message.sample_id] = message.values

@@ -1,4 +1,4 @@
-"""Between the contract's messages and `records.py`; nothing is decided here."""
+"""Conversion between protobuf messages and the model; no logic."""
 
 from __future__ import annotations
 
@@ -27,27 +27,22 @@ from trajectory_manager.model.records import (
     Task,
 )
 from trajectory_manager.model.token_bytes import (
-    pack_ids,
-    pack_logprobs,
     unpack_ids,
     unpack_logprobs,
 )
-from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Closing, Span, Tokens, Turn, TurnRecord
+from trajectory_manager.model.tokens import (
+    BYTES_PER_TOKEN,
+    RolloutFinish,
+    Span,
+    Tokens,
+    Turn,
+    TurnRecord,
+)
 from trajectory_manager.service import sample_builder
 
 
-def tokens_from(message: tokens_pb2.Tokens) -> Tokens:
-    """Validated tokens as they are stored."""
-    validation.tokens(message)
-    return Tokens(
-        ids=pack_ids(message.token_ids),
-        logprobs=pack_logprobs(message.logprobs),
-        spans=validation.spans(message.spans, len(message.token_ids)),
-    )
-
-
 def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
-    """Validated tokens, given as bytes; may be none."""
+    """Validated tokens; there may be none."""
     ids, logprobs = message.token_ids, message.logprobs
     validation.packed_tokens(field, ids, logprobs)
     return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
@@ -77,7 +72,7 @@ def _add_spans(message: tokens_pb2.Tokens | tokens_pb2.PackedTokens, spans: Sequ
 
 
 def config_from(message: trajectory_pb2.RunConfig) -> RunConfig:
-    """The rules of a run; enums must be given."""
+    """The rules of a run; enums are required."""
     policy, durability = message.staleness_policy, message.durability
     if policy not in trajectory_pb2.StalenessPolicy.values()[1:]:
         raise invalid_argument("config.staleness_policy", policy, "DROP, WAIT, MASK or WITHHOLD")
@@ -117,7 +112,7 @@ def _replay_from(message: trajectory_pb2.ReplayConfig) -> Replay | None:
 
 
 def purpose_from(field: str, value: int) -> Purpose:
-    """A purpose that must be given."""
+    """A required purpose."""
     if value not in set(Purpose):
         raise invalid_argument(field, value, "TRAIN or EVAL")
     return Purpose(value)
@@ -160,7 +155,7 @@ def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
 def outcome_from(
     rewards: Sequence[tokens_pb2.Reward], failure_class: int, failure_message: str
 ) -> Outcome:
-    """How a rollout ended, validated: names are unique per turn, values finite."""
+    """The validated outcome of a rollout: reward names are unique per turn, values finite."""
     if failure_class not in set(FailureClass):
         raise invalid_argument("failure_class", failure_class, "a known FailureClass")
     converted = tuple(
@@ -180,18 +175,20 @@ def outcome_from(
     )
 
 
-def closing_from(message: trajectory_service_pb2.FinishRolloutRequest) -> tuple[str, Closing]:
-    """The run and what its agent says about a rollout, validated."""
-    closing = Closing(
+def rollout_finish_from(
+    message: trajectory_service_pb2.RolloutFinish,
+) -> tuple[str, RolloutFinish]:
+    """The run and the validated finish of a rollout."""
+    finish = RolloutFinish(
         rollout_id=validation.name("rollout_id", message.rollout_id),
         credential_digest=validation.digest("credential_digest", message.credential_digest),
         outcome=outcome_from(message.rewards, message.failure_class, message.failure_message),
     )
-    return validation.run_name(message.run_id), closing
+    return validation.run_name(message.run_id), finish
 
 
 def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
-    """The message of a rollout; turns whose ids were not read hold no tokens."""
+    """The message of a rollout; turns of which only spans were read have no tokens."""
     outcome = rollout.outcome
     message_keys = prefix_tree.message_keys([record.turn for record in turns])
     return trajectory_pb2.Trajectory(
@@ -214,26 +211,23 @@ def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_p
 
 
 def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
-    opening = turn.opening
+    begin = turn.begin
     return trajectory_pb2.Turn(
         turn_id=turn.turn_id,
-        parent_turn_id=opening.parent_turn_id,
-        prefix_length=opening.prefix_length,
+        parent_turn_id=begin.parent_turn_id,
+        prefix_length=begin.prefix_length,
         tokens=tokens_to(tokens) if tokens.ids else None,
         finish_reason=turn.finish_reason,  # type: ignore[arg-type]
         epoch=turn.epoch,
         message_keys=message_keys,
-        temperature=opening.temperature,
-        template_fingerprint=opening.template_fingerprint,
+        temperature=begin.temperature,
+        template_fingerprint=begin.template_fingerprint,
         drift=_drift_to(turn.drift),
     )
 
 
-def drift_from(request: trajectory_service_pb2.EndTurnRequest) -> str:
-    """The drift of a turn as JSON; empty: none."""
-    if not request.HasField("drift"):
-        return ""
-    drift = request.drift
+def drift_from(drift: trajectory_pb2.Drift) -> str:
+    """The drift of a turn as JSON."""
     facts = (
         validation.not_negative("drift.position", drift.position),
         validation.text("drift.recorded_text", drift.recorded_text),

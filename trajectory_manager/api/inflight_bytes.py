@@ -1,4 +1,4 @@
-"""The bound on tokens that wait for the store, shared by every call that brings some."""
+"""The bound on bytes of tokens in flight to the store, shared by all calls."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from services.chassis.errors import Reason, exhausted
 _RETRY_SECONDS = 0.2
 
 
-class Room:
-    """Counts the bytes of tokens under way; what would be too much is refused for a while."""
+class InflightBytes:
+    """Counts the bytes of tokens in flight and rejects calls that would exceed the bound."""
 
-    def __init__(self, max_waiting_bytes: int) -> None:
-        """`max_waiting_bytes` bounds them all together."""
-        self._max_waiting_bytes = max_waiting_bytes
-        self._waiting_bytes = 0
+    def __init__(self, max_inflight_bytes: int) -> None:
+        """`max_inflight_bytes` bounds their sum."""
+        self._max_inflight_bytes = max_inflight_bytes
+        self._inflight_bytes = 0
 
     @contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """Hold room for `size` bytes of tokens.
+    def reserve(self, size: int) -> Iterator[None]:
+        """Reserve `size` bytes of tokens for the duration of the context.
 
         Raises:
-            ServiceError: RESOURCE_EXHAUSTED / STORE_FULL with a time; nothing was done.
+            ServiceError: RESOURCE_EXHAUSTED / STORE_FULL with a retry time.
         """
-        # One message alone may always pass, however large.
-        if self._waiting_bytes and self._waiting_bytes + size > self._max_waiting_bytes:
+        # A single message always passes, whatever its size.
+        if self._inflight_bytes and self._inflight_bytes + size > self._max_inflight_bytes:
             message = (
-                f"{self._waiting_bytes} bytes of tokens wait for the store, and {size} more would "
-                f"be over max_waiting_bytes ({self._max_waiting_bytes}): the store is slow"
+                f"{self._inflight_bytes} bytes of tokens wait for the store, and {size} more would "
+                f"exceed max_inflight_bytes ({self._max_inflight_bytes}): the store is slow"
             )
             raise exhausted(Reason.STORE_FULL, message, _RETRY_SECONDS)
-        self._waiting_bytes += size
+        self._inflight_bytes += size
         try:
             yield
         finally:
-            self._waiting_bytes -= size
+            self._inflight_bytes -= size

@@ -1,4 +1,4 @@
-"""The opaque tokens that prove a lease: what the manager needs to know is in them."""
+"""Opaque lease tokens: they hold all that the manager needs to check a lease."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.chassis.errors import invalid_argument
 
 
 def new_nonce() -> str:
-    """An unguessable proof."""
+    """A random nonce of 96 bits."""
     return secrets.token_urlsafe(12)
 
 
@@ -21,7 +21,7 @@ def parse(token: str) -> tuple[str, str]:
     """(rollout_id, nonce) of a task lease.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT, not a token of ours.
+        ServiceError: INVALID_ARGUMENT, no such token.
     """
     nonce, dot, rollout_id = token.partition(".")
     if not (nonce and dot and rollout_id) or len(token) > 400:
@@ -38,7 +38,7 @@ def parse_column(token: bytes) -> int:
     """Epoch of a column lease.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT, not a token of ours.
+        ServiceError: INVALID_ARGUMENT, no such token.
     """
     if not (token.isdigit() and len(token) < 20):
         raise invalid_argument("lease_token", token[:40], "a token from LeaseColumn")
@@ -54,7 +54,7 @@ def parse_step(token: bytes) -> tuple[int, int]:
     """(step, epoch) of a sample lease.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT, not a token of ours.
+        ServiceError: INVALID_ARGUMENT, no such token.
     """
     step, _, epoch = token.partition(b".")
     if not (step.isdigit() and epoch.isdigit() and len(token) < 40):

@@ -1,7 +1,7 @@
 """RecordGroups: whole groups that were generated elsewhere, such as an exported run.
 
 Admit (all or none) -> store each rollout -> settle it, as if an agent had just finished it. Each
-step is idempotent by the task's name, so a caller that lost the answer sends the same again.
+step is idempotent by task_id, so a caller that lost the response retries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.records import (
     Purpose,
     Rollout,
@@ -23,7 +23,7 @@ from trajectory_manager.model.records import (
     Submitted,
     Task,
 )
-from trajectory_manager.model.tokens import Opening, Turn, TurnRecord
+from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
 
@@ -31,39 +31,41 @@ _MAX_GROUPS = 1024
 _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
-class RecordedGroups:
-    """Records groups on a store."""
+class RecordGroupsHandler:
+    """Records whole groups."""
 
-    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
-        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+    def __init__(
+        self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
+    ) -> None:
+        """`inflight` bounds the bytes in flight, `max_turn_tokens` the tokens one turn adds."""
         self._store = store
         self._rollouts = rollouts
-        self._room = room
+        self._inflight = inflight
         self._max_turn_tokens = max_turn_tokens
 
     async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
-        """Record the groups of `request`; how many were new, and how many more may come.
+        """Record the groups of `request`; return how many were new and how many more are admitted.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED with a time, ALREADY_EXISTS.
+            ServiceError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED with a retry time, ALREADY_EXISTS.
         """
         run_id = validation.run_name(request.run_id)
         await self._store.runs.config(run_id)
         validation.bounded("groups", len(request.groups), _MAX_GROUPS)
         tasks = [_task(f"groups[{i}]", group) for i, group in enumerate(request.groups)]
         recorded = [
-            one
+            rollout
             for index, (task, group) in enumerate(zip(tasks, request.groups, strict=True))
-            for one in self._converted(run_id, task, index, group)
+            for rollout in self._rollouts_of(run_id, task, index, group)
         ]
-        with self._room.taken(
+        with self._inflight.reserve(
             sum(turn.tokens.num_bytes for _, turns in recorded for turn in turns)
         ):
             admitted = await self._store.runs.admit_recorded(run_id, tasks)
             await self._rollouts.record(run_id, recorded)
         return admitted
 
-    def _converted(
+    def _rollouts_of(
         self, run_id: str, task: Task, index: int, group: pb.RecordedGroup
     ) -> Iterator[tuple[Rollout, tuple[TurnRecord, ...]]]:
         for slot, message in enumerate(group.rollouts):
@@ -75,7 +77,7 @@ class RecordedGroups:
         lengths: dict[str, int] = {}
         for i, turn in enumerate(message.turns):
             record = _turn(f"{field}.turns[{i}]", turn)
-            parent, prefix = record.turn.opening.parent_turn_id, record.turn.opening.prefix_length
+            parent, prefix = record.turn.begin.parent_turn_id, record.turn.begin.prefix_length
             if record.turn.turn_id in lengths:
                 cure = "each name once in a rollout"
                 raise invalid_argument(f"{field}.turns[{i}].turn_id", record.turn.turn_id, cure)
@@ -121,7 +123,7 @@ def _turn(field: str, message: pb.RecordedTurn) -> TurnRecord:
     if message.finish_reason not in _ENDS:
         raise invalid_argument(f"{field}.finish_reason", message.finish_reason, "STOP or LENGTH")
     tokens = conversion.packed_from(f"{field}.tokens", message.tokens)
-    opening = Opening(
+    begin = TurnBegin(
         turn_id=validation.name(f"{field}.turn_id", message.turn_id),
         attempt_id="-",
         prompt_digest=hashlib.sha256(tokens.ids).hexdigest(),
@@ -129,5 +131,5 @@ def _turn(field: str, message: pb.RecordedTurn) -> TurnRecord:
         prefix_length=message.prefix_length,
         temperature=validation.finite(f"{field}.temperature", message.temperature),
     )
-    turn = Turn(opening=opening, epoch=0, finish_reason=message.finish_reason)
+    turn = Turn(begin=begin, epoch=0, finish_reason=message.finish_reason)
     return TurnRecord(turn=turn, tokens=tokens)

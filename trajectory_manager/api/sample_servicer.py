@@ -1,5 +1,5 @@
 # ruff: noqa: N802 -- rpcs are named as the contract names them
-"""SampleService: complete groups out to the trainer, at least once, with effect exactly once."""
+"""SampleService: leases steps of samples to the trainer; each sample is trained exactly once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion, lease_token, step_samples, validation
 from trajectory_manager.api.column_servicer import add_columns
 from trajectory_manager.model.records import RolloutState, Topic
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service import sample_builder
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.publish_gate import Verdict, judge
+from trajectory_manager.service.publish_gate import PublishDecision, decide
 from trajectory_manager.store.interface import Store
 
 _MAX_SHARDS = 65_536
-# A page ends early rather than outgrow what one message may hold.
+# Bound on the size of one ListSamples response.
 _PAGE_BYTES = 16 << 20
 _READ_ROLLOUTS = 32
 
@@ -32,7 +32,7 @@ _READ_ROLLOUTS = 32
 class SampleServicer(pb_grpc.SampleServiceServicer):
     """Serves the step ledger over gRPC."""
 
-    def __init__(self, store: Store, waiting: Waiting, metrics: Metrics) -> None:
+    def __init__(self, store: Store, waiting: LongPoll, metrics: Metrics) -> None:
         self._store = store
         self._waiting = waiting
         self._metrics = metrics
@@ -40,7 +40,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def Reconcile(
         self, request: pb.ReconcileRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ReconcileResponse:
-        """See the contract."""
+        """Make this caller the trainer of the run, at the step of its checkpoint."""
         reconciled = await self._store.ledger.reconcile(
             validation.run_name(request.run_id),
             validation.not_negative("step", request.step),
@@ -55,7 +55,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def LeaseSamples(
         self, request: pb.LeaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.LeaseSamplesResponse:
-        """See the contract."""
+        """Lease the samples of a step, or a page of them; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         num_shards, shard = _shards(request)
@@ -68,7 +68,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
 
         async def attempt() -> StepLease | None:
             lease = await self._lease(run_id, request, num_shards)
-            return lease if lease is not None and _answers(request, lease) else None
+            return lease if lease is not None and _satisfies(request, lease) else None
 
         lease = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         response = pb.LeaseSamplesResponse()
@@ -102,7 +102,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def ExtendLease(
         self, request: pb.ExtendLeaseRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExtendLeaseResponse:
-        """See the contract."""
+        """Renew the lease of a step."""
         run_id = validation.run_name(request.run_id)
         step, epoch = lease_token.parse_step(request.lease_token)
         seconds = await self._store.ledger.extend_samples(run_id, epoch, step)
@@ -113,7 +113,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def CommitStep(
         self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CommitStepResponse:
-        """See the contract."""
+        """Commit a step and all steps before it."""
         num_samples = await self._store.ledger.commit(
             validation.run_name(request.run_id),
             request.epoch,
@@ -121,36 +121,27 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         )
         return pb.CommitStepResponse(num_samples=num_samples)
 
-    async def ReleaseSamples(
-        self, request: pb.ReleaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ReleaseSamplesResponse:
-        """See the contract."""
-        run_id = validation.run_name(request.run_id)
-        step, epoch = lease_token.parse_step(request.lease_token)
-        await self._store.ledger.release(run_id, epoch, step)
-        return pb.ReleaseSamplesResponse()
-
     async def AwaitPublish(
         self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AwaitPublishResponse:
-        """See the contract."""
+        """Whether the trainer may publish a weight version; long poll."""
         run_id = validation.run_name(request.run_id)
         version = validation.positive("weight_version", request.weight_version)
         wait = validation.seconds("wait", request.wait)
-        verdict = Verdict(publish=False, num_blocking=0)
+        decision = PublishDecision(publish=False, num_blocking=0)
 
-        async def attempt() -> Verdict | None:
-            nonlocal verdict
-            verdict = await judge(self._store, run_id, request.epoch, version)
-            return verdict if verdict.publish else None
+        async def attempt() -> PublishDecision | None:
+            nonlocal decision
+            decision = await decide(self._store, run_id, request.epoch, version)
+            return decision if decision.publish else None
 
         await self._waiting.until(run_id, Topic.READY, wait, attempt)
-        return pb.AwaitPublishResponse(publish=verdict.publish, num_blocking=verdict.num_blocking)
+        return pb.AwaitPublishResponse(publish=decision.publish, num_blocking=decision.num_blocking)
 
     async def ListSamples(
         self, request: pb.ListSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListSamplesResponse:
-        """See the contract."""
+        """A page of the samples of finished rollouts, oldest first."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
         config = await self._store.runs.config(run_id)
@@ -190,10 +181,10 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def GetReadiness(
         self, request: pb.GetReadinessRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetReadinessResponse:
-        """See the contract."""
+        """Counts of a run, once enough groups are ready; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
-        wanted = validation.not_negative("min_ready_groups", request.min_ready_groups)
+        min_groups = validation.not_negative("min_ready_groups", request.min_ready_groups)
         if request.step:
             await self._store.ledger.await_step(
                 run_id,
@@ -202,25 +193,25 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
                 validation.not_negative("base_weight_version", request.base_weight_version),
             )
 
-        async def attempt() -> Readiness | None:
-            counts = await self._store.runs.readiness(run_id)
-            return counts if counts.num_leasable_groups >= wanted else None
+        async def attempt() -> RunCounts | None:
+            counts = await self._store.runs.run_counts(run_id)
+            return counts if counts.num_leasable_groups >= min_groups else None
 
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:
-            counts = await self._store.runs.readiness(run_id)
+            counts = await self._store.runs.run_counts(run_id)
         return pb.GetReadinessResponse(
-            **{name: getattr(counts, name) for name in Readiness.__dataclass_fields__}
+            **{name: getattr(counts, name) for name in RunCounts.__dataclass_fields__}
         )
 
 
-def _answers(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
-    """Whether the step has what was asked for: all samples, or with streaming any further ones."""
+def _satisfies(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
+    """Whether the step has what was requested: all samples, or with streaming any further ones."""
     return not lease.is_open or (request.streaming and len(lease.sample_ids) > request.first_sample)
 
 
 def _shards(request: pb.LeaseSamplesRequest) -> tuple[int, int | None]:
-    """Into how many shards the step is cut, and which of them is asked for; None: all."""
+    """Into how many shards the step is cut, and the requested one; None: all."""
     num_shards = validation.bounded("num_shards", request.num_shards, _MAX_SHARDS) or 1
     if not request.HasField("shard"):
         return num_shards, None

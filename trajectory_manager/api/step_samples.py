@@ -1,4 +1,4 @@
-"""The samples of a leased step as the trainer gets them: fresh ones, then replayed ones."""
+"""The samples of a leased step for the trainer: fresh ones, then replayed ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from trajectory_manager.store.interface import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which samples of a step, and in which form."""
+    """Which samples of a step to return, and in which encoding."""
 
     shard: int | None
-    """Those of this shard; None: of all."""
+    """Shard to return; None: all."""
     first: int
-    """How many of them to skip."""
+    """Samples to skip."""
     max_bytes: int
-    """Of messages, beyond which none is added; 0: no limit."""
+    """Size of the response after which no sample is added; 0: no limit."""
     packed: bool
-    """With arrays as bytes."""
+    """Whether arrays are encoded as bytes."""
 
 
 async def fill(
@@ -39,12 +39,12 @@ async def fill(
     lease: StepLease,
     page: Page,
 ) -> list[int]:
-    """Add the samples of a step to `response`, in the ledger's order, as far as `page` says.
+    """Add the samples of a step to `response`, in the ledger's order, as `page` requests.
 
-    They are written where they stay: a step is too large to be copied once more.
+    Samples are written in place: a step is too large to be copied.
 
     Returns:
-        Of each fresh sample among them: versions behind the step's base version.
+        The staleness of each fresh sample added, in weight versions.
     """
     config = await store.runs.config(run_id)
     shards = _shards(lease)
@@ -71,14 +71,14 @@ async def fill(
 async def _built(
     store: Store, run_id: str, lease: StepLease, config: RunConfig, names: Sequence[str]
 ) -> AsyncGenerator[tuple[sample_builder.Sample, bool], None]:
-    """Those of a step's samples that `names` has, and whether they are replayed."""
-    wanted = set(names)
-    fresh = replace(lease, sample_ids=_those(lease.sample_ids, wanted))
+    """The samples of a step named in `names`, and whether each is replayed."""
+    selected = set(names)
+    fresh = replace(lease, sample_ids=_select(lease.sample_ids, selected))
     async for sample in sample_builder.build(store.tokens, run_id, config, fresh):
         yield sample, False
-    # Replayed samples are old by intention: nothing of them is masked.
+    # Replayed samples are old by design: none of their tokens is masked.
     whole = replace(config, staleness_policy=StalenessPolicy.DROP)
-    replayed = replace(lease, sample_ids=_those(lease.replayed_ids, wanted))
+    replayed = replace(lease, sample_ids=_select(lease.replayed_ids, selected))
     async for sample in sample_builder.build(store.tokens, run_id, whole, replayed):
         yield sample, True
 
@@ -87,10 +87,8 @@ def _shards(lease: StepLease) -> dict[str, int]:
     names = (*lease.sample_ids, *lease.replayed_ids)
     if lease.num_shards == 1:
         return dict.fromkeys(names, 0)
-    # An entry of an older release knows no lengths: all count the same.
-    lengths = lease.num_tokens or (1,) * len(names)
-    return dict(zip(names, cut(lengths, lease.num_shards), strict=True))
+    return dict(zip(names, cut(lease.num_tokens, lease.num_shards), strict=True))
 
 
-def _those(names: Sequence[str], wanted: set[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name in wanted)
+def _select(names: Sequence[str], selected: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in selected)

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 -- rpcs are named as the contract names them
-"""TaskService: tasks in from the dataloader, out to agents."""
+"""TaskService: the queue of tasks between the dataloader and agents."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from services.chassis.errors import Reason, ServiceError
 from services.chassis.log import get_logger
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Purpose, TaskLease, Topic
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
 
 _MAX_REQUEUED = 1000
-# Fewer than a group may lose (MAX_REPLACEMENTS): an answer that is lost loses all its leases.
+# Fewer than MAX_REPLACEMENTS: a lost response loses all its leases.
 _MAX_LEASES = 8
 _EVAL_FIRST = (Purpose.EVAL, Purpose.TRAIN)
 
@@ -34,23 +34,23 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self,
         store: Store,
         rollouts: Rollouts,
-        waiting: Waiting,
+        waiting: LongPoll,
         metrics: Metrics,
         max_queued_tasks: int,
     ) -> None:
-        """`max_queued_tasks` bounds the queue of a run."""
+        """`max_queued_tasks` bounds the queue of a run, for each purpose."""
         self._store = store
         self._rollouts = rollouts
         self._waiting = waiting
         self._metrics = metrics
         self._max_queued_tasks = max_queued_tasks
-        # Of each line that waits: why the newest of those who asked got nothing.
+        # By run and queue: the error of the newest attempt, if the store was full.
         self._full: dict[tuple[str, str], ServiceError] = {}
 
     async def SubmitTasks(
         self, request: pb.SubmitTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SubmitTasksResponse:
-        """See the contract."""
+        """Queue tasks that are new, or none."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
         tasks = [conversion.task_from(task, config) for task in request.tasks]
@@ -62,7 +62,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def LeaseTask(
         self, request: pb.LeaseTaskRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.LeaseTaskResponse:
-        """See the contract."""
+        """Lease slots of tasks, evaluations first; long poll."""
         run_id = validation.run_name(request.run_id)
         agent_id = validation.optional_name("agent_id", request.agent_id)
         wait = validation.seconds("wait", request.wait)
@@ -74,19 +74,21 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         lease = await self._wait_for_lease(run_id, purposes, wait)
         if lease is None:
             return pb.LeaseTaskResponse()
-        more = await self._besides(run_id, purposes, most - 1)
+        more = await self._lease_more(run_id, purposes, most - 1)
         names = [each.rollout_id for each in (lease, *more)]
         get_logger().debug("tasks_leased", run_id=run_id, rollout_ids=names, agent_id=agent_id)
         duration = Duration()
         duration.FromMilliseconds(int(lease.seconds * 1000))
         return pb.LeaseTaskResponse(
-            **_told(lease), lease_duration=duration, more=[pb.TaskLease(**_told(x)) for x in more]
+            **_lease_fields(lease),
+            lease_duration=duration,
+            more=[pb.TaskLease(**_lease_fields(x)) for x in more],
         )
 
     async def _wait_for_lease(
         self, run_id: str, purposes: Sequence[Purpose], wait: float
     ) -> TaskLease | None:
-        line = " ".join(purpose.name for purpose in purposes)
+        queue = " ".join(purpose.name for purpose in purposes)
 
         async def attempt() -> TaskLease | None:
             try:
@@ -94,15 +96,15 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
             except ServiceError as error:
                 if error.reason is not Reason.STORE_FULL:
                     raise
-                # It may pass while calls wait; if not, all in the line must learn why.
-                self._full[run_id, line] = error
+                # Retention may free tokens while calls wait; otherwise all of them get this.
+                self._full[run_id, queue] = error
                 return None
-            # Not before the answer: one whose time is up meanwhile goes by the answer before.
-            self._full.pop((run_id, line), None)
+            # After the attempt: a call that times out meanwhile uses the previous outcome.
+            self._full.pop((run_id, queue), None)
             return lease
 
-        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, line)
-        if lease is None and (full := self._full.get((run_id, line))) is not None:
+        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, queue)
+        if lease is None and (full := self._full.get((run_id, queue))) is not None:
             raise full
         return lease
 
@@ -115,15 +117,15 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
             self._metrics.leases("leased")
         return lease
 
-    async def _besides(
+    async def _lease_more(
         self, run_id: str, purposes: Sequence[Purpose], most: int
     ) -> list[TaskLease]:
-        """At most so many leases, as far as there is work now; why there is no more is not told."""
+        """Up to `most` further leases, without waiting; errors only end the list."""
         tries = (
             self._store.runs.lease_task(run_id, purposes, lease_token.new_nonce())
             for _ in range(most)
         )
-        # Together, as one round trip: those that find nothing cost little.
+        # Concurrently, in one round trip: attempts that find nothing are cheap.
         answers = await asyncio.gather(*tries, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, ServiceError):
@@ -135,7 +137,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def ExtendTasks(
         self, request: pb.ExtendTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExtendTasksResponse:
-        """See the contract."""
+        """Extend task leases; the response names those that are lost."""
         run_id = validation.run_name(request.run_id)
         leases = [lease_token.parse(token) for token in request.lease_tokens]
         held = await self._store.runs.extend_tasks(run_id, leases)
@@ -147,7 +149,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListDeadLettersResponse:
-        """See the contract."""
+        """A page of the dead letters of a run, oldest first."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
         letters = await self._store.runs.dead_letters(run_id, start, limit + 1)
@@ -159,7 +161,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def RequeueDeadLetters(
         self, request: pb.RequeueDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RequeueDeadLettersResponse:
-        """See the contract."""
+        """Queue the tasks of dead letters again."""
         run_id = validation.run_name(request.run_id)
         validation.bounded("task_ids", len(request.task_ids), _MAX_REQUEUED)
         task_ids = [validation.name("task_ids", task_id) for task_id in request.task_ids]
@@ -170,15 +172,15 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def CompleteTask(
         self, request: pb.CompleteTaskRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CompleteTaskResponse:
-        """See the contract."""
+        """Give a task lease back; an unfinished rollout fails."""
         run_id = validation.run_name(request.run_id)
         await self._rollouts.complete(run_id, *lease_token.parse(request.lease_token))
         self._metrics.leases("completed")
         return pb.CompleteTaskResponse()
 
 
-def _told(lease: TaskLease) -> dict[str, Any]:
-    """What an agent gets of a lease."""
+def _lease_fields(lease: TaskLease) -> dict[str, Any]:
+    """The fields of a lease in the response."""
     return {
         "task": conversion.task_to(lease.task),
         "rollout_id": lease.rollout_id,

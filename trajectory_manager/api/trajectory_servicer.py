@@ -1,5 +1,5 @@
 # ruff: noqa: N802 -- rpcs are named as the contract names them
-"""TrajectoryService: records tokens."""
+"""TrajectoryService: the record of rollouts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
-from services.chassis.errors import ServiceError, already_exists, invalid_argument
+from services.chassis.errors import already_exists
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.api.append_segments import TURN_ENDS, Appends
-from trajectory_manager.api.inflight_bytes import Room
-from trajectory_manager.api.open_turns import Openings
-from trajectory_manager.api.record_groups import RecordedGroups
+from trajectory_manager.api.append_tokens import AppendTokensHandler
+from trajectory_manager.api.begin_turns import BeginTurnsHandler
+from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.records import RolloutState, RunConfig
-from trajectory_manager.model.tokens import Append, Finish
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import Store
 
 _DEFAULT_WATCH_SECONDS = 0.5
@@ -32,23 +31,23 @@ _MAX_DELETED = 1000
 
 
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
-    """Serves the record over gRPC."""
+    """Serves the record of rollouts over gRPC."""
 
-    def __init__(self, store: Store, rollouts: Rollouts, room: Room, max_turn_tokens: int) -> None:
-        """`room` bounds what waits for the store, `max_turn_tokens` what one turn may add."""
+    def __init__(
+        self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
+    ) -> None:
+        """`inflight` bounds the bytes in flight, `max_turn_tokens` the tokens one turn adds."""
         self._store = store
         self._rollouts = rollouts
-        self._room = room
-        self._openings = Openings(rollouts)
-        self._appends = Appends(rollouts, room, max_turn_tokens)
+        self._begin_turns = BeginTurnsHandler(rollouts)
+        self._append_tokens = AppendTokensHandler(rollouts, inflight, max_turn_tokens)
+        self._record_groups = RecordGroupsHandler(store, rollouts, inflight, max_turn_tokens)
         self._retention = Retention(store.retention, store.runs)
-        self._recorded = RecordedGroups(store, rollouts, room, max_turn_tokens)
-        self._max_turn_tokens = max_turn_tokens
 
     async def CreateRun(
         self, request: pb.CreateRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CreateRunResponse:
-        """See the contract."""
+        """Create a run, or check that the existing one has the same rules."""
         run_id = validation.run_name(request.run_id)
         config = conversion.config_from(request.config)
         validation.run_config(config, self._store.durability)
@@ -57,105 +56,31 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
             raise already_exists("run", f"{run_id}, with other {_differences(existing, config)}")
         return pb.CreateRunResponse(created=existing is None)
 
-    async def StartRollout(
-        self, request: pb.StartRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.StartRolloutResponse:
-        """See the contract."""
-        return await self._openings.start(request)
-
-    async def BeginTurn(
-        self, request: pb.BeginTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.BeginTurnResponse:
-        """See the contract."""
-        return await self._openings.begin(request)
-
-    async def OpenTurns(
-        self, request: pb.OpenTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.OpenTurnsResponse:
-        """See the contract."""
-        return await self._openings.open(request)
+    async def BeginTurns(
+        self, request: pb.BeginTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.BeginTurnsResponse:
+        """Start rollouts and begin turns: `api/begin_turns.py`."""
+        return await self._begin_turns.begin(request)
 
     async def AppendTokens(
         self, request: pb.AppendTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AppendTokensResponse:
-        """See the contract."""
-        run_id, rollout_id = _rollout_name(request)
-        offset = validation.not_negative("offset", request.offset)
-        end = offset + len(request.tokens.token_ids)
-        if end > self._max_turn_tokens:
-            cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
-            raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
-        append = Append(
-            run_id=run_id,
-            rollout_id=rollout_id,
-            turn_id=validation.name("turn_id", request.turn_id),
-            epoch=request.epoch,
-            offset=offset,
-            tokens=conversion.tokens_from(request.tokens),
-        )
-        with self._room.taken(append.tokens.num_bytes):
-            stored = await self._appended(append)
-        return pb.AppendTokensResponse(num_tokens=stored)
-
-    async def AppendSegments(
-        self, request: pb.AppendSegmentsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.AppendSegmentsResponse:
-        """See the contract."""
-        return await self._appends.append(request)
+        """Append tokens, end turns and finish rollouts: `api/append_tokens.py`."""
+        return await self._append_tokens.append(request)
 
     async def RecordGroups(
         self, request: pb.RecordGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RecordGroupsResponse:
-        """See the contract."""
-        recorded = await self._recorded.record(request)
+        """Record groups that were generated elsewhere: `api/record_groups.py`."""
+        recorded = await self._record_groups.record(request)
         return pb.RecordGroupsResponse(
             num_recorded=recorded.num_accepted, num_free=recorded.num_free
         )
 
-    async def EndTurn(
-        self, request: pb.EndTurnRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.EndTurnResponse:
-        """See the contract."""
-        if request.finish_reason not in TURN_ENDS:
-            raise invalid_argument(
-                "finish_reason", request.finish_reason, "STOP, LENGTH or CANCELLED"
-            )
-        run_id, rollout_id = _rollout_name(request)
-        append = Append(
-            run_id=run_id,
-            rollout_id=rollout_id,
-            turn_id=validation.name("turn_id", request.turn_id),
-            epoch=request.epoch,
-            offset=None,
-            finish=Finish(
-                reason=request.finish_reason,
-                answer_key=validation.optional_name("message_key", request.message_key),
-                drift=conversion.drift_from(request),
-            ),
-        )
-        await self._appended(append)
-        return pb.EndTurnResponse()
-
-    async def _appended(self, append: Append) -> int:
-        (answer,) = await self._rollouts.append([append])
-        if isinstance(answer, ServiceError):
-            raise answer
-        return answer.num_tokens
-
-    async def FinishRollout(
-        self, request: pb.FinishRolloutRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.FinishRolloutResponse:
-        """See the contract."""
-        run_id, closing = conversion.closing_from(request)
-        (refused,) = await self._rollouts.finish(run_id, [closing])
-        if refused is not None:
-            raise refused
-        return pb.FinishRolloutResponse()
-
     async def DeleteTrajectories(
         self, request: pb.DeleteTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DeleteTrajectoriesResponse:
-        """See the contract."""
+        """Delete finished rollouts that no step needs any more."""
         run_id = validation.run_name(request.run_id)
         validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_DELETED)
         names = [validation.name("rollout_ids", name) for name in request.rollout_ids]
@@ -167,7 +92,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def GetTrajectory(
         self, request: pb.GetTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetTrajectoryResponse:
-        """See the contract."""
+        """Read one trajectory."""
         run_id, rollout_id = _rollout_name(request)
         if request.credential_digest:
             await self._check_credential(run_id, rollout_id, request.credential_digest)
@@ -177,7 +102,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def ListTrajectories(
         self, request: pb.ListTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListTrajectoriesResponse:
-        """See the contract."""
+        """A page of the rollouts of a run, oldest first."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
         names = await self._store.runs.listed(run_id, start, limit + 1)
@@ -192,7 +117,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def WatchTrajectory(
         self, request: pb.WatchTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchTrajectoryResponse]:
-        """See the contract."""
+        """The record of a rollout whenever it changed, until it finishes."""
         run_id, rollout_id = _rollout_name(request)
         interval = validation.seconds("interval", request.interval) or _DEFAULT_WATCH_SECONDS
         last = None
@@ -208,14 +133,14 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def _check_credential(self, run_id: str, rollout_id: str, digest: str) -> None:
         rollout = await self._store.tokens.rollout(run_id, rollout_id)
         if rollout is None:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         if rollout.credential_digest != validation.digest("credential_digest", digest):
-            raise refusal("BAD_CREDENTIAL", rollout_id)
+            raise store_error("BAD_CREDENTIAL", rollout_id)
 
     async def _required(self, run_id: str, rollout_id: str) -> trajectory_pb2.Trajectory:
         trajectory = await self._read(run_id, rollout_id, with_tokens=True)
         if trajectory is None:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         return trajectory
 
     async def _read(
@@ -225,16 +150,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         return conversion.trajectory_to(*found) if found is not None else None
 
 
-_OfRollout = (
-    pb.AppendTokensRequest
-    | pb.EndTurnRequest
-    | pb.FinishRolloutRequest
-    | pb.GetTrajectoryRequest
-    | pb.WatchTrajectoryRequest
-)
-
-
-def _rollout_name(request: _OfRollout) -> tuple[str, str]:
+def _rollout_name(request: pb.GetTrajectoryRequest | pb.WatchTrajectoryRequest) -> tuple[str, str]:
     return validation.run_name(request.run_id), validation.name("rollout_id", request.rollout_id)
 
 

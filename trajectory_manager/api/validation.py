@@ -1,4 +1,4 @@
-"""What requests may hold. Everything that passes is safe as a Redis key and bounded in size."""
+"""Validation of requests: names that pass are safe in Redis keys, sizes are bounded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_name(value: str) -> str:
 
 
 def name(field: str, value: str) -> str:
-    """Any other id that must be there."""
+    """A required id other than a run_id."""
     if not _NAME.fullmatch(value):
         raise invalid_argument(field, value, "1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / -")
     return value
@@ -52,7 +52,7 @@ def name(field: str, value: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def turn_name(run_id: str, rollout_id: str, turn_id: str) -> tuple[str, str, str]:
-    """The three names of a turn; remembered, because each of its appends brings them again."""
+    """The three names of a turn; cached, because every append of the turn repeats them."""
     return run_name(run_id), name("rollout_id", rollout_id), name("turn_id", turn_id)
 
 
@@ -69,7 +69,7 @@ def digest(field: str, value: str) -> str:
 
 
 def text(field: str, value: str) -> str:
-    """A short text for people or digests."""
+    """A text of at most 4,096 characters."""
     if len(value) > _MAX_TEXT:
         raise invalid_argument(field, f"{value[:20]}...", f"at most {_MAX_TEXT} characters")
     return value
@@ -97,7 +97,7 @@ def bounded(field: str, value: int, bound: int) -> int:
 
 
 def page(page_size: int, page_token: str) -> tuple[int, int]:
-    """Where a page begins and how many entries it has at most, of a list that grows at its end."""
+    """Start and size limit of a page of a list that only grows at its end."""
     limit = bounded("page_size", page_size, _MAX_PAGE) or _DEFAULT_PAGE
     if page_token and not (page_token.isdecimal() and len(page_token) < 18):
         raise invalid_argument("page_token", page_token, "next_page_token of the previous page")
@@ -119,23 +119,8 @@ def seconds(field: str, value: Duration) -> float:
     return length
 
 
-def tokens(message: tokens_pb2.Tokens) -> None:
-    """At least one token, arrays of equal length, finite log-probs."""
-    num_tokens = len(message.token_ids)
-    if num_tokens == 0:
-        raise invalid_argument("tokens.token_ids", [], "at least one token")
-    if len(message.logprobs) != num_tokens:
-        cure = f"as many as token_ids, which are {num_tokens}"
-        raise invalid_argument("tokens.logprobs", f"{len(message.logprobs)} values", cure)
-    # The sum of finite float32 is a finite float64; anything else poisons it.
-    if not math.isfinite(sum(message.logprobs)):
-        raise invalid_argument("tokens.logprobs", "NaN or infinite", "finite numbers")
-    if min(message.token_ids) < 0:
-        raise invalid_argument("tokens.token_ids", min(message.token_ids), "ids of at least 0")
-
-
 def packed_tokens(field: str, ids: bytes, logprobs: bytes) -> None:
-    """The same for arrays as bytes, which may be empty."""
+    """Arrays as bytes, of equal length, maybe empty; ids of at least 0 and finite log-probs."""
     if len(ids) % BYTES_PER_TOKEN:
         raise invalid_argument(f"{field}.token_ids", f"{len(ids)} bytes", "4 bytes for each id")
     if len(logprobs) != len(ids):
@@ -165,7 +150,7 @@ def spans(messages: Iterable[tokens_pb2.Span], num_tokens: int) -> tuple[Span, .
             message.origin, message.weight_version, message.version_source, message.server_id
         )
         if start != end or length < 1 or kind is None:
-            raise _unsound(f"tokens.spans[{index}]", message, end)
+            raise _invalid_span(f"tokens.spans[{index}]", message, end)
         found.append(Span(length, *kind))
         end += length
     if end != num_tokens:
@@ -173,25 +158,25 @@ def spans(messages: Iterable[tokens_pb2.Span], num_tokens: int) -> tuple[Span, .
     return tuple(found)
 
 
-# The enums' own lookups cost more than all else that an append needs of a span.
+# Cached: enum lookups would dominate the validation of an append.
 @lru_cache(maxsize=4096)
 def _kind(
     origin: int, weight_version: int, version_source: int, server_id: str
 ) -> tuple[Origin, int, VersionSource, str] | None:
-    """What the tokens of a span share; None if it is not sound."""
-    is_sound = (
+    """The common fields of a span's tokens; None if they are invalid."""
+    is_valid = (
         origin in _ORIGINS
         and version_source in _VERSION_SOURCES
         and weight_version >= 0
         and (not server_id or _NAME.fullmatch(server_id) is not None)
     )
-    if not is_sound:
+    if not is_valid:
         return None
     return Origin(origin), weight_version, VersionSource(version_source), server_id
 
 
-def _unsound(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:
-    """What is wrong with a span that should start at `end`."""
+def _invalid_span(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:
+    """The error of a span that must start at `end`."""
     if span.start != end or span.num_tokens < 1:
         given = f"[{span.start}, {span.start + span.num_tokens})"
         return invalid_argument(field, given, f"start {end} and at least one token")
@@ -221,7 +206,7 @@ def json_object(field: str, value: str) -> str:
 
 
 def run_config(config: RunConfig, store: Durability) -> None:
-    """Rules that can be kept, on a store that can keep them."""
+    """Rules of a run, and whether the store gives their durability."""
     positive("config.group_size", bounded("config.group_size", config.group_size, _MAX_GROUP_SIZE))
     positive("config.groups_per_step", config.groups_per_step)
     not_negative("config.max_staleness", config.max_staleness)

@@ -1,7 +1,7 @@
-"""The turns of a rollout as a prefix tree: sequences, and what of it is trained.
+"""The turns of a rollout as a prefix tree: sequences, and which tokens each sample trains.
 
 A turn shares the first `prefix_length` tokens of its parent's whole sequence and adds its own.
-Parents only grow, so a match that held once holds for ever. Nothing here knows a store.
+Parents only grow, so a match stays valid.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Piece:
     turn_id: str
     """The turn that added them."""
     stop: int
-    """How many of its own tokens the sequence runs through."""
+    """Own tokens of that turn in the sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePlan:
-    """A root-to-leaf sequence and which part of each piece it trains."""
+    """A root-to-leaf sequence and the part of each piece that it trains."""
 
     leaf_turn_id: str
     """Turn it ends in."""
@@ -38,24 +38,24 @@ class PrefixTree:
     """The turns of one rollout and how many tokens each added."""
 
     def __init__(self, turns: Sequence[Turn], lengths: Sequence[int]) -> None:
-        """`turns` in the order they began, `lengths` of their own tokens."""
+        """`turns` in the order they began; `lengths` counts own tokens."""
         self._turns = {turn.turn_id: turn for turn in turns}
         self._lengths = dict(zip(self._turns, lengths, strict=True))
 
     def whole_length(self, turn_id: str) -> int:
         """Tokens of the turn's whole sequence, shared ones included."""
-        return self._turns[turn_id].opening.prefix_length + self._lengths[turn_id]
+        return self._turns[turn_id].begin.prefix_length + self._lengths[turn_id]
 
     def pieces(self, turn_id: str, length: int | None = None) -> tuple[Piece, ...]:
         """The first `length` tokens (default: all) of the turn's whole sequence, from the root."""
         remaining = self.whole_length(turn_id) if length is None else length
         pieces: list[Piece] = []
         while remaining > 0:
-            opening = self._turns[turn_id].opening
-            if remaining > opening.prefix_length:
-                pieces.append(Piece(turn_id=turn_id, stop=remaining - opening.prefix_length))
-                remaining = opening.prefix_length
-            turn_id = opening.parent_turn_id
+            begin = self._turns[turn_id].begin
+            if remaining > begin.prefix_length:
+                pieces.append(Piece(turn_id=turn_id, stop=remaining - begin.prefix_length))
+                remaining = begin.prefix_length
+            turn_id = begin.parent_turn_id
         return tuple(reversed(pieces))
 
     def leaves(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class PrefixTree:
         continued = set[str]()
         for turn_id, length in self._lengths.items():
             path = self.pieces(turn_id)
-            # A turn without tokens of its own shares the leaf of what it continues.
+            # A turn without own tokens shares the leaf of the turn it continues.
             whole = path[:-1] if length else ()
             continued.update(
                 piece.turn_id for piece in whole if piece.stop == self._lengths[piece.turn_id]
@@ -92,10 +92,10 @@ def message_keys(turns: Sequence[Turn]) -> dict[str, tuple[str, ...]]:
     """Digests of each turn's conversation, with its answer; `turns` in the order they began."""
     whole: dict[str, tuple[str, ...]] = {"": ()}
     for turn in turns:
-        opening = turn.opening
-        matched = whole[opening.parent_turn_id][: opening.num_matched_messages]
+        begin = turn.begin
+        matched = whole[begin.parent_turn_id][: begin.num_matched_messages]
         answer = (turn.answer_key,) if turn.answer_key else ()
-        whole[turn.turn_id] = (*matched, *opening.new_message_keys, *answer)
+        whole[turn.turn_id] = (*matched, *begin.new_message_keys, *answer)
     return whole
 
 

@@ -12,14 +12,14 @@ from enum import IntEnum, StrEnum
 
 
 class Purpose(IntEnum):
-    """What a rollout is for."""
+    """Training or evaluation."""
 
     TRAIN = 1
     EVAL = 2
 
 
 class RolloutState(IntEnum):
-    """Where a rollout stands."""
+    """State of a rollout."""
 
     RUNNING = 1
     FINISHED = 2
@@ -27,7 +27,7 @@ class RolloutState(IntEnum):
 
 
 class FailureClass(IntEnum):
-    """Whose fault a failed rollout was."""
+    """Who caused a failure."""
 
     NONE = 0
     POLICY = 1
@@ -72,7 +72,7 @@ class DeadLetterReason(IntEnum):
 
 
 class Effect(StrEnum):
-    """What settling a closed rollout did to its group."""
+    """Effect of settling a finished rollout on its group."""
 
     IGNORED = "ignored"
     DONE = "done"
@@ -82,7 +82,7 @@ class Effect(StrEnum):
 
 
 class Topic(StrEnum):
-    """What a long-poll waits for: work for agents, groups for the trainer, samples for columns."""
+    """What a long poll waits for: tasks for agents, groups for the trainer, samples for columns."""
 
     TASKS = "tasks"
     READY = "ready"
@@ -108,15 +108,15 @@ class Outcome:
     rewards: tuple[Reward, ...] = ()
     """Rewards the agent gave."""
     failure_class: FailureClass = FailureClass.NONE
-    """Whose fault, if it failed."""
+    """Who caused the failure, if it failed."""
     failure_message: str = ""
     """For people."""
 
     @property
     def state(self) -> RolloutState:
-        """FINISHED also for a POLICY failure with rewards: there the reward stands."""
-        stands = self.failure_class is FailureClass.POLICY and bool(self.rewards)
-        if self.failure_class is FailureClass.NONE or stands:
+        """FINISHED also for a POLICY failure with rewards, which counts."""
+        counts = self.failure_class is FailureClass.POLICY and bool(self.rewards)
+        if self.failure_class is FailureClass.NONE or counts:
             return RolloutState.FINISHED
         return RolloutState.FAILED
 
@@ -142,7 +142,7 @@ class Rollout:
     traceparent: str = ""
     """Trace context it began under."""
     state: RolloutState = RolloutState.RUNNING
-    """Where it stands."""
+    """Its state."""
     outcome: Outcome = Outcome()
     """How it ended."""
     create_time: float = 0.0
@@ -160,7 +160,7 @@ class Replay:
     capacity_groups: int
     """Committed groups kept; the oldest leave first."""
     groups_per_step: int
-    """Replayed groups beside the fresh ones of a step."""
+    """Replayed groups per step, in addition to the fresh ones."""
     reward_name: str = ""
     """Reward that weighs, for REWARD."""
     temperature: float = 1.0
@@ -178,13 +178,13 @@ class RunConfig:
     max_staleness: int
     """Greatest difference between a step's base version and a sample's oldest version."""
     staleness_policy: StalenessPolicy
-    """What happens beyond it."""
+    """Treatment of groups beyond max_staleness."""
     lease_seconds: float
     """Life of a lease without extension."""
     zero_variance_reward: str
     """Drop groups whose samples all have the same reward of this name; empty: keep all."""
     durability: Durability
-    """What the run asks of its store."""
+    """Durability class that the run requires of its store."""
     num_extra_samples: int = 0
     """Samples a group starts beyond those it needs (k)."""
     fifo_window: int = 0
@@ -214,7 +214,7 @@ class RunConfig:
 
     @property
     def max_leased_groups(self) -> int:
-        """Groups that one step may ask for: more would never be ready at once."""
+        """Groups that one step may request: more would never be ready at the same time."""
         most = self.max_outstanding_groups()
         return min(most, self.fifo_window or most)
 
@@ -234,13 +234,13 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
-    """What a leased task says of its rollouts."""
+class TaskContext:
+    """What the task lease of a rollout determines."""
 
     purpose: Purpose
     """TRAIN or EVAL."""
     required_weight_version: int
-    """What an older version sampled would be too old when the group is trained; 0: any."""
+    """Oldest version to sample with, for the group not to be too old when trained; 0: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,15 +258,15 @@ class TaskLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """What a group needs to know about a closed rollout."""
+class RolloutResult:
+    """What a finished rollout contributes to its group."""
 
     rollout_id: str
     """The rollout."""
     finished: bool
     """False: the sample is to be replaced."""
     reward: float | None = None
-    """Value of the run's zero_variance_reward; None: not given."""
+    """Value of the run's zero_variance_reward; None: absent."""
     rewards: tuple[tuple[str, float], ...] = ()
     """Rewards of the whole rollout by name."""
     min_weight_version: int = 0
@@ -280,28 +280,28 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """The answer to a settlement."""
+class SettleResult:
+    """The effect of settling a rollout."""
 
     effect: Effect
-    """What it did."""
+    """Effect on the group."""
     reason: str = ""
     """Why a group was discarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostLease:
-    """A task lease that is over while its rollout may still run."""
+    """A task lease that has ended while its rollout may still run."""
 
     rollout_id: str
     """The rollout."""
     surplus: bool
-    """True: its group needs it no more; False: its time ran out."""
+    """True: its group does not need it any more; False: it expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A group that left without being trained."""
+    """A group that left the run without being trained."""
 
     task: Task
     """Its task."""
@@ -312,11 +312,11 @@ class DeadLetter:
     time: float
     """Unix seconds by the store's clock."""
     attempts: tuple[int, ...]
-    """Newest attempt of each slot; a later life of the task goes on from there."""
+    """Newest attempt of each slot; requeued tasks continue from there."""
 
     @property
     def rollout_ids(self) -> list[str]:
-        """All rollouts that were made for it."""
+        """All rollouts of the group."""
         return [
             str(SlotName(self.task.task_id, slot, attempt))
             for slot, newest in enumerate(self.attempts)

@@ -1,9 +1,8 @@
-"""Which trained groups a step trains again.
+"""The draw of committed groups that a step trains again.
 
-Groups are drawn without replacement, each draw weighted, by the Gumbel-top-k trick: the groups with
-the greatest log-weight plus Gumbel noise are such a draw. The noise is a digest of run, step and
-group, so that the draw depends on nothing else and Lua, which does the same in `lease_samples.lua`,
-needs no generator.
+A weighted draw without replacement, by the Gumbel-top-k trick: the groups with the greatest
+log-weight plus Gumbel noise. The noise is a digest of run, step and
+group, so that the draw is deterministic and `lease_step.lua` computes the same one.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How far a run is, in counts: what a trainer, an agent and an operator go by."""
+"""Counts of a run, for the trainer, agents and operators."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Readiness"]
+__all__ = ["RunCounts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
+class RunCounts:
     """Counts of a run."""
 
     num_ready_groups: int
@@ -16,13 +16,13 @@ class Readiness:
     num_running_groups: int
     """Admitted groups whose samples are not complete."""
     num_admissible_groups: int
-    """Groups admission would let start now."""
+    """Groups that admission accepts now."""
     num_queued_tasks: int
     """Tasks waiting to be admitted."""
     num_running_rollouts: int
     """Leased rollouts."""
     groups_per_step: int
-    """B."""
+    """Groups that a step consumes (B)."""
     committed_step: int
     """Newest committed step."""
     leased_step: int
@@ -38,11 +38,11 @@ class Readiness:
     num_replay_groups: int
     """Committed groups kept for replay."""
     num_dead_letters: int
-    """Groups that left without being trained and can be queued again."""
+    """Dead letters that can be requeued."""
     num_stored_tokens: int
     """Tokens stored for the run, as of the last sweep."""
     num_kept_back_groups: int
-    """Ready groups beyond the fifo_window: no step may take them yet."""
+    """Ready groups outside the fifo_window: no step may take them yet."""
     num_open_groups: int
     """Groups of the open step: neither ready nor running."""
 

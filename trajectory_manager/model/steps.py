@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
-    """The answer to a trainer that takes over."""
+    """The result of Reconcile."""
 
     epoch: int
     """Fencing number of this trainer."""
     pending_steps: tuple[int, ...]
     """Steps that will be leased again unchanged."""
     open_step: int = 0
-    """The last of these if it may still grow; 0: none does."""
+    """The last of these if it may still grow; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +30,18 @@ class StepLease:
     replayed_ids: tuple[str, ...] = ()
     """Samples of earlier groups that are trained again, in order, after the fresh ones."""
     num_tokens: tuple[int, ...] = ()
-    """Length of each sample, of the fresh ones and then of the replayed ones; empty: not known."""
+    """Length of each sample, of the fresh ones and then of the replayed ones."""
     num_shards: int = 1
-    """Into how many shards the step is cut."""
+    """Shards that the step is cut into."""
     num_deliveries: int = 1
-    """How many trainers it was delivered to."""
+    """Trainers it was delivered to."""
     is_open: bool = False
-    """More groups will come."""
+    """Whether it may still grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAttempt:
-    """The answer to a trainer that asks for a step."""
+    """The result of leasing a step."""
 
     lease: StepLease | None
     """None: not enough fresh groups yet."""

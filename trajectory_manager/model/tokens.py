@@ -1,6 +1,7 @@
 """Tokens and turns as plain data. Enum numbers equal those of the contract.
 
-What every append needs is a NamedTuple, which is made several times as fast as a frozen dataclass.
+Types on the append path are NamedTuples: creating one is several times faster than a frozen
+dataclass.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BYTES_PER_TOKEN = 4
 
 
 class Origin(IntEnum):
-    """Who made a run of tokens."""
+    """Who made a span of tokens."""
 
     ENVIRONMENT = 1
     POLICY = 2
@@ -31,7 +32,7 @@ class VersionSource(IntEnum):
 
 
 class Span(NamedTuple):
-    """A run of tokens of one origin; spans are contiguous, so their starts are implied."""
+    """Tokens of one origin; spans are contiguous, so their starts are implied."""
 
     num_tokens: int
     """Length in tokens, at least 1."""
@@ -62,12 +63,12 @@ class Tokens(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return len(self.ids) // BYTES_PER_TOKEN
 
     @property
     def num_bytes(self) -> int:
-        """Of both arrays."""
+        """Size of both arrays."""
         return len(self.ids) + len(self.logprobs)
 
     def cut(self, start: int, stop: int) -> Tokens:
@@ -121,25 +122,25 @@ def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
-    """A rollout to close, and how it ended."""
+class RolloutFinish:
+    """A rollout to finish, and its outcome."""
 
     rollout_id: str
     """Rollout."""
     credential_digest: str | None
-    """Of its agent; None: the manager itself gives it up, also one that never started."""
+    """Credential of its agent; None: the manager fails it, even if it never started."""
     outcome: Outcome
-    """How it ended."""
+    """Its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """What a gateway says to open a turn, after matching."""
+class TurnBegin:
+    """How a turn began: its prompt, matched against the record."""
 
     turn_id: str
     """Client-made name."""
     attempt_id: str
-    """Names the gateway call; another one takes the turn over."""
+    """Name of the gateway call; another one takes the turn over."""
     prompt_digest: str
     """Digest of the prompt: a turn never changes its prompt."""
     parent_turn_id: str = ""
@@ -151,14 +152,14 @@ class Opening:
     new_message_keys: tuple[str, ...] = ()
     """Digest of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
     num_prompt_tokens: int = 0
-    """Tokens of a prompt of ids; 0 for one of messages, and in records of release 0.1."""
+    """Tokens of a prompt of ids; 0 for one of messages."""
     template_fingerprint: str = ""
     """Chat template that rendered it."""
     temperature: float = 1.0
     """Sampling temperature."""
 
 
-class Finish(NamedTuple):
+class TurnEnd(NamedTuple):
     """How a turn ended."""
 
     reason: int
@@ -166,11 +167,11 @@ class Finish(NamedTuple):
     answer_key: str = ""
     """Digest of the answer as a message; empty for ids."""
     drift: str = ""
-    """Re-tokenisation drift of its prompt, as JSON; empty: none."""
+    """Retokenization drift of its prompt, as JSON; empty: none."""
 
 
 class Append(NamedTuple):
-    """Tokens for a turn, and perhaps its end."""
+    """Tokens for a turn, and optionally its end."""
 
     run_id: str
     """Training job."""
@@ -180,16 +181,16 @@ class Append(NamedTuple):
     """Turn."""
     epoch: int
     """Fencing number of the writer."""
-    offset: int | None
-    """Tokens of the turn before these; None: at its end, whatever that is."""
+    offset: int
+    """Tokens of the turn before these."""
     tokens: Tokens = Tokens()
     """What to append; may be empty."""
-    finish: Finish | None = None
-    """Closes the turn after these tokens."""
+    end: TurnEnd | None = None
+    """Ends the turn after these tokens."""
 
 
 class Appended(NamedTuple):
-    """The answer to an append."""
+    """The result of an append."""
 
     num_tokens: int
     """Tokens of the turn now stored."""
@@ -201,8 +202,8 @@ class Appended(NamedTuple):
 class Turn:
     """A turn without its tokens."""
 
-    opening: Opening
-    """How it was first opened."""
+    begin: TurnBegin
+    """How it first began."""
     epoch: int
     """Fencing number of its current writer."""
     finish_reason: int = 0
@@ -210,17 +211,17 @@ class Turn:
     answer_key: str = ""
     """Digest of the answer as a message; empty while it runs or for ids."""
     drift: str = ""
-    """Re-tokenisation drift of its prompt, as JSON; empty: none."""
+    """Retokenization drift of its prompt, as JSON; empty: none."""
 
     @property
     def turn_id(self) -> str:
         """Client-made name."""
-        return self.opening.turn_id
+        return self.begin.turn_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """A turn and what it added."""
+    """A turn and its own tokens."""
 
     turn: Turn
     """The turn."""

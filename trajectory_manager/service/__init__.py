@@ -1,1 +1,1 @@
-"""Rules that take more than one atomic step of the store."""
+"""Operations that take more than one atomic step of the store."""

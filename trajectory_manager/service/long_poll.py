@@ -1,8 +1,8 @@
-"""Long-polls: try, sleep until something changed in the run, try again.
+"""Long polls: attempt, wait until something changed in the run, attempt again.
 
-State is in the store and changes through any replica, so a change is seen by reading the run's
-change number; all waiters of a run share one reader. Thousands who wait for the same thing stand in
-line, and only the first few ask: whoever got something leaves its place to the next.
+State is in the store and changes through any replica, so a change is detected by polling the run's
+change number; all calls of a run share one poll. Calls that wait for the same thing are queued, and
+only the first few attempt; one that succeeds leaves its place to the next.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Result = TypeVar("Result")
 
 MAX_WAIT_SECONDS = 60.0
 _READ_SECONDS = 0.05
-# Time itself can change an answer (a lease expires); no change number tells.
+# Some changes have no change number: a lease expires.
 _RETRY_SECONDS = 1.0
-_FIRST_IN_LINE = 8
+_QUEUE_HEAD = 8
 
 
 @dataclass(slots=True)
 class _Reading:
-    """The newest change number read, shared by all who wait for it."""
+    """The newest change number read, shared by all waiting calls."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     version: int = -1
     time: float = float("-inf")
 
 
-class Waiting:
-    """Runs attempts until one succeeds or its time is up."""
+class LongPoll:
+    """Repeats attempts until one succeeds or times out."""
 
     def __init__(self, runs: RunStore) -> None:
         self._runs = runs
         self._readings: dict[tuple[str, Topic], _Reading] = {}
-        self._lines: dict[tuple[str, Topic, str], asyncio.Semaphore] = {}
+        self._queues: dict[tuple[str, Topic, str], asyncio.Semaphore] = {}
         self._draining = False
 
     async def until(
@@ -48,17 +48,17 @@ class Waiting:
         topic: Topic,
         seconds: float,
         attempt: Callable[[], Awaitable[Result | None]],
-        line: str | None = None,
+        queue: str | None = None,
     ) -> Result | None:
         """The first result of `attempt` that is not None; None after `seconds` (at most 60).
 
-        Callers with the same `line` ask the same: when one gets nothing, so would those behind it,
-        who may run out of time without having asked.
+        Calls with the same `queue` wait for the same thing: while those at its head get nothing,
+        the others would not either, and may time out without an attempt.
         """
         deadline = asyncio.get_running_loop().time() + min(seconds, MAX_WAIT_SECONDS)
-        if line is None:
+        if queue is None:
             return await self._poll(run_id, topic, deadline, attempt)
-        first = self._lines.setdefault((run_id, topic, line), asyncio.Semaphore(_FIRST_IN_LINE))
+        first = self._queues.setdefault((run_id, topic, queue), asyncio.Semaphore(_QUEUE_HEAD))
         if seconds <= 0:
             return await attempt()
         try:
@@ -80,18 +80,18 @@ class Waiting:
     ) -> Result | None:
         clock = asyncio.get_running_loop().time
         while True:
-            # Read before the attempt: a change in between is then seen as one.
-            seen = 0 if self._is_over(deadline) else await self._version(run_id, topic)
+            # Read before the attempt, so that a change during it is detected.
+            seen = 0 if self._has_ended(deadline) else await self._version(run_id, topic)
             result = await attempt()
-            if result is not None or self._is_over(deadline):
+            if result is not None or self._has_ended(deadline):
                 return result
             await self._changed(run_id, topic, seen, min(deadline, clock() + _RETRY_SECONDS))
 
-    def _is_over(self, deadline: float) -> bool:
+    def _has_ended(self, deadline: float) -> bool:
         return self._draining or asyncio.get_running_loop().time() >= deadline
 
     def drain(self) -> None:
-        """Let every waiting call answer now."""
+        """Let every waiting call return now."""
         self._draining = True
 
     async def _changed(self, run_id: str, topic: Topic, seen: int, until: float) -> None:

@@ -1,32 +1,32 @@
-"""What the trajectory manager counts."""
+"""Metrics of the trajectory manager."""
 
 from __future__ import annotations
 
 from services.chassis.errors import Reason
 from services.chassis.metrics import counter, gauge, histogram
-from trajectory_manager.model.records import Effect, Settled
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.records import Effect, SettleResult
+from trajectory_manager.model.run_counts import RunCounts
 
 _SERVICE = "trajectory_manager"
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
 class Metrics:
-    """The service's own metrics beside the rate, errors and duration of each method."""
+    """Metrics in addition to the rate, errors and duration of each rpc."""
 
     def __init__(self) -> None:
         self._appended = counter(_SERVICE, "appended_tokens_total", "Tokens recorded.")
         self._duplicate = counter(
             _SERVICE, "duplicate_tokens_total", "Tokens sent again and found stored."
         )
-        self._refused = counter(
-            _SERVICE, "refused_appends_total", "Appends refused, by reason.", ("reason",)
+        self._failed = counter(
+            _SERVICE, "failed_appends_total", "Appends that failed, by reason.", ("reason",)
         )
         self._leases = counter(
             _SERVICE, "task_leases_total", "Task leases by transition.", ("transition",)
         )
         self._settled = counter(
-            _SERVICE, "settled_rollouts_total", "Effects of closed rollouts.", ("effect",)
+            _SERVICE, "settled_rollouts_total", "Effects of finished rollouts.", ("effect",)
         )
         self._discarded = counter(
             _SERVICE, "discarded_groups_total", "Groups discarded, by reason.", ("reason",)
@@ -48,22 +48,22 @@ class Metrics:
         self._appended.inc(num_new)
         self._duplicate.inc(num_duplicate)
 
-    def append_refused(self, reason: Reason) -> None:
-        """An append was refused."""
-        self._refused.labels(reason.value).inc()
+    def append_failed(self, reason: Reason) -> None:
+        """An append failed."""
+        self._failed.labels(reason.value).inc()
 
     def leases(self, transition: str, number: int = 1) -> None:
-        """Task leases were given, extended, lost, expired, or not needed any more."""
+        """Task leases were leased, extended, lost, expired, surplus or completed."""
         self._leases.labels(transition).inc(number)
 
-    def settled(self, settled: Settled) -> None:
-        """A closed rollout reached its group."""
+    def settled(self, settled: SettleResult) -> None:
+        """A finished rollout was settled."""
         self._settled.labels(settled.effect.value).inc()
         if settled.effect is Effect.DISCARDED:
             self.discarded(settled.reason)
 
     def discarded(self, reason: str, number: int = 1) -> None:
-        """Groups left without being trained."""
+        """Groups were discarded without being trained."""
         self._discarded.labels(reason).inc(number)
 
     def requeued(self, number: int) -> None:
@@ -74,8 +74,8 @@ class Metrics:
         """A sample was leased this many versions behind its step."""
         self._staleness.observe(versions)
 
-    def depth(self, totals: Readiness) -> None:
-        """What waits where, over all runs."""
+    def depth(self, totals: RunCounts) -> None:
+        """Queue depths by stage, over all runs."""
         self._depth.labels("ready_groups").set(totals.num_ready_groups)
         self._depth.labels("running_groups").set(totals.num_running_groups)
         self._depth.labels("queued_tasks").set(totals.num_queued_tasks)

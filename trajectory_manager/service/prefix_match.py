@@ -1,9 +1,8 @@
-"""Where a prompt continues what is stored of its rollout, and where it leaves it.
+"""The longest stored prefix of a prompt in its rollout, and where the prompt diverges from it.
 
-A turn keeps a digest of its whole prompt. A prompt that begins with the same tokens or messages is
-thereby known to share all that this turn shared, however long, without reading any of it; what is
-left to compare is what the turn itself added. So the usual turn, which continues the newest one,
-costs one read of that one's tokens.
+A turn stores a digest of its whole prompt. A prompt that begins with the same tokens or messages
+shares all of it, which the digest proves without reading tokens; only the turn's own tokens remain
+to be compared. The usual turn, which continues the newest one, costs one read of its tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from trajectory_manager.model.prefix_tree import common_tokens
 from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
-    Opening,
     Origin,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import TokenStore
 
 _MAX_DIVERGENT_IDS = 64
@@ -30,7 +29,7 @@ _MAX_DIVERGENT_IDS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a turn continues, as the gateway gives it."""
+    """The prompt of a turn: ids or message digests."""
 
     token_ids: Sequence[int] = ()
     """Whole prompt as ids."""
@@ -46,7 +45,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Where a prompt continues what is stored."""
+    """The stored prefix of a prompt."""
 
     parent_turn_id: str = ""
     """Turn that matched; empty: none."""
@@ -58,10 +57,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where a prompt of ids leaves a stored sequence in the middle of sampled tokens."""
+    """Where a prompt of ids diverges from a stored sequence within sampled tokens."""
 
     turn_id: str
-    """Turn whose sequence it leaves."""
+    """Turn of that sequence."""
     position: int
     """Index in that sequence of the first differing token."""
     ids: bytes
@@ -69,100 +68,100 @@ class Divergence:
 
 
 @dataclass(slots=True, kw_only=True)
-class Matching:
+class PrefixMatch:
     """The search for one prompt in one rollout. Each turn's tokens are read at most once."""
 
     store: TokenStore
-    """Where the rollout is."""
+    """Store of the rollout."""
     run_id: str
     """Training job."""
     rollout_id: str
     """Rollout."""
     prompt: Prompt
-    """What is looked for."""
+    """Prompt to match."""
     _known: dict[str, Turn] = field(default_factory=dict)
     _read: dict[str, Tokens] = field(default_factory=dict)
 
-    async def match(self, opening: Opening) -> Match:
-        """The longest match of the prompt on turns with the opening's template and parent.
+    async def match(self, begin: TurnBegin) -> Match:
+        """The longest match of the prompt on turns with the template and parent of `begin`.
 
         Raises:
             ServiceError: NOT_FOUND for a parent that does not exist.
         """
         if self.prompt.token_ids:
-            newest = await self.store.newest(self.run_id, self.rollout_id)
-            if newest is None and not opening.parent_turn_id:
+            newest = await self.store.newest_turn(self.run_id, self.rollout_id)
+            if newest is None and not begin.parent_turn_id:
                 return Match()
-            if newest is not None and (match := self._continuation(opening, newest)):
+            if newest is not None and (match := self._continuation(begin, newest)):
                 return match
         await self._learn_turns()
-        if opening.turn_id in self._known:
-            return Match()  # opened before: what it matched then stands
-        turns = self._candidates(opening)
+        if begin.turn_id in self._known:
+            return Match()  # begun before: its match is final
+        turns = self._candidates(begin)
         if self.prompt.message_keys:
-            return await self._match_messages(turns, opening.parent_turn_id)
-        return await self._match_ids(turns, opening.parent_turn_id)
+            return await self._match_messages(turns, begin.parent_turn_id)
+        return await self._match_ids(turns, begin.parent_turn_id)
 
     async def prefix(self, turn: Turn) -> bytes:
-        """int32 ids that the opened turn shares with its parent's whole sequence."""
-        length = turn.opening.prefix_length
+        """int32 ids that a begun turn shares with its parent's whole sequence."""
+        length = turn.begin.prefix_length
         if self.prompt.token_ids:
             return pack_ids(self.prompt.token_ids[:length])
         if not length:
             return b""
-        path = await self._path(turn.opening.parent_turn_id)
+        path = await self._path(turn.begin.parent_turn_id)
         stored = await self._tokens([ancestor.turn_id for ancestor in path])
         prefix = b""
         # From the root: each turn keeps what it shares with its parent and adds its own.
         for ancestor, own in zip(reversed(path), reversed(stored), strict=True):
-            prefix = prefix[: ancestor.opening.prefix_length * BYTES_PER_TOKEN] + own.ids
+            prefix = prefix[: ancestor.begin.prefix_length * BYTES_PER_TOKEN] + own.ids
         return prefix[: length * BYTES_PER_TOKEN]
 
     async def divergence(self, turn: Turn) -> Divergence | None:
-        """Where the prompt of the opened turn leaves its parent's sampled tokens, if it does."""
-        position = turn.opening.prefix_length
+        """Where the prompt of a begun turn diverges from its parent's sampled tokens, or None."""
+        position = turn.begin.prefix_length
         given = pack_ids(self.prompt.token_ids[position:])
         if not (position and given):
             return None
-        parent = (await self._path(turn.opening.parent_turn_id))[0]
+        parent = (await self._path(turn.begin.parent_turn_id))[0]
         (own,) = await self._tokens([parent.turn_id])
-        sampled = _sampled_from(own, position - parent.opening.prefix_length)
+        sampled = _sampled_from(own, position - parent.begin.prefix_length)
         if not sampled or common_tokens(sampled, given):
             return None
         ids = sampled[: _MAX_DIVERGENT_IDS * BYTES_PER_TOKEN]
         return Divergence(turn_id=parent.turn_id, position=position, ids=ids)
 
-    def _continuation(self, opening: Opening, newest: TurnRecord) -> Match | None:
-        """The match, if the prompt of ids goes on where the newest turn ended."""
+    def _continuation(self, begin: TurnBegin, newest: TurnRecord) -> Match | None:
+        """The match, if the prompt of ids continues the whole newest turn."""
         turn, own = newest.turn, newest.tokens
         self._known[turn.turn_id], self._read[turn.turn_id] = turn, own
         search = _Search([turn], pack_ids(self.prompt.token_ids))
         fits = (
             turn.finish_reason
             and own.num_tokens
-            and turn.opening.template_fingerprint == opening.template_fingerprint
-            and opening.parent_turn_id in ("", turn.turn_id)
-            and search.wanted()
+            and turn.begin.template_fingerprint == begin.template_fingerprint
+            and begin.parent_turn_id in ("", turn.turn_id)
+            and search.next_turns()
         )
         if not fits:
             return None
         search.compare(turn, own)
-        whole = turn.opening.prefix_length + own.num_tokens
+        whole = turn.begin.prefix_length + own.num_tokens
         if search.shared[turn.turn_id] < whole:
             return None
         return Match(parent_turn_id=turn.turn_id, prefix_length=whole)
 
-    def _candidates(self, opening: Opening) -> list[Turn]:
+    def _candidates(self, begin: TurnBegin) -> list[Turn]:
         """Turns of the same template; with a parent given only those on its path."""
-        parent = opening.parent_turn_id
+        parent = begin.parent_turn_id
         if parent and parent not in self._known:
-            raise refusal("UNKNOWN_TURN", parent)
+            raise store_error("UNKNOWN_TURN", parent)
         path = {turn.turn_id for turn in self._ancestors(parent)} if parent else self._known
         return [
             turn
             for turn in self._known.values()
             if turn.turn_id in path
-            and turn.opening.template_fingerprint == opening.template_fingerprint
+            and turn.begin.template_fingerprint == begin.template_fingerprint
         ]
 
     async def _match_messages(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
@@ -173,7 +172,7 @@ class Matching:
         for turn in turns:
             length = _num_messages(turn)
             is_prefix = (
-                digests.get(length) == turn.opening.prompt_digest
+                digests.get(length) == turn.begin.prompt_digest
                 and keys[length : length + 1] == (turn.answer_key,)
                 and parent_turn_id in ("", turn.turn_id)
             )
@@ -184,22 +183,22 @@ class Matching:
         (own,) = await self._tokens([found.turn_id])
         return Match(
             parent_turn_id=found.turn_id,
-            prefix_length=found.opening.prefix_length + own.num_tokens,
+            prefix_length=found.begin.prefix_length + own.num_tokens,
             num_messages=_num_messages(found) + 1,
         )
 
     async def _match_ids(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
         """The turn that shares the longest prefix; ties: the oldest.
 
-        Best first: a turn is read only while no other is known to share more. Turns differ where
-        they part, so the rest cannot share more. Only where two hold the same tokens twice (opened
-        at the same time, or sampled alike by chance) may one be found that shares less.
+        Best first: a turn is read only while no other is known to share more. Turns differ after
+        their common prefix, so the others cannot share more. Only where two turns hold the same
+        tokens (begun at the same time, or sampled equally by chance) may the result share less.
         """
         ids = pack_ids(self.prompt.token_ids)
         search = _Search(turns, ids)
-        while wanted := search.wanted():
-            stored = await self._tokens([turn.turn_id for turn in wanted])
-            for turn, own in zip(wanted, stored, strict=True):
+        while batch := search.next_turns():
+            stored = await self._tokens([turn.turn_id for turn in batch])
+            for turn, own in zip(batch, stored, strict=True):
                 search.compare(turn, own)
         best = Match()
         for turn in turns:
@@ -224,7 +223,7 @@ class Matching:
         path: list[Turn] = []
         while turn_id in self._known:
             path.append(self._known[turn_id])
-            turn_id = path[-1].opening.parent_turn_id
+            turn_id = path[-1].begin.parent_turn_id
         return path
 
     async def _learn_turns(self) -> None:
@@ -233,7 +232,7 @@ class Matching:
 
 
 class _Search:
-    """How many tokens of a prompt each turn is known to share, and which to read to know more."""
+    """How many tokens of a prompt each turn is known to share, and which turns to read next."""
 
     def __init__(self, turns: Sequence[Turn], ids: bytes) -> None:
         self._turns = turns
@@ -243,30 +242,29 @@ class _Search:
         self.shared = dict.fromkeys(self._unread, 0)
         for turn in reversed(turns):  # children first
             self._raise(turn.turn_id, self._proven(turn))
-            parent, prefix = turn.opening.parent_turn_id, turn.opening.prefix_length
+            parent, prefix = turn.begin.parent_turn_id, turn.begin.prefix_length
             if parent in self.shared:
                 self._raise(parent, min(self.shared[turn.turn_id], prefix))
 
-    def wanted(self) -> list[Turn]:
-        """Turns whose own tokens decide what is shared most; none when that is known."""
+    def next_turns(self) -> list[Turn]:
+        """Unread turns that may share the longest prefix; empty when it is known."""
         for turn in self._turns:  # parents first
-            opening = turn.opening
+            begin = turn.begin
             if turn.turn_id in self._unread:
-                start = self.shared.get(opening.parent_turn_id, 0)
-                self._raise(turn.turn_id, min(start, opening.prefix_length))
+                start = self.shared.get(begin.parent_turn_id, 0)
+                self._raise(turn.turn_id, min(start, begin.prefix_length))
         reach = max(map(self._depth, self.shared), default=0)
         whole = len(self._ids) // BYTES_PER_TOKEN
         return [
             turn
             for name, turn in self._unread.items()
-            if self._depth(name) == reach
-            and turn.opening.prefix_length <= self.shared[name] < whole
+            if self._depth(name) == reach and turn.begin.prefix_length <= self.shared[name] < whole
         ]
 
     def compare(self, turn: Turn, own: Tokens) -> None:
-        """Take in what a turn added."""
+        """Compare the own tokens of a turn with the prompt."""
         del self._unread[turn.turn_id]
-        start = turn.opening.prefix_length
+        start = turn.begin.prefix_length
         rest = self._ids[start * BYTES_PER_TOKEN :]
         self.shared[turn.turn_id] = start + common_tokens(rest, own.ids)
 
@@ -275,8 +273,8 @@ class _Search:
         return max(self.shared[turn_id], claim)
 
     def _proven(self, turn: Turn) -> int:
-        # Only what it shared when it was opened: its own tokens may not be stored yet.
-        return turn.opening.prefix_length if turn.turn_id in self._claims else 0
+        # Only the prefix it shared when it began: its own tokens may not be stored yet.
+        return turn.begin.prefix_length if turn.turn_id in self._claims else 0
 
     def _raise(self, turn_id: str, shared: int) -> None:
         self.shared[turn_id] = max(self.shared[turn_id], shared)
@@ -284,16 +282,16 @@ class _Search:
 
 def _claims(turns: Sequence[Turn], ids: bytes) -> dict[str, int]:
     """Lengths of the turns' prompts that `ids` begins with, by their digests."""
-    digests = _id_digests(ids, (turn.opening.num_prompt_tokens for turn in turns))
+    digests = _id_digests(ids, (turn.begin.num_prompt_tokens for turn in turns))
     return {
-        turn.turn_id: turn.opening.num_prompt_tokens
+        turn.turn_id: turn.begin.num_prompt_tokens
         for turn in turns
-        if digests.get(turn.opening.num_prompt_tokens) == turn.opening.prompt_digest
+        if digests.get(turn.begin.num_prompt_tokens) == turn.begin.prompt_digest
     }
 
 
 def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
-    """`Prompt.digest` of the first n tokens, for each n of `lengths` that there is."""
+    """`Prompt.digest` of the first n tokens, for each n of `lengths` in range."""
     whole, start, digests = hashlib.sha256(), 0, dict[int, str]()
     for length in sorted(set(lengths) - {0}):
         stop = length * BYTES_PER_TOKEN
@@ -307,22 +305,22 @@ def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
 
 
 def _key_digests(keys: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
-    """`Prompt.digest` of the first n messages, for each n of `lengths` that there is."""
-    whole, wanted, digests = hashlib.sha256(b"|"), set(lengths), dict[int, str]()
+    """`Prompt.digest` of the first n messages, for each n of `lengths` in range."""
+    whole, required, digests = hashlib.sha256(b"|"), set(lengths), dict[int, str]()
     for length, key in enumerate(keys, 1):
         whole.update(key.encode() if length == 1 else b"\0" + key.encode())
-        if length in wanted:
+        if length in required:
             digests[length] = whole.hexdigest()
     return digests
 
 
 def _num_messages(turn: Turn) -> int:
     """Messages of the turn's prompt."""
-    return turn.opening.num_matched_messages + len(turn.opening.new_message_keys)
+    return turn.begin.num_matched_messages + len(turn.begin.new_message_keys)
 
 
 def _sampled_from(own: Tokens, start: int) -> bytes:
-    """Ids of the sampled tokens that run through index `start`, from there on; empty: none do."""
+    """Ids of the sampled tokens from index `start` to the end of their spans; empty: none."""
     begin, stop = 0, start
     for span in own.spans:
         end = begin + span.num_tokens

@@ -1,7 +1,7 @@
-"""When new weights may be published under WAIT: what is under way must not become too old.
+"""When new weights may be published under WAIT: no work in flight may become too old.
 
-The ledger knows the versions of finished samples; those of running rollouts are read from their
-tokens. The two are read one after the other: what slips through is dropped when it is leased.
+The ledger has the versions of finished samples; those of running rollouts are read from their
+tokens. The two reads are not atomic: a group missed by both is dropped when it is leased.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether to publish."""
+class PublishDecision:
+    """The answer to AwaitPublish."""
 
     publish: bool
-    """Now, or not yet."""
+    """Whether to publish now."""
     num_blocking: int
     """Groups and rollouts that would become too old."""
 
 
-async def judge(store: Store, run_id: str, epoch: int, weight_version: int) -> Verdict:
+async def decide(store: Store, run_id: str, epoch: int, weight_version: int) -> PublishDecision:
     """Whether the trainer with `epoch` may publish `weight_version` now.
 
     Raises:
@@ -33,18 +33,18 @@ async def judge(store: Store, run_id: str, epoch: int, weight_version: int) -> V
     """
     waits = await store.ledger.publish_wait(run_id, epoch, weight_version)
     if waits.seconds <= 0:
-        return Verdict(publish=True, num_blocking=waits.num_blocking_groups)
+        return PublishDecision(publish=True, num_blocking=waits.num_blocking_groups)
     oldest = weight_version - (await store.runs.config(run_id)).max_staleness
     blocking = waits.num_blocking_groups
     for start in range(0, len(waits.running), _BATCH):
         batch = waits.running[start : start + _BATCH]
         found = await store.tokens.read(run_id, batch, spans_only=True)
         blocking += sum(_older(turns, oldest) for _, turns in filter(None, found))
-    return Verdict(publish=blocking == 0, num_blocking=blocking)
+    return PublishDecision(publish=blocking == 0, num_blocking=blocking)
 
 
 def _older(turns: Sequence[TurnRecord], oldest: int) -> bool:
-    """Whether a sampled token is of a version before `oldest`."""
+    """Whether a trainable token has a version before `oldest`."""
     return any(
         span.trainable and span.weight_version < oldest
         for record in turns

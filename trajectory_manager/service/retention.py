@@ -1,8 +1,8 @@
-"""Deleting what nobody needs any more: on request, and by the run's retention_steps.
+"""Deletion of rollouts that no step needs any more: on request, and after retention_steps.
 
 A rollout is needed while its group is running, incomplete, ready or leased, while it may be
-replayed or a leased step replays it, and until its end is settled. Rollouts go before the record of
-their group, so that the next sweep finishes what one that died began.
+replayed or a leased step replays it, and until it is settled. Rollouts are deleted before the
+record of their group, so that the next sweep completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SWEEP_GROUPS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """The answer to a deletion."""
+    """The result of a deletion."""
 
     num_deleted: int
-    """Rollouts that were there and are gone now."""
+    """Rollouts that existed and are deleted now."""
     needed: tuple[str, ...]
-    """Rollouts that stay: they run, or somebody needs them."""
+    """Rollouts that were kept: they run or are needed."""
 
 
 class Retention:
@@ -34,7 +34,7 @@ class Retention:
         self._runs = runs
 
     async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> Deleted:
-        """Delete the closed rollouts among `rollout_ids` that nobody needs. Idempotent.
+        """Delete the finished rollouts among `rollout_ids` that are not needed. Idempotent.
 
         Raises:
             ServiceError: NOT_FOUND (run).
@@ -43,9 +43,9 @@ class Retention:
         needed = await self._store.needed(run_id, asked)
         free = [name for name in asked if name not in needed]
         erased = dict(zip(free, await self._delete(run_id, free), strict=True))
-        needed |= {name for name, what in erased.items() if what.running}
+        needed |= {name for name, one in erased.items() if one.running}
         return Deleted(
-            num_deleted=sum(what.existed and not what.running for what in erased.values()),
+            num_deleted=sum(one.existed and not one.running for one in erased.values()),
             needed=tuple(name for name in asked if name in needed),
         )
 
@@ -54,14 +54,14 @@ class Retention:
         due = await self._store.due(run_id, _SWEEP_GROUPS)
         names = [name for group in due for name in group.rollout_ids]
         erased = dict(zip(names, await self._delete(run_id, names), strict=True))
-        # Of a group that needs it no more, a rollout may still run until its lease is swept.
+        # A surplus rollout of the group may still run until its lease is swept.
         done = [g for g in due if not any(erased[name].running for name in g.rollout_ids)]
         await self._store.forget(run_id, done)
         return len(done)
 
     async def _delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
         erased = await self._store.delete(run_id, rollout_ids)
-        num_tokens = sum(what.num_tokens for what in erased)
+        num_tokens = sum(one.num_tokens for one in erased)
         if num_tokens:
             await self._runs.add_stored_tokens(run_id, -num_tokens)
         return erased

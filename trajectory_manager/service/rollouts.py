@@ -1,8 +1,8 @@
 """The steps of a rollout that take more than one atomic step of the store.
 
-Closing crosses from the rollout's tokens to its run: announce (outbox mark) -> close -> settle,
-which clears the mark. Each step is idempotent, so whoever comes next (the agent's retry,
-CompleteTask, the sweeper, another replica) finishes what a killed process began.
+Finishing crosses from the rollout's tokens to its run: add an outbox mark -> finish the record ->
+settle, which removes the mark. Each step is idempotent, so the next caller (the agent's retry,
+CompleteTask, the sweep, another replica) completes what a killed process began.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Divergence, Matching, Prompt
+from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
 from trajectory_manager.store import errors
 from trajectory_manager.store.interface import Store
 
@@ -41,21 +41,22 @@ EXPIRED = Outcome(
     failure_message="its lease expired before it finished",
 )
 ABANDONED = Outcome(
-    failure_class=FailureClass.INFRASTRUCTURE, failure_message="its agent completed the lease first"
+    failure_class=FailureClass.INFRASTRUCTURE,
+    failure_message="its agent completed the lease before it finished",
 )
 SURPLUS = Outcome(
     failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
 )
-_GIVEN_UP = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
-_STRANGE = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
+_MANAGER_FAILURES = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
+_NOT_OWNED = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
 _SWEEP_BATCH = 256
-# Appends must not wait long behind whole rollouts.
-_RECORDED_AT_ONCE = 32
+# Small, so that appends do not wait long behind whole rollouts.
+_RECORD_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedTurn:
-    """An opened turn with what is before it and what it already has."""
+class BegunTurn:
+    """A begun turn, its prefix, and what it already has."""
 
     turn: Turn
     """Its record."""
@@ -66,27 +67,27 @@ class OpenedTurn:
     rollout: Rollout
     """Header of its rollout."""
     divergence: Divergence | None
-    """Where its prompt leaves what was sampled before."""
+    """Where its prompt diverges from sampled tokens."""
 
 
 class Rollouts:
-    """Opens, continues and closes rollouts on a store."""
+    """Starts, continues, finishes and settles rollouts."""
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
-        # Tokens stored since the run's last sweep; a killed process takes these few uncounted.
+        # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
 
     async def start(self, rollout: Rollout, nonce: str | None) -> str:
-        """Open a rollout, under the lease that `nonce` proves; return its group.
+        """Start a rollout, under the lease of `nonce`; return its group.
 
         Raises:
             ServiceError: LEASE_EXPIRED, ROLLOUT_FINISHED, ALREADY_EXISTS, NOT_FOUND (run).
         """
-        leased = await self._store.runs.enlist(rollout.run_id, rollout.rollout_id, nonce)
+        leased = await self._store.runs.register_rollout(rollout.run_id, rollout.rollout_id, nonce)
         if leased is None:
-            await self._store.tokens.create_rollout(rollout, leased=False)
+            await self._store.tokens.start_rollout(rollout, leased=False)
             return ""
         if leased.purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
             raise errors.pinned_training(rollout.pinned_weight_version)
@@ -98,22 +99,22 @@ class Rollouts:
             purpose=leased.purpose,
             required_weight_version=leased.required_weight_version,
         )
-        await self._store.tokens.create_rollout(known, leased=True)
+        await self._store.tokens.start_rollout(known, leased=True)
         return name.task_id
 
     async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening, prompt: Prompt
-    ) -> OpenedTurn:
-        """Match the prompt against what is stored and open the turn.
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
+    ) -> BegunTurn:
+        """Match the prompt against the record and begin the turn.
 
         Raises:
-            ServiceError: as `TokenStore.open_turn`; NOT_FOUND for a parent that does not exist.
+            ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist.
         """
         tokens = self._store.tokens
-        matching = Matching(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
-        match = await matching.match(opening)
-        opening = replace(
-            opening,
+        matching = PrefixMatch(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
+        match = await matching.match(begin)
+        begin = replace(
+            begin,
             prompt_digest=prompt.digest,
             parent_turn_id=match.parent_turn_id,
             prefix_length=match.prefix_length,
@@ -121,8 +122,8 @@ class Rollouts:
             new_message_keys=prompt.message_keys[match.num_messages :],
             num_prompt_tokens=len(prompt.token_ids),
         )
-        rollout, record = await tokens.open_turn(run_id, rollout_id, credential_digest, opening)
-        return OpenedTurn(
+        rollout, record = await tokens.begin_turn(run_id, rollout_id, credential_digest, begin)
+        return BegunTurn(
             turn=record.turn,
             prefix_ids=await matching.prefix(record.turn),
             tokens=record.tokens,
@@ -131,7 +132,7 @@ class Rollouts:
         )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
-        """Record tokens; what was refused stands as its error, as in `TokenStore.append`.
+        """Record tokens; a result is an error where an append failed, as in `TokenStore.append`.
 
         A gap fails the rollout and replaces its sample.
         """
@@ -143,83 +144,86 @@ class Rollouts:
                 num_repeated += append.tokens.num_tokens - answer.num_new
                 self._new_tokens[append.run_id] += answer.num_new
                 continue
-            self._metrics.append_refused(answer.reason)
+            self._metrics.append_failed(answer.reason)
             if answer.reason is Reason.OFFSET_GAP:
                 await self.settle(append.run_id, [append.rollout_id])
         self._metrics.appended(num_new, num_repeated)
         return answers
 
-    async def finish(self, run_id: str, closings: Sequence[Closing]) -> list[ServiceError | None]:
-        """Close rollouts for their agents and hand them to their groups. Idempotent.
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
+    ) -> list[ServiceError | None]:
+        """Finish rollouts for their agents and hand them to their groups. Idempotent.
 
-        What was refused stands as its error: NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT (TRAIN
-        without rewards), ROLLOUT_FINISHED (given up before), ALREADY_EXISTS (finished otherwise).
+        A result is an error where a rollout did not finish: NOT_FOUND, PERMISSION_DENIED,
+        INVALID_ARGUMENT (TRAIN without rewards), ROLLOUT_FINISHED (failed by the manager),
+        ALREADY_EXISTS (finished with another outcome).
 
         Raises:
             ServiceError: the store is away or full.
         """
-        answers = [await self._lacks_rewards(run_id, closing) for closing in closings]
+        answers = [await self._check_rewards(run_id, finish) for finish in finishes]
         sound = [i for i, error in enumerate(answers) if error is None]
-        closed = await self._close(run_id, [closings[i] for i in sound])
+        closed = await self._finish(run_id, [finishes[i] for i in sound])
         for index, result in zip(sound, closed, strict=True):
-            answers[index] = _refused_end(closings[index], result)
+            answers[index] = _finish_error(finishes[index], result)
         return answers
 
-    async def _lacks_rewards(self, run_id: str, closing: Closing) -> ServiceError | None:
-        if closing.outcome != Outcome():
+    async def _check_rewards(self, run_id: str, finish: RolloutFinish) -> ServiceError | None:
+        if finish.outcome != Outcome():
             return None
-        rollout = await self._store.tokens.rollout(run_id, closing.rollout_id)
+        rollout = await self._store.tokens.rollout(run_id, finish.rollout_id)
         if rollout is None:
-            return errors.refusal("UNKNOWN_ROLLOUT", closing.rollout_id)
+            return errors.store_error("UNKNOWN_ROLLOUT", finish.rollout_id)
         return errors.no_rewards() if rollout.purpose is Purpose.TRAIN else None
 
-    async def _close(
-        self, run_id: str, closings: Sequence[Closing]
+    async def _finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        leased = {c.rollout_id for c in closings if SlotName.parse(c.rollout_id) is not None}
+        leased = {c.rollout_id for c in finishes if SlotName.parse(c.rollout_id) is not None}
         if leased:
-            await self._store.runs.announce(run_id, sorted(leased))
-        closed = await self._store.tokens.close(run_id, closings)
-        # Not the caller's to close: their marks would stay. (A mark that another call relies on is
-        # not missed for long: the lease of its rollout runs out.)
-        strange = [
-            closing.rollout_id
-            for closing, result in zip(closings, closed, strict=True)
-            if isinstance(result, ServiceError) and result.reason in _STRANGE
+            await self._store.runs.add_outbox_marks(run_id, sorted(leased))
+        closed = await self._store.tokens.finish(run_id, finishes)
+        # These were not finished by this call: remove their marks. (If another call relied on a
+        # mark, the rollout is settled when its lease expires.)
+        foreign = [
+            finish.rollout_id
+            for finish, result in zip(finishes, closed, strict=True)
+            if isinstance(result, ServiceError) and result.reason in _NOT_OWNED
         ]
-        if strange:
-            await self._store.runs.retract(run_id, strange)
-        await self.settle_closed(
+        if foreign:
+            await self._store.runs.remove_outbox_marks(run_id, foreign)
+        await self.settle_finished(
             run_id,
             [r for r in closed if not isinstance(r, ServiceError) and r[0].rollout_id in leased],
         )
         return closed
 
-    async def give_up(self, run_id: str, rollout_ids: Sequence[str], outcome: Outcome) -> None:
-        """Close leased rollouts that their agents left, if they still run, and settle them."""
-        closings = [
-            Closing(rollout_id=name, credential_digest=None, outcome=outcome)
+    async def fail(self, run_id: str, rollout_ids: Sequence[str], outcome: Outcome) -> None:
+        """Fail leased rollouts that their agents left, if they still run, and settle them."""
+        finishes = [
+            RolloutFinish(rollout_id=name, credential_digest=None, outcome=outcome)
             for name in rollout_ids
         ]
-        results = await self._store.tokens.close(run_id, closings)
-        refused = [result for result in results if isinstance(result, ServiceError)]
+        results = await self._store.tokens.finish(run_id, finishes)
+        errors = [result for result in results if isinstance(result, ServiceError)]
         closed = [result for result in results if not isinstance(result, ServiceError)]
-        await self.settle_closed(run_id, closed)
-        if refused:
-            raise refused[0]
+        await self.settle_finished(run_id, closed)
+        if errors:
+            raise errors[0]
 
     async def complete(self, run_id: str, rollout_id: str, nonce: str) -> None:
-        """Take the agent's lease back; an unfinished rollout fails and is replaced. Idempotent."""
+        """End the agent's lease; an unfinished rollout fails and is replaced. Idempotent."""
         held = await self._store.runs.extend_tasks(run_id, [(rollout_id, nonce)])
         if held[0]:
-            await self.give_up(run_id, [rollout_id], ABANDONED)
+            await self.fail(run_id, [rollout_id], ABANDONED)
 
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> None:
-        """Store closed rollouts of admitted groups and settle them, in order. Idempotent."""
-        for start in range(0, len(recorded), _RECORDED_AT_ONCE):
-            await self._record(run_id, recorded[start : start + _RECORDED_AT_ONCE])
+        """Store finished rollouts of admitted groups and settle them, in order. Idempotent."""
+        for start in range(0, len(recorded), _RECORD_BATCH):
+            await self._record(run_id, recorded[start : start + _RECORD_BATCH])
 
     async def _record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
@@ -233,29 +237,31 @@ class Rollouts:
         )
         self._metrics.appended(num_new, 0)
         self._new_tokens[run_id] += num_new
-        await self.settle_closed(run_id, recorded)
+        await self.settle_finished(run_id, recorded)
 
     async def settle(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """Tell the groups of those rollouts that have ended how they did. Idempotent."""
+        """Apply those of the rollouts that have finished to their groups. Idempotent."""
         found = await self._store.tokens.read(run_id, rollout_ids, spans_only=True)
         ended = [pair for pair in found if pair and pair[0].state is not RolloutState.RUNNING]
-        await self.settle_closed(run_id, ended)
+        await self.settle_finished(run_id, ended)
 
-    async def settle_closed(
+    async def settle_finished(
         self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> None:
-        """Tell the groups of closed rollouts how these ended. Idempotent."""
+        """Apply finished rollouts to their groups. Idempotent."""
         if not closed:
             return
         config = await self._store.runs.config(run_id)
-        facts = [sample_builder.settlement(*pair, config.zero_variance_reward) for pair in closed]
+        facts = [
+            sample_builder.rollout_result(*pair, config.zero_variance_reward) for pair in closed
+        ]
         for settled in await self._store.runs.settle(run_id, facts):
             if settled.effect is not Effect.IGNORED:
                 self._metrics.settled(settled)
 
     async def _count_tokens(self, run_id: str) -> None:
-        """Add what was appended lately to the run's own count."""
-        # Taken before the call: several sweeps of a run may be under way.
+        """Add the tokens appended since the last sweep to the run's count."""
+        # Popped before the call: sweeps of a run may be concurrent.
         num_new = self._new_tokens.pop(run_id, 0)
         try:
             if num_new:
@@ -265,27 +271,27 @@ class Rollouts:
             raise
 
     async def sweep(self, run_id: str) -> int:
-        """Give up rollouts whose lease is over, settle what is closed; return how many."""
+        """Fail rollouts whose lease has ended, settle marked ones; return how many."""
         await self._count_tokens(run_id)
         lost = await self._store.runs.expired(run_id, _SWEEP_BATCH)
         for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
             names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
-            await self.give_up(run_id, names, outcome)
+            await self.fail(run_id, names, outcome)
             self._metrics.leases("surplus" if surplus else "expired", len(names))
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
         await self.settle(run_id, unsettled)
         return len(lost) + len(unsettled)
 
 
-def _refused_end(
-    closing: Closing, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
+def _finish_error(
+    finish: RolloutFinish, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
 ) -> ServiceError | None:
-    """Why a rollout did not end as its agent says; None: it did."""
+    """Why a rollout did not finish as requested; None: it did."""
     if isinstance(closed, ServiceError):
         return closed
     outcome = closed[0].outcome
-    if outcome == closing.outcome:
+    if outcome == finish.outcome:
         return None
-    if outcome.failure_class in _GIVEN_UP:
-        return errors.closed_rollout(closing.rollout_id, outcome.failure_message)
-    return errors.refusal("OTHER_ROLLOUT", closing.rollout_id)
+    if outcome.failure_class in _MANAGER_FAILURES:
+        return errors.finished_rollout(finish.rollout_id, outcome.failure_message)
+    return errors.store_error("OTHER_ROLLOUT", finish.rollout_id)

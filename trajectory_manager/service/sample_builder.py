@@ -1,7 +1,7 @@
-"""From closed rollouts to what the trainer gets: linear samples with a loss mask.
+"""Linear samples with a loss mask, built from finished rollouts.
 
 A sample is one root-to-leaf path of the prefix tree. A policy token is trainable in exactly one
-sample: the first leaf that runs through it. Masking by staleness happens here, against the base
+sample: the first whose path contains it. Masking by staleness happens here, against the base
 version that the step ledger keeps, so that a repeated step yields identical samples.
 """
 
@@ -14,16 +14,16 @@ from trajectory_manager.model.prefix_tree import PrefixTree, SamplePlan
 from trajectory_manager.model.records import (
     FailureClass,
     Rollout,
+    RolloutResult,
     RolloutState,
     RunConfig,
-    Settlement,
     StalenessPolicy,
 )
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import Span, Tokens, TurnRecord, cut_spans, joined
 from trajectory_manager.store.interface import TokenStore
 
-_ROLLOUTS_AT_ONCE = 8
+_READ_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +59,21 @@ def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
     return f"{rollout_id}#{leaf_turn_id}"
 
 
-def settlement(rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str) -> Settlement:
-    """What the group of a closed `rollout` must know; one without trainable tokens failed."""
+def rollout_result(
+    rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str
+) -> RolloutResult:
+    """The result of a finished `rollout` for its group; without trainable tokens it failed."""
     outcome = rollout.outcome
     if rollout.state is not RolloutState.FINISHED:
         message = f"{outcome.failure_class.name}: {outcome.failure_message}"
-        return Settlement(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
+        return RolloutResult(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
     spans = {record.turn.turn_id: record.tokens.spans for record in turns}
     plans = list(_tree(turns).sample_plans(spans))
     versions = [
         part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
     ]
     rewards = {r.name: r.value for r in outcome.rewards if not r.turn_id}
-    return Settlement(
+    return RolloutResult(
         rollout_id=rollout.rollout_id,
         finished=bool(plans) or outcome.failure_class is FailureClass.POLICY,
         reward=rewards.get(reward_name),
@@ -87,17 +89,17 @@ async def build(
     tokens: TokenStore, run_id: str, config: RunConfig, lease: StepLease
 ) -> AsyncIterator[Sample]:
     """The samples of a leased step, in the ledger's order."""
-    wanted = set(lease.sample_ids)
+    leased = set(lease.sample_ids)
     rollout_ids = list(dict.fromkeys(name.rpartition("#")[0] for name in lease.sample_ids))
     base = lease.base_weight_version
     masks = config.staleness_policy is StalenessPolicy.MASK
     oldest = base - config.max_staleness if masks else None
-    for start in range(0, len(rollout_ids), _ROLLOUTS_AT_ONCE):
-        # A few at a time: appends must not wait behind a whole step.
-        for found in await tokens.read(run_id, rollout_ids[start : start + _ROLLOUTS_AT_ONCE]):
+    for start in range(0, len(rollout_ids), _READ_BATCH):
+        # In small batches, so that appends do not wait behind a whole step.
+        for found in await tokens.read(run_id, rollout_ids[start : start + _READ_BATCH]):
             assert found is not None, "a leased sample has a rollout"
             for sample in of_rollout(*found, base, oldest):
-                if sample.sample_id in wanted:
+                if sample.sample_id in leased:
                     yield sample
 
 
@@ -109,8 +111,8 @@ def of_rollout(
     Args:
         rollout: its header.
         turns: its turns in the order they began.
-        base: version that stands for a sample without trainable tokens.
-        oldest: tokens of older versions are not trained; None: all are.
+        base: version of a sample without trainable tokens.
+        oldest: oldest version to train; None: all.
     """
     stored = {record.turn.turn_id: record for record in turns}
     spans = {name: record.tokens.spans for name, record in stored.items()}
@@ -130,7 +132,7 @@ def of_rollout(
                 ),
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
-                temperature=stored[plan.leaf_turn_id].turn.opening.temperature,
+                temperature=stored[plan.leaf_turn_id].turn.begin.temperature,
             )
         )
     return samples

@@ -1,4 +1,4 @@
-"""How a step is cut into shards for the ranks of a trainer."""
+"""The partition of a step into shards for the ranks of a trainer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def cut(num_tokens: Sequence[int], num_shards: int) -> list[int]:
     """The shard of each sample: the longest first, each into the shard with the fewest tokens.
 
-    Always the same for the same lengths. No shard holds more than the mean of all shards and the
+    Deterministic. No shard holds more than the mean of all shards and the
     longest sample together (Graham 1969).
     """
     loads, shards = [0] * num_shards, [0] * len(num_tokens)

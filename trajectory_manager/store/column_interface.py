@@ -1,10 +1,10 @@
-"""What a store must do for columns: values that consumers other than the trainer compute.
+"""ColumnStore: values of samples that consumers other than the trainer compute.
 
-Rows are samples, columns the run's required_columns. A cell moves QUEUED -> LEASED -> WRITTEN; a
-lease that runs out gives it back. Cells exist while their group waits for columns: with the last
-one written the group is ready and its cells are gone, so that nothing has to be cleaned up later.
-Values live with the rollout. They carry the epoch of their lease, and a newer one overwrites what
-an older lease left without completing it.
+Rows are samples, columns the run's required_columns. A cell moves QUEUED -> LEASED -> WRITTEN; an
+expired lease queues it again. Cells exist while their group waits for columns: when the
+last one is written the group is ready and its cells are deleted.
+Values live with the rollout. They carry the epoch of their lease, and a newer lease
+overwrites what an older one left incomplete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ColumnLease:
     sample_ids: tuple[str, ...]
     """In the order their groups completed."""
     epoch: int
-    """Fencing number; proves the lease."""
+    """Fencing number of the lease."""
     seconds: float
     """Life of the lease."""
 
@@ -44,7 +44,7 @@ class SampleColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsWritten:
-    """The answer to written cells."""
+    """The result of completing cells."""
 
     num_written: int
     """Cells that were new."""
@@ -67,7 +67,7 @@ class ColumnStore(Protocol):
         """Those of `sample_ids` whose cell is leased under `epoch`; the others are written.
 
         Raises:
-            ServiceError: LEASE_EXPIRED for a cell that is queued, or that another lease took.
+            ServiceError: LEASE_EXPIRED for a queued cell, or one under another lease.
         """
         ...
 
@@ -79,7 +79,7 @@ class ColumnStore(Protocol):
         Atomic for each sample; an error may leave some of them stored.
 
         Raises:
-            ServiceError: LEASE_EXPIRED (a newer lease was here), ALREADY_EXISTS (other values
+            ServiceError: LEASE_EXPIRED (a newer lease wrote), ALREADY_EXISTS (other values
                 under the same lease), NOT_FOUND (the rollout).
         """
         ...
@@ -89,7 +89,7 @@ class ColumnStore(Protocol):
     ) -> ColumnsWritten:
         """Mark cells whose values are stored as written, all or none. Idempotent.
 
-        Cells of a group that is ready by now are gone, and are skipped.
+        Cells of a group that is ready are deleted already, and skipped.
 
         Raises:
             ServiceError: LEASE_EXPIRED for a cell that `epoch` does not hold.

@@ -1,4 +1,4 @@
-"""Every way a store says no, once for all stores: a name and its facts become an error."""
+"""The errors of a store by name, for the Lua scripts and every other implementation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAP_RETRY_SECONDS = 5.0
 
 
 def unknown_run(run_id: str) -> ServiceError:
-    """NOT_FOUND for a run nobody created."""
+    """NOT_FOUND for a run that was never created."""
     message = f"run {run_id!r} does not exist: create it with TrajectoryService.CreateRun first"
     metadata = {"what": "run", "name": run_id}
     return ServiceError(grpc.StatusCode.NOT_FOUND, Reason.NOT_FOUND, message, metadata=metadata)
@@ -40,28 +40,28 @@ def gap(turn_id: str, offset: str, stored: str) -> ServiceError:
     )
 
 
-def closed_rollout(rollout_id: str, state: str) -> ServiceError:
-    """FAILED_PRECONDITION: the rollout takes nothing more."""
-    message = f"rollout {rollout_id!r} is closed ({state})"
+def finished_rollout(rollout_id: str, state: str) -> ServiceError:
+    """FAILED_PRECONDITION: the rollout has finished."""
+    message = f"rollout {rollout_id!r} has finished ({state})"
     return failed_precondition(Reason.ROLLOUT_FINISHED, message)
 
 
-def closed_turn(turn_id: str) -> ServiceError:
-    """FAILED_PRECONDITION: the turn takes nothing more."""
-    return failed_precondition(Reason.TURN_FINISHED, f"turn {turn_id!r} is finished")
+def ended_turn(turn_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: the turn has ended."""
+    return failed_precondition(Reason.TURN_FINISHED, f"turn {turn_id!r} has ended")
 
 
 def lost_lease(rollout_id: str) -> ServiceError:
-    """FAILED_PRECONDITION: the lease expired, was completed, was not needed or was never given."""
+    """FAILED_PRECONDITION: the lease expired, was completed, is surplus or never existed."""
     message = (
-        f"the lease of rollout {rollout_id!r} is gone: its sample is replaced, or its group needs "
-        "it no more; lease a new task"
+        f"the lease of rollout {rollout_id!r} has ended: its sample was replaced, or its group "
+        "does not need it any more; lease a new task"
     )
     return failed_precondition(Reason.LEASE_EXPIRED, message)
 
 
 def lost_column(column: str, sample_id: str) -> ServiceError:
-    """FAILED_PRECONDITION: the cell is not leased, or to somebody else."""
+    """FAILED_PRECONDITION: the cell is not leased, or to another caller."""
     message = (
         f"column {column!r} of sample {sample_id!r} is not leased to this caller any more: drop "
         "the values and lease again"
@@ -76,7 +76,7 @@ def full_queue(num_new: str, num_free: str) -> ServiceError:
 
 
 def full_run(run_id: str, num_stored: str, cap: str) -> ServiceError:
-    """RESOURCE_EXHAUSTED: tasks wait, and only the run's token cap keeps them out."""
+    """RESOURCE_EXHAUSTED: only max_stored_tokens keeps queued tasks out."""
     message = (
         f"run {run_id!r} stores {num_stored} tokens, more than its max_stored_tokens, {cap}: no "
         "group starts until some are deleted (by retention_steps or DeleteTrajectories)"
@@ -85,7 +85,7 @@ def full_run(run_id: str, num_stored: str, cap: str) -> ServiceError:
 
 
 def closed_admission(num_new: str, num_free: str) -> ServiceError:
-    """RESOURCE_EXHAUSTED: the trainer has as much waiting as its staleness allows."""
+    """RESOURCE_EXHAUSTED: as many groups are outstanding as max_staleness allows."""
     message = (
         f"admission takes {num_free} more groups, not {num_new}: it opens when the trainer leases "
         "a step, and when it waits for the next one"
@@ -100,22 +100,22 @@ def step_order(step: str, expected: str) -> ServiceError:
 
 
 def open_step(step: str, still_open: str) -> ServiceError:
-    """FAILED_PRECONDITION: a step that samples still stream into is neither passed nor done."""
+    """FAILED_PRECONDITION: an open step can neither be skipped nor committed."""
     message = (
-        f"step {step}: step {still_open} is open, it was leased with `streaming`: lease it to its "
-        "end, or once without"
+        f"step {step}: step {still_open} is open, it was leased with `streaming`: lease it until "
+        "it is complete, or once without streaming"
     )
     return failed_precondition(Reason.STEP_OUT_OF_ORDER, message)
 
 
 def streamed_shards(num_shards: str) -> ServiceError:
     """INVALID_ARGUMENT: shards are balanced by the length of all samples."""
-    cure = "0 or 1 with streaming: a step is cut into shards when it is whole"
+    cure = "0 or 1 with streaming: a step is cut into shards when it is complete"
     return invalid_argument("num_shards", int(num_shards), cure)
 
 
 def too_many_groups(num_groups: str, bound: str) -> ServiceError:
-    """INVALID_ARGUMENT: admission would never let that many groups wait."""
+    """INVALID_ARGUMENT: admission never lets that many groups wait."""
     cure = (
         f"at most {bound}: groups_per_step * (max_staleness + 1), and fifo_window if there is one"
     )
@@ -123,30 +123,30 @@ def too_many_groups(num_groups: str, bound: str) -> ServiceError:
 
 
 def minimum_above(min_groups: str, num_groups: str) -> ServiceError:
-    """INVALID_ARGUMENT: a part of a batch is no larger than the batch."""
-    cure = f"at most {num_groups}, the groups that the step asks for"
+    """INVALID_ARGUMENT: min_groups exceeds num_groups."""
+    cure = f"at most {num_groups}, the groups that the step requests"
     return invalid_argument("min_groups", int(min_groups), cure)
 
 
 def other_shards(step: str, stored: str, given: str) -> ServiceError:
-    """INVALID_ARGUMENT: the first lease of a step decides how it is cut."""
-    cure = f"{stored}, into which the first lease of step {step} cut it"
+    """INVALID_ARGUMENT: the first lease of a step fixes its number of shards."""
+    cure = f"{stored}, as in the first lease of step {step}"
     return invalid_argument("num_shards", int(given), cure)
 
 
 def pinned_training(version: int) -> ServiceError:
-    """INVALID_ARGUMENT: what is trained must come from the newest weights."""
+    """INVALID_ARGUMENT: only EVAL rollouts may pin a weight version."""
     cure = "absent: the leased task is for TRAIN, only EVAL is pinned"
     return invalid_argument("pinned_weight_version", version, cure)
 
 
 def no_rewards() -> ServiceError:
-    """INVALID_ARGUMENT: a TRAIN rollout that says nothing about how it went."""
+    """INVALID_ARGUMENT: a TRAIN rollout with neither rewards nor a failure."""
     cure = "a TRAIN rollout finishes with rewards or a failure_class"
     return invalid_argument("rewards", [], cure)
 
 
-REFUSALS: dict[str, Callable[..., ServiceError]] = {
+ERRORS: dict[str, Callable[..., ServiceError]] = {
     "UNKNOWN_RUN": unknown_run,
     "UNKNOWN_ROLLOUT": lambda name: not_found("rollout", name),
     "UNKNOWN_TURN": lambda name: not_found("turn", name),
@@ -157,11 +157,11 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
     "OTHER_ROLLOUT": lambda name: already_exists("rollout", name),
     "OTHER_PROMPT": lambda name: already_exists("turn", name),
     "OTHER_TOKENS": lambda name, offset: already_exists("token of turn", f"{name}[{offset}]"),
-    "OTHER_FINISH": lambda name: already_exists("end of turn", name),
+    "OTHER_END": lambda name: already_exists("end of turn", name),
     "OTHER_TASK": lambda name: already_exists("task", name),
     "GAP": gap,
-    "CLOSED_ROLLOUT": lambda name, state: closed_rollout(name, RolloutState(int(state)).name),
-    "CLOSED_TURN": closed_turn,
+    "FINISHED_ROLLOUT": lambda name, state: finished_rollout(name, RolloutState(int(state)).name),
+    "ENDED_TURN": ended_turn,
     "LOST_LEASE": lost_lease,
     "LOST_COLUMN": lost_column,
     "OTHER_COLUMN": lambda name, sample_id: already_exists(f"column {name!r} of", sample_id),
@@ -177,22 +177,22 @@ REFUSALS: dict[str, Callable[..., ServiceError]] = {
 }
 
 
-def refusal(tag: str, *facts: object) -> ServiceError:
-    """The error named `tag`, as the Lua scripts and the in-memory store both say it."""
-    return REFUSALS[tag](*(str(fact) for fact in facts))
+def store_error(name: str, *facts: object) -> ServiceError:
+    """The error named `name` of ERRORS."""
+    return ERRORS[name](*(str(fact) for fact in facts))
 
 
-def accepted(reply: list[Any]) -> list[Any]:
-    """What a Lua script answered after "ok".
+def unwrap(reply: list[Any]) -> list[Any]:
+    """What a Lua script returned after "ok".
 
     Raises:
-        ServiceError: it answered "refused" with a tag and its facts.
+        ServiceError: it returned "error" with a name and facts.
     """
-    if reply[0] == b"refused":
-        raise refused(reply)
+    if reply[0] == b"error":
+        raise reply_error(reply)
     return reply[1:]
 
 
-def refused(reply: list[Any]) -> ServiceError:
-    """The refusal that a Lua script answered."""
-    return refusal(*(fact.decode() for fact in reply[1:]))
+def reply_error(reply: list[Any]) -> ServiceError:
+    """The error that a Lua script returned."""
+    return store_error(*(fact.decode() for fact in reply[1:]))

@@ -1,7 +1,7 @@
 """What a store must do. Each method is one atomic step; what takes more is in `rollouts.py`.
 
-Tokens live with their rollout, everything that orders or counts lives with its run. Refusals are
-`ServiceError`s from `refusals.py`; a store that cannot be reached raises UNAVAILABLE. The store's
+Tokens live with their rollout, everything that orders or counts lives with its run. Errors are
+the `ServiceError`s of `errors.py`; an unreachable store raises UNAVAILABLE. The store's
 own clock decides about leases.
 """
 
@@ -15,43 +15,43 @@ from services.chassis.errors import ServiceError
 from trajectory_manager.model.records import (
     DeadLetter,
     Durability,
-    Leased,
     LostLease,
     Purpose,
     Rollout,
+    RolloutResult,
     RunConfig,
-    Settled,
-    Settlement,
+    SettleResult,
     Submitted,
     Task,
+    TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
 from trajectory_manager.store.column_interface import ColumnStore
 from trajectory_manager.store.retention_interface import RetentionStore
 
-# A group whose samples failed more often than this is given up: something is wrong with its task.
+# Failed samples after which a group is discarded: its task is probably broken.
 MAX_REPLACEMENTS = 10
 
-# Dead letters kept per run; the oldest leave first.
+# Dead letters kept per run; the oldest are dropped first.
 MAX_DEAD_LETTERS = 10_000
 
 
 class TokenStore(Protocol):
     """The record of each rollout: header, turns, tokens."""
 
-    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+    async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
         """Create the record. Idempotent; with a lease the credential may change before any turn.
 
         Raises:
@@ -59,12 +59,12 @@ class TokenStore(Protocol):
         """
         ...
 
-    async def open_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    async def begin_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
-        """Create the turn or take it over; a finished turn is only returned, with what it has.
+        """Create the turn or take it over; an ended turn is only returned, with its tokens.
 
-        The same attempt keeps its epoch, another gets the next; a restart of the store ends all.
+        The same attempt keeps its epoch, another gets the next; a restart of the store fences all.
 
         Raises:
             ServiceError: NOT_FOUND, PERMISSION_DENIED, ROLLOUT_FINISHED, ALREADY_EXISTS (prompt).
@@ -72,21 +72,21 @@ class TokenStore(Protocol):
         ...
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
-        """Do each of `appends` by itself, in order; an error stands where one was refused.
+        """Execute `appends` independently, in order; a result is an error where one failed.
 
-        What follows a refused append of its turn would leave a gap, and is refused with it.
+        Appends after a failed one of the same turn would leave a gap and get the same error.
         Idempotent. Errors: NOT_FOUND, STALE_EPOCH, ROLLOUT_FINISHED, TURN_FINISHED, ALREADY_EXISTS
         (the overlap or the end differs), OFFSET_GAP (which has failed the rollout as
-        INFRASTRUCTURE), and those of a store that is away or full.
+        INFRASTRUCTURE), and those of an unavailable or full store.
         """
         ...
 
-    async def close(
-        self, run_id: str, closings: Sequence[Closing]
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        """Close each rollout if it runs; answer it with its turns' spans either way.
+        """Finish each rollout that runs; return each with the spans of its turns.
 
-        Errors: NOT_FOUND, PERMISSION_DENIED, and those of a store that is away or full.
+        Errors: NOT_FOUND, PERMISSION_DENIED, and those of an unavailable or full store.
         """
         ...
 
@@ -98,12 +98,12 @@ class TokenStore(Protocol):
         """All turns in the order they began."""
         ...
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """The turn that began last, with its tokens; None if there is none."""
         ...
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
-        """What each turn added.
+        """The own tokens of each turn.
 
         Raises:
             ServiceError: NOT_FOUND, of the rollout or of a turn.
@@ -113,13 +113,13 @@ class TokenStore(Protocol):
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
     ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
-        """Each rollout with its turns in the order they began, as of one moment; None: unknown."""
+        """Each rollout with its turns in the order they began, as one snapshot; None: unknown."""
         ...
 
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> list[bool]:
-        """Store whole closed rollouts; False for one that is there already. Idempotent.
+        """Store whole finished rollouts; False for those stored before. Idempotent.
 
         Raises:
             ServiceError: ALREADY_EXISTS with other content.
@@ -131,11 +131,11 @@ class RunStore(Protocol):
     """Tasks, groups, leases and admission of each run; NOT_FOUND for one not created."""
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
-        """Create the run; None if that happened, else the config that is there already."""
+        """Create the run; None if it was created, else the existing config."""
         ...
 
     async def run_ids(self) -> list[str]:
-        """All runs."""
+        """The names of all runs."""
         ...
 
     async def config(self, run_id: str) -> RunConfig:
@@ -143,7 +143,7 @@ class RunStore(Protocol):
         ...
 
     async def version(self, run_id: str, topic: Topic) -> int:
-        """A number that changes whenever a waiting call of `topic` should look again."""
+        """A number that changes whenever a long poll of `topic` must attempt again."""
         ...
 
     async def submit(self, run_id: str, tasks: Sequence[Task], max_queued: int) -> Submitted:
@@ -159,10 +159,10 @@ class RunStore(Protocol):
     ) -> TaskLease | None:
         """Lease one open slot, admitting a group if none is open; earlier purposes first.
 
-        Admission: admitted - discarded - leased to a step <= `RunConfig.max_outstanding_groups`. A
-        group knows from its place with which weights it must be sampled: `Leased`.
-        Beyond max_stored_tokens no TRAIN group is admitted, except those that the next step needs
-        if its commit lets retention free tokens.
+        Admission: admitted - discarded - leased to a step <= `RunConfig.max_outstanding_groups`.
+        The position of a group determines its required weight version: `TaskContext`.
+        Beyond max_stored_tokens no TRAIN group is admitted, except those of the next step if its
+        commit lets retention free tokens.
         A TRAIN group has num_samples + num_extra_samples slots.
 
         Raises:
@@ -173,7 +173,7 @@ class RunStore(Protocol):
     async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
         """Admit groups whose rollouts, each the first attempt of its slot, are recorded; or none.
 
-        The slots are leased until they are settled; `num_free` is what admission still lets in.
+        The slots are leased until they are settled; `num_free` is how many more are admissible.
 
         Raises:
             ServiceError: RESOURCE_EXHAUSTED, ALREADY_EXISTS (same task_id, other task).
@@ -184,8 +184,10 @@ class RunStore(Protocol):
         """Extend each lease (rollout_id, nonce); False for those that are gone."""
         ...
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
-        """List the rollout in its run; with a nonce check its lease first and tell of its task.
+    async def register_rollout(
+        self, run_id: str, rollout_id: str, nonce: str | None
+    ) -> TaskContext | None:
+        """Add the rollout to its run; with a nonce, check its lease and return its task context.
 
         Raises:
             ServiceError: LEASE_EXPIRED.
@@ -193,15 +195,15 @@ class RunStore(Protocol):
         ...
 
     async def listed(self, run_id: str, start: int, limit: int) -> list[str]:
-        """Rollouts in the order they were enlisted, from position `start`."""
+        """Rollouts in the order they were registered, from position `start`."""
         ...
 
-    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """Outbox marks: these rollouts are about to close and must be settled. Idempotent."""
+    async def add_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Mark rollouts that are about to finish and must be settled. Idempotent."""
         ...
 
-    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """Take outbox marks back: these rollouts were not closed. Idempotent."""
+    async def remove_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Remove the marks of rollouts that did not finish. Idempotent."""
         ...
 
     async def unsettled(self, run_id: str, limit: int) -> list[str]:
@@ -209,21 +211,21 @@ class RunStore(Protocol):
         ...
 
     async def expired(self, run_id: str, limit: int) -> list[LostLease]:
-        """Leases that have run out or that their group ended, and that are not settled."""
+        """Leases that expired or that their group ended, of rollouts that are not settled."""
         ...
 
-    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
-        """Tell groups about closed rollouts, in order; clear their marks and leases. Idempotent.
+    async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
+        """Apply finished rollouts to their groups, in order; remove marks and leases. Idempotent.
 
         A failed sample opens its slot again outside admission. A group is complete with its first
-        num_samples: leases of the others end, and nothing they do counts any more. A complete group
-        passes the zero-variance filter and becomes ready. A discarded one returns its capacity and
-        is a dead letter.
+        num_samples: the leases of its other slots end and their rollouts do not count. A complete
+        group passes the zero-variance filter and becomes ready. A discarded one frees its capacity
+        and is a dead letter.
         """
         ...
 
     async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
-        """Groups that left without being trained, oldest first, from position `start`."""
+        """Groups that were discarded, oldest first, from position `start`."""
         ...
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
@@ -231,24 +233,24 @@ class RunStore(Protocol):
         ...
 
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
-        """Count tokens of the run that were stored (or deleted, if negative) since last time."""
+        """Add `delta` to the count of stored tokens; negative after a deletion."""
         ...
 
-    async def readiness(self, run_id: str) -> Readiness:
+    async def run_counts(self, run_id: str) -> RunCounts:
         """Counts of the run."""
         ...
 
 
 class LedgerStore(Protocol):
-    """What the trainer of each run was given: steps, epochs, commits."""
+    """The step ledger of each run: steps, epochs, commits."""
 
     async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
         """Make `trainer_id` the trainer, `step` the committed one.
 
-        Entries up to `step` are consumed. Later ones stay while they follow on it without a hole;
-        after a restore to an earlier step they do not, and their groups return to the queue's head.
-        The first that was leased by max_deliveries trainers goes to the dead letters when another
-        one comes, and those after it return to the queue's head too.
+        Entries up to `step` are consumed. Later ones stay if they follow it without a gap;
+        after a restore to an earlier step their groups return to the head of the queue.
+        The first that was leased by max_deliveries trainers becomes dead letters when another
+        trainer reconciles, and later ones return to the head of the queue.
 
         Raises:
             ServiceError: STALE_EPOCH for a trainer that was replaced before.
@@ -268,15 +270,15 @@ class LedgerStore(Protocol):
     ) -> LeaseAttempt:
         """The ledger entry of `step`, written now if enough fresh groups are ready.
 
-        It takes `num_groups` (0: groups_per_step), or what there is of at least `min_groups` (0: as
-        many). A repeated step is what it was, however much is asked for. With `streaming` any group
-        is enough for an open entry, which takes more whenever it is asked for, until it has enough;
-        the base version stays that of the first time.
-        An open entry opens no admission: what was sampled meanwhile would be older than it need be.
-        Groups go in the order they were completed. With a fifo_window only those do that are among
-        the first so many, by admission, that no step has; a step that cannot be filled then waits
-        for one of these, which still runs. Groups beyond max_staleness become dead letters.
-        Replayed groups are drawn now too, outside admission and staleness.
+        It takes `num_groups` (0: groups_per_step), or what is ready of at least `min_groups` (0:
+        the same). A repeated step returns the same entry. With `streaming` any group suffices for
+        an open entry, which grows with each call until it is complete; the base version stays that
+        of the first call. An open entry does not reopen admission: groups admitted now would be
+        sampled with older weights than necessary.
+        Groups go in the order they were completed. With a fifo_window only the first `fifo_window`
+        unleased groups by admission are eligible; a step that lacks groups waits for a running one
+        of these. Groups beyond max_staleness become dead letters. Replayed groups are drawn when
+        the entry is complete, outside admission and staleness.
 
         Raises:
             ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER (also after an open step),
@@ -287,9 +289,10 @@ class LedgerStore(Protocol):
     async def await_step(
         self, run_id: str, epoch: int, step: int, base_weight_version: int
     ) -> None:
-        """The trainer waits for `step`, which starts from these weights: admission counts from it.
+        """Record that the trainer waits for `step`, which starts from these weights.
 
-        Admission then counts on being told so after each step. No effect for a step that is leased.
+        Admission counts from it, and relies on this report after each step from then on. No
+        effect for a leased step.
 
         Raises:
             ServiceError: STALE_EPOCH.
@@ -301,19 +304,15 @@ class LedgerStore(Protocol):
         ...
 
     async def commit(self, run_id: str, epoch: int, step: int) -> int:
-        """Consume all entries up to `step` for good; return how many samples it covered.
+        """Commit all entries up to `step`; return how many samples that covered.
 
         Raises:
             ServiceError: STALE_EPOCH, NOT_FOUND, STEP_OUT_OF_ORDER (an open step).
         """
         ...
 
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
-        """Give the newest uncommitted step's groups back to the queue's head. Idempotent."""
-        ...
-
     async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
-        """What a publish of `weight_version` would make too old; time counts from the first ask.
+        """What a publish of `weight_version` would make too old; the wait starts at the first call.
 
         Raises:
             ServiceError: STALE_EPOCH.
@@ -321,26 +320,26 @@ class LedgerStore(Protocol):
         ...
 
     async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
-        """The step that trained each rollout and is committed; 0: none."""
+        """The committed step that trained each rollout; 0: none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """A store: its parts and what its acknowledgements survive."""
+    """The parts of a store, and its durability."""
 
     tokens: TokenStore
-    """Rollouts."""
+    """Record of rollouts."""
     runs: RunStore
-    """Runs."""
+    """Tasks, groups and leases."""
     ledger: LedgerStore
-    """Steps of the trainer."""
+    """Step ledger."""
     columns: ColumnStore
-    """What other consumers compute."""
+    """Columns."""
     retention: RetentionStore
-    """What is deleted."""
+    """Deletion."""
     durability: Durability
-    """The strongest class a run may ask for."""
+    """The strongest class a run may require."""
     ready: Callable[[], Awaitable[bool]]
     """Whether it answers."""
 

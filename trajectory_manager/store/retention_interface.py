@@ -1,4 +1,4 @@
-"""What a store must do to forget what nobody needs any more."""
+"""RetentionStore: deletion of rollouts and of the records of their groups."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trajectory_manager.model.records import SlotName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedGroup:
-    """A group that was committed or died, and how many rollouts were made for it."""
+    """A group that was committed or became a dead letter."""
 
     task_id: str
     """Its name."""
     attempts: tuple[int, ...]
-    """Rollouts that each of its samples took."""
+    """Newest attempt of each slot."""
 
     @property
     def rollout_ids(self) -> list[str]:
-        """Every rollout that was made for it, whatever became of it."""
+        """All rollouts of the group, with any outcome."""
         return [
             str(SlotName(self.task_id, slot, attempt))
             for slot, newest in enumerate(self.attempts)
@@ -30,21 +30,21 @@ class EndedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What became of one rollout that was to be deleted."""
+    """The result of deleting one rollout."""
 
     existed: bool
-    """False: there was none."""
+    """Whether it existed."""
     running: bool = False
-    """True: it runs, and stays."""
+    """Whether it runs and was kept."""
     num_tokens: int = 0
-    """Tokens that are gone."""
+    """Tokens that were deleted."""
 
 
 class RetentionStore(Protocol):
     """Deletes rollouts, and the record of the groups they were made for."""
 
     async def needed(self, run_id: str, rollout_ids: Sequence[str]) -> set[str]:
-        """Those whose group is not trained yet or may be replayed, or whose end is not settled.
+        """Those whose group is uncommitted or may be replayed, or that are not settled.
 
         Raises:
             ServiceError: NOT_FOUND (run).
@@ -52,7 +52,7 @@ class RetentionStore(Protocol):
         ...
 
     async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
-        """Delete closed rollouts, with their columns; each is one atomic step. Idempotent."""
+        """Delete finished rollouts with their columns, each atomically. Idempotent."""
         ...
 
     async def due(self, run_id: str, limit: int) -> list[EndedGroup]:

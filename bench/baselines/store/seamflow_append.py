@@ -33,6 +33,7 @@ from bench.baselines.store.workload import (
     make_trajectories,
     write_segments,
 )
+from bench.harness.store_calls import send_async
 from rollout.gateway.record.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -99,16 +100,15 @@ async def open_turns(channel: grpc.aio.Channel, number: int) -> list[_OpenTurn]:
 async def _open_turn(channel: grpc.aio.Channel, tasks: TaskServiceAsyncStub) -> _OpenTurn:
     store = async_stub(TrajectoryServiceStub, channel)
     lease = await tasks.LeaseTask(task_service_pb2.LeaseTaskRequest(run_id=RUN_ID))
-    await store.StartRollout(
-        pb.StartRolloutRequest(
-            run_id=RUN_ID,
-            rollout_id=lease.rollout_id,
-            lease_token=lease.lease_token,
-            purpose=tokens_pb2.PURPOSE_TRAIN,
-            credential_digest=CREDENTIAL,
-        )
+    start = pb.NewRollout(
+        run_id=RUN_ID,
+        rollout_id=lease.rollout_id,
+        lease_token=lease.lease_token,
+        purpose=tokens_pb2.PURPOSE_TRAIN,
+        credential_digest=CREDENTIAL,
     )
-    begin = pb.BeginTurnRequest(
+    await send_async(store, start)
+    begin = pb.NewTurn(
         run_id=RUN_ID,
         rollout_id=lease.rollout_id,
         turn_id=_TURN,
@@ -117,7 +117,7 @@ async def _open_turn(channel: grpc.aio.Channel, tasks: TaskServiceAsyncStub) -> 
         temperature=1.0,
         credential_digest=CREDENTIAL,
     )
-    return _OpenTurn(lease.rollout_id, (await store.BeginTurn(begin)).epoch)
+    return _OpenTurn(lease.rollout_id, (await send_async(store, begin)).epoch)
 
 
 async def write(
@@ -126,14 +126,14 @@ async def write(
     options: Options,
     turns: Sequence[_OpenTurn],
 ) -> Writes:
-    """Append through the gateway's recorder; the last append closes turn and rollout."""
+    """Append through the gateway's recorder; the last append ends the turn."""
     store = async_stub(TrajectoryServiceStub, channel)
     recorder = Recorder(store)
 
     async def append(trajectory: Trajectory, index: int) -> None:
         turn = turns[trajectory.index]
         last = index + 1 == len(trajectory.segments)
-        message = pb.Append(
+        message = pb.TokenAppend(
             run_id=RUN_ID,
             rollout_id=turn.rollout_id,
             turn_id=_TURN,
@@ -153,8 +153,8 @@ async def write(
         sending.cancel()
 
 
-def _finish(rollout_id: str) -> pb.FinishRolloutRequest:
-    return pb.FinishRolloutRequest(
+def _finish(rollout_id: str) -> pb.RolloutFinish:
+    return pb.RolloutFinish(
         run_id=RUN_ID,
         rollout_id=rollout_id,
         credential_digest=CREDENTIAL,

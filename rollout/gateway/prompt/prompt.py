@@ -54,7 +54,7 @@ class Prompt:
         """Answers of the policy among the messages; 0 for a prompt of ids."""
         return sum(m["role"] == "assistant" for m in self.messages)
 
-    def remaining_ids(self, begun: store_pb.BeginTurnResponse) -> Sequence[int]:
+    def remaining_ids(self, begun: store_pb.NewTurnResult) -> Sequence[int]:
         """Ids after the prefix that the store matched: this turn's environment tokens."""
         if not self.message_keys:
             return (self.ids or ())[len(begun.prefix_token_ids) :]
@@ -63,7 +63,7 @@ class Prompt:
         last = begun.prefix_token_ids[-1]
         return self.template.encode_after(self.messages, begun.num_matched_messages, last)
 
-    def drift(self, begun: store_pb.BeginTurnResponse) -> trajectory_pb2.Drift | None:
+    def drift(self, begun: store_pb.NewTurnResult) -> trajectory_pb2.Drift | None:
         """Retokenization drift; None for messages matched by keys, whose recorded ids are used."""
         if self.message_keys or not begun.HasField("divergence"):
             return None

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seamflow.errors import SeamflowError, from_status
+from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError, from_status
+from seamflow.retry import Backoff
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.calls import call_until_answered
+from rollout.gateway.calls import call_until_answered, to_service_error
 from rollout.gateway.record.request_batcher import RequestBatcher
 from services.chassis import metrics
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "finish_rollout"]
 
 _MESSAGES = metrics.counter(
     "rollout_gateway", "record_messages_total", "Messages of appends sent to the store."
@@ -24,8 +25,8 @@ _APPENDS = metrics.counter(
     "rollout_gateway", "recorded_appends_total", "Appends that the store acknowledged."
 )
 
-_Part = pb.Append | pb.FinishRolloutRequest
-_Answer = pb.AppendResult | pb.FinishResult | SeamflowError
+_Part = pb.TokenAppend | pb.RolloutFinish
+_Answer = pb.TokenAppendResult | pb.RolloutFinishResult | SeamflowError
 
 
 class Recorder:
@@ -37,7 +38,7 @@ class Recorder:
         self._batcher = RequestBatcher(self._send, **bounds)
         self.keep_sending = self._batcher.keep_sending
 
-    async def record(self, append: pb.Append) -> int:
+    async def record(self, append: pb.TokenAppend) -> int:
         """Record tokens, retrying without a limit; returns the turn's recorded length.
 
         Await each append of a turn before the next one: a retried append must not find its
@@ -48,7 +49,7 @@ class Recorder:
         """
         return (await self._batcher.send(append)).num_tokens  # type: ignore[no-any-return]
 
-    async def finish(self, finish: pb.FinishRolloutRequest) -> None:
+    async def finish(self, finish: pb.RolloutFinish) -> None:
         """Finish a rollout after all its turns are recorded.
 
         Raises:
@@ -57,16 +58,33 @@ class Recorder:
         await self._batcher.send(finish)
 
     async def _send(self, parts: Sequence[_Part]) -> list[_Answer]:
-        request = pb.AppendSegmentsRequest(
-            appends=[part for part in parts if isinstance(part, pb.Append)],
-            finishes=[part for part in parts if isinstance(part, pb.FinishRolloutRequest)],
+        request = pb.AppendTokensRequest(
+            appends=[part for part in parts if isinstance(part, pb.TokenAppend)],
+            finishes=[part for part in parts if isinstance(part, pb.RolloutFinish)],
         )
         _MESSAGES.inc()
         # Every part is idempotent, so a failed message is repeated unchanged.
-        response = await call_until_answered(lambda: self._store.AppendSegments(request))
+        response = await call_until_answered(lambda: self._store.AppendTokens(request))
         _APPENDS.inc(sum(not result.HasField("error") for result in response.results))
         appended, finished = iter(response.results), iter(response.finish_results)
-        results: list[pb.AppendResult | pb.FinishResult] = [
-            next(appended) if isinstance(part, pb.Append) else next(finished) for part in parts
+        results: list[pb.TokenAppendResult | pb.RolloutFinishResult] = [
+            next(appended) if isinstance(part, pb.TokenAppend) else next(finished) for part in parts
         ]
         return [from_status(r.error) if r.HasField("error") else r for r in results]
+
+
+async def finish_rollout(store: TrajectoryServiceAsyncStub, finish: pb.RolloutFinish) -> None:
+    """Finish one rollout in a separate message, retrying while the store is unavailable.
+
+    Raises:
+        ServiceError: the store's error.
+    """
+    request, backoff = pb.AppendTokensRequest(finishes=[finish]), Backoff()
+    while True:
+        (result,) = (await call_until_answered(lambda: store.AppendTokens(request))).finish_results
+        if not result.HasField("error"):
+            return
+        error = from_status(result.error)
+        if not isinstance(error, UnavailableError | ExhaustedError):
+            raise to_service_error(error)
+        await backoff.wait(error.retry_after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ _MAX_IN_FLIGHT = 4
 """A message is answered when its slowest part is, such as a prompt that continues a long rollout:
 small messages and several in flight keep the others fast."""
 
-_Part = pb.StartRolloutRequest | pb.BeginTurnRequest
+_Part = pb.NewRollout | pb.NewTurn
 
 
 class TurnOpener:
@@ -41,38 +40,27 @@ class TurnOpener:
         )
         self.keep_sending = self._batcher.keep_sending
 
-    async def start(self, start: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
+    async def start(self, new: pb.NewRollout) -> pb.NewRolloutResult:
         """Open a rollout. Raises `ServiceError`: the store refused it."""
-        return await self._batcher.send(start)  # type: ignore[no-any-return]
+        return await self._batcher.send(new)  # type: ignore[no-any-return]
 
-    async def begin(self, begin: pb.BeginTurnRequest) -> pb.BeginTurnResponse:
+    async def begin(self, new: pb.NewTurn) -> pb.NewTurnResult:
         """Open a turn. Raises `ServiceError`: the store refused it."""
-        return await self._batcher.send(begin)  # type: ignore[no-any-return]
+        return await self._batcher.send(new)  # type: ignore[no-any-return]
 
     async def _send(self, parts: Sequence[_Part]) -> Sequence[Any]:
-        request = pb.OpenTurnsRequest(
-            starts=[part for part in parts if isinstance(part, pb.StartRolloutRequest)],
-            begins=[part for part in parts if isinstance(part, pb.BeginTurnRequest)],
+        request = pb.BeginTurnsRequest(
+            rollouts=[part for part in parts if isinstance(part, pb.NewRollout)],
+            turns=[part for part in parts if isinstance(part, pb.NewTurn)],
         )
         try:
-            response = await self._store.OpenTurns(request)
+            response = await self._store.BeginTurns(request)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a manager of the previous release
-                return await asyncio.gather(*map(self._alone, parts))
             # Each part is retried separately, if its agent is still connected: one that has gone
             # may have begun the turn again elsewhere.
             return [decode(error)] * len(parts)
-        started, begun = iter(response.starts), iter(response.begins)
-        results: list[pb.StartResult | pb.BeginResult] = [
-            next(started) if isinstance(part, pb.StartRolloutRequest) else next(begun)
-            for part in parts
+        rollouts, turns = iter(response.rollouts), iter(response.turns)
+        results: list[pb.NewRolloutResult | pb.NewTurnResult] = [
+            next(rollouts) if isinstance(part, pb.NewRollout) else next(turns) for part in parts
         ]
-        return [from_status(r.error) if r.HasField("error") else r.response for r in results]
-
-    async def _alone(self, part: _Part) -> Any:
-        is_start = isinstance(part, pb.StartRolloutRequest)
-        call: Any = self._store.StartRollout if is_start else self._store.BeginTurn
-        try:
-            return await call(part)
-        except grpc.aio.AioRpcError as error:
-            return decode(error)
+        return [from_status(r.error) if r.HasField("error") else r for r in results]

@@ -9,9 +9,9 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.calls import call_until_answered
 from rollout.gateway.credentials import digest
 from rollout.gateway.record import token_messages
+from rollout.gateway.record.recorder import finish_rollout
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -24,11 +24,9 @@ __all__ = ["TurnRecord", "begin_request"]
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
-def begin_request(
-    request: pb.GenerateRequest, prompt: Prompt, attempt_id: str
-) -> store_pb.BeginTurnRequest:
+def begin_request(request: pb.GenerateRequest, prompt: Prompt, attempt_id: str) -> store_pb.NewTurn:
     """Opens the turn, or takes it over from another attempt under the next epoch."""
-    return store_pb.BeginTurnRequest(
+    return store_pb.NewTurn(
         run_id=request.run_id,
         rollout_id=request.rollout_id,
         turn_id=request.turn_id,
@@ -52,7 +50,7 @@ class TurnRecord:
         self,
         request: pb.GenerateRequest,
         prompt: Prompt,
-        begun: store_pb.BeginTurnResponse,
+        begun: store_pb.NewTurnResult,
         store: TrajectoryServiceAsyncStub,
         recorder: Recorder,
     ) -> None:
@@ -101,30 +99,26 @@ class TurnRecord:
             await self._append(new)
 
     async def close(self) -> None:
-        """Close the turn in the store, unless its last tokens have done so."""
-        if self.is_closed:
-            return
-        if self.drift is None or self._unrecorded.token_ids:
-            await self._append(tokens_pb2.Tokens())
+        """End the turn in the store, unless its last tokens have done so."""
         if not self.is_closed:
-            await self._end_turn()
+            await self._append(tokens_pb2.Tokens())
 
     async def fail_rollout(self, message: str) -> None:
         """Finish the rollout with an INFRASTRUCTURE failure."""
-        request = store_pb.FinishRolloutRequest(
+        request = store_pb.RolloutFinish(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,
             credential_digest=digest(self._request.credential),
             failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
             failure_message=message,
         )
-        await call_until_answered(lambda: self._store.FinishRollout(request))
+        await finish_rollout(self._store, request)
 
     async def _append(self, new: tokens_pb2.Tokens) -> None:
-        """The last tokens close the turn, unless EndTurn has to carry its drift."""
+        """Record tokens; the last ones end the turn."""
         if self._unrecorded.token_ids:
             new = token_messages.joined(self._unrecorded, new)
-        append = store_pb.Append(
+        append = store_pb.TokenAppend(
             run_id=self._request.run_id,
             rollout_id=self._request.rollout_id,
             turn_id=self._request.turn_id,
@@ -132,27 +126,15 @@ class TurnRecord:
             offset=self._num_stored,
             tokens=token_messages.packed(new),
         )
-        closes = self.has_ended and self.drift is None
-        if closes:
+        if self.has_ended:
             append.finish_reason = self.finish_reason
             append.message_key = self._prompt.answer_key(self.text())
+            if self.drift is not None:
+                append.drift.CopyFrom(self.drift)
         await self._recorder.record(append)
         self._num_stored += len(new.token_ids)
         self._unrecorded.Clear()
-        self.is_closed = closes
-
-    async def _end_turn(self) -> None:
-        request = store_pb.EndTurnRequest(
-            run_id=self._request.run_id,
-            rollout_id=self._request.rollout_id,
-            turn_id=self._request.turn_id,
-            epoch=self._epoch,
-            finish_reason=self.finish_reason,
-            message_key=self._prompt.answer_key(self.text()),
-            drift=self.drift,
-        )
-        await call_until_answered(lambda: self._store.EndTurn(request))
-        self.is_closed = True
+        self.is_closed = self.has_ended
 
     def _finish_reason_of_tokens(self) -> tokens_pb2.FinishReason.ValueType:
         """The end of a turn whose last attempt died between its last token and its end."""

@@ -38,7 +38,7 @@ def cluster_client(
 
 
 class _Cluster(RedisCluster):
-    """Where redis-py refuses when all connections of a node are in use, this one waits."""
+    """Waits when all connections of a node are in use, where redis-py raises an error."""
 
     def __init__(self, *, concurrency: int, **options: Any) -> None:
         super().__init__(**options)
@@ -69,7 +69,7 @@ class _Pipeline(ClusterPipeline):
         super().__init__(client, transaction)
         self._free = free
         if transaction:
-            # Only redirections: redis-py has no other way to say it than to replace this.
+            # Retry redirections only. redis-py has no public setting for it.
             strategy: Any = self._execution_strategy
             redirections = strategy.SLOT_REDIRECT_ERRORS
             strategy._retry = Retry(NoBackoff(), _MAX_REDIRECTIONS, redirections)

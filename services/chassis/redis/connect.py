@@ -1,4 +1,4 @@
-"""Redis, as every service uses it: no hidden retries, bounded waits, one script per atomic step."""
+"""Redis clients of every service: no hidden retries, bounded waits."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _START_SECONDS = 20.0
 _START_PAUSE_SECONDS = 0.1
 
 _COMMON: dict[str, Any] = {
-    # In which a plain HGETALL answers a dict.
+    # RESP3: HGETALL returns a dict.
     "protocol": 3,
     "socket_connect_timeout": _CONNECT_SECONDS,
     "socket_timeout": _REPLY_SECONDS,
     "health_check_interval": _HEALTH_CHECK_SECONDS,
-    # A feature of one vendor's servers, asked for at each connect.
+    # A vendor-specific feature, requested at each connect by default.
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
 }
 
@@ -50,9 +50,9 @@ AWAY = (
 )
 """What redis-py raises while a store cannot be reached."""
 
-_REFUSALS = {
+_ERROR_CODES = {
     "MISCONF": "the store cannot write to its disk; is it full?",
-    "NOREPLICAS": "the store has lost its replicas and refuses to write",
+    "NOREPLICAS": "the store has lost its replicas and rejects writes",
 }
 """Error codes that redis-py has no class for."""
 
@@ -62,10 +62,10 @@ def connect(url: str) -> Redis:
 
     One server ("redis://...", "unix://..."), the current master behind Sentinels
     ("redis+sentinel://...") or a cluster ("redis+cluster://...", a `RedisCluster`, whose commands
-    are those of `Redis`): `redis_url.parse_redis_url` has the forms.
+    are those of `Redis`): see `url.parse_redis_url`.
 
-    It never sends a command twice: by default redis-py does, which would append an entry twice
-    when only the reply was lost. Callers share a bounded number of connections and wait for one.
+    It never sends a command twice, as redis-py does by default when a reply is lost. Callers
+    share a bounded number of connections and wait for a free one.
 
     Raises:
         ConfigError: there is no such form of URL.
@@ -104,7 +104,7 @@ async def require(redis: Redis, seconds: float = _START_SECONDS) -> None:
 
 @contextmanager
 def store_errors(operation: str) -> Iterator[None]:
-    """Turn "Redis is away" and "Redis is full" into errors that a caller may retry.
+    """Convert errors of an unavailable or full Redis into errors that a caller may retry.
 
     Raises:
         ServiceError: UNAVAILABLE / STORE_UNAVAILABLE or RESOURCE_EXHAUSTED / STORE_FULL.
@@ -121,13 +121,13 @@ def store_errors(operation: str) -> Iterator[None]:
         message = f"{operation}: the store does not answer"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
     except RuntimeError as error:
-        # uvloop's word for a connection that was reset while it was being made.
+        # uvloop's error for a connection that was reset during connect.
         if "closed" not in str(error):
             raise
         message = f"{operation}: the store does not answer"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
     except exceptions.ResponseError as error:
-        refusal = _REFUSALS.get(str(error).partition(" ")[0])
-        if refusal is None:
+        cure = _ERROR_CODES.get(str(error).partition(" ")[0])
+        if cure is None:
             raise
-        raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {refusal}") from error
+        raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {cure}") from error

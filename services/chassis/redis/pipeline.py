@@ -1,7 +1,7 @@
-"""Batches of commands on a connection of their own: the fast way into Redis.
+"""Batches of commands on a dedicated connection: the fast path to Redis.
 
-One `Pipeline` per server: it packs a whole batch at once and reads the replies in order, without
-what redis-py does for each command. `Pipelines` finds the one of a key, on any topology.
+One `Pipeline` per server: it packs a whole batch in one write and reads the replies in order,
+without redis-py's work for each command. `Pipelines` finds the pipeline of a key, on any topology.
 """
 
 from __future__ import annotations
@@ -15,47 +15,46 @@ import hiredis
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import Connection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
 
 from services.chassis.redis.replication import Confirmation
 from services.chassis.redis.replies import Replies
+from services.chassis.redis.target import Address, Target, handshake, target_of
 
 __all__ = ["Pipeline", "Pipelines", "slot_of"]
 
 _BATCH_SECONDS = 3.0
+_CONNECT_SECONDS = 2.0
 
 # hiredis types its argument as a tuple of one.
 Command = tuple[Any, ...]
 
 
 class Pipeline:
-    """A connection of its own to one server; `execute` sends a batch and waits for its replies.
+    """A dedicated connection to one server; `execute` sends a batch and waits for its replies.
 
-    A lost connection is opened again by the next call. Nothing is ever sent twice.
+    The next call reopens a lost connection. No command is ever sent twice.
     """
 
-    def __init__(self, make: Callable[[], Connection], replicas: int = 0) -> None:
-        """`make` makes a connection that is not open yet; `replicas` must confirm each batch."""
-        # redis-py's types cannot say that replies are bytes.
-        self._connection: Any = make()
-        self._replies: Replies
+    def __init__(self, target: Target, replicas: int = 0) -> None:
+        """`target` is where to connect; `replicas` must confirm each batch."""
+        self._target = target
+        self._address: Address = ""
+        self._replies: Replies | None = None
         self._confirmation = Confirmation(replicas)
         self._run_id = ""
         self.broken = False
-        """Whether the server is away, as far as this connection knows."""
+        """Whether the server was unavailable when this connection was last used."""
         self._closed = False
         self._lock = asyncio.Lock()
 
     async def run_id(self) -> str:
-        """Which start of the server this connection leads to, as that server said itself.
+        """The run_id of the server, which identifies one start of it.
 
-        Pass it to `execute` when the commands depend on it: another one may answer by then.
+        Pass it to `execute` when the commands depend on it: the server may restart in between.
 
         Raises:
-            redis.exceptions.RedisError: the server is away.
+            redis.exceptions.RedisError: the server is unavailable.
         """
         if not self._is_open():
             async with self._lock:
@@ -65,7 +64,7 @@ class Pipeline:
     async def execute(self, commands: Sequence[Command], run_id: str | None = None) -> list[Any]:
         """The reply to each of `commands`, in order; an exception where there is none.
 
-        A ConnectionError or TimeoutError says that the command may or may not have been executed.
+        After a ConnectionError or TimeoutError the command may or may not have been executed.
         With replicas, all replies of a batch that they did not confirm are `NotReplicated`.
         MOVED and ASK stay errors: that command was not executed, and its key is elsewhere.
 
@@ -79,81 +78,104 @@ class Pipeline:
         replies: list[Any] = []
         async with self._lock:
             try:
-                await self._open()
+                connection = await self._open()
                 if run_id not in (None, self._run_id):
-                    raise exceptions.ConnectionError("the server was started again")
-                await self._exchange([*commands, *confirmation], replies)
+                    raise exceptions.ConnectionError("the server was restarted")
+                await self._exchange(connection, [*commands, *confirmation], replies)
             except (exceptions.RedisError, OSError) as error:
                 self.broken = True
                 replies += [error] * (len(commands) + len(confirmation) - len(replies))
         return self._confirmation.confirmed(replies, len(commands))
 
     async def aclose(self) -> None:
-        """Close the connection for good; a batch in flight is waited for."""
+        """Close the connection for good, after the batch in flight."""
         async with self._lock:
             self._closed = True
-            if self._connection.is_connected:
-                await self._drop()
+            if self._replies is not None:
+                self._replies.close()
                 await self._replies.lost
 
     def _is_open(self) -> bool:
-        return self._connection.is_connected and self._replies.usable and not self._closed
+        return self._replies is not None and self._replies.usable and not self._closed
 
-    async def _open(self) -> None:
-        connection = self._connection
+    async def _open(self) -> Replies:
+        """The open connection; a new one if it was lost or the server has moved."""
         if self._closed:
             raise exceptions.ConnectionError("the pipeline is closed")
-        # A connection to a master behind Sentinels is unfit once another one is master.
-        if not self._is_open() or await connection.can_read():
-            await self._drop()
+        connection = self._replies
+        is_fit = self._is_open() and await self._target.is_current(self._address)
+        if connection is None or not is_fit:
+            self._drop()
             self.broken = True
-            try:
-                await connection.connect()
-                self._replies = Replies()
-                # redis-py has no other way to its transport.
-                connection._writer.transport.set_protocol(self._replies)
-                self._run_id = await self._ask_run_id()
-            except RuntimeError as error:
-                await self._drop()
-                raise _reset(error) from error
-            except BaseException:
-                # An open connection is one whose run_id is known.
-                await self._drop()
-                raise
+            connection = await self._connect()
         self.broken = False
+        return connection
 
-    async def _ask_run_id(self) -> str:
+    async def _connect(self) -> Replies:
+        try:
+            self._address = await self._target.address()
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                self._replies = connection = await self._create_connection()
+        except TimeoutError as error:
+            message = f"no connection within {_CONNECT_SECONDS:g} s"
+            raise exceptions.TimeoutError(message) from error
+        except OSError as error:
+            raise exceptions.ConnectionError(f"cannot connect: {error}") from error
+        except RuntimeError as error:
+            raise _reset(error) from error
+        try:
+            self._run_id = await self._greet(connection)
+        except BaseException:
+            # An open connection is one whose run_id is known.
+            self._drop()
+            raise
+        return connection
+
+    async def _create_connection(self) -> Replies:
+        loop, tls = asyncio.get_running_loop(), self._target.tls
+        if isinstance(self._address, str):
+            _, replies = await loop.create_unix_connection(Replies, self._address, ssl=tls)
+        else:
+            _, replies = await loop.create_connection(Replies, *self._address, ssl=tls)
+        return replies
+
+    async def _greet(self, connection: Replies) -> str:
+        """Authenticate and select the database; return the run_id of the server."""
         replies: list[Any] = []
-        await self._exchange([("INFO", "server")], replies)
-        if isinstance(replies[0], Exception):
-            raise replies[0]
-        found = re.search(rb"run_id:(\w+)", replies[0])
+        commands = [*handshake(self._target.options), ("INFO", "server")]
+        await self._exchange(connection, commands, replies)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        found = re.search(rb"run_id:(\w+)", replies[-1])
         assert found is not None, "INFO server names the run_id"
         return found[1].decode()
 
-    async def _exchange(self, commands: Sequence[Command], replies: list[Any]) -> None:
+    async def _exchange(
+        self, connection: Replies, commands: Sequence[Command], replies: list[Any]
+    ) -> None:
         packed = b"".join([hiredis.pack_command(command) for command in commands])
         try:
             async with asyncio.timeout(_BATCH_SECONDS):
-                arrived = self._replies.expect(len(commands), replies)
-                self._connection._writer.transport.write(packed)
+                arrived = connection.expect(len(commands), replies)
+                connection.transport.write(packed)
                 await arrived
             if any(isinstance(reply, Exception) and _was_replaced(reply) for reply in replies):
-                await self._drop()
+                self._drop()
         except TimeoutError as error:
-            await self._drop()
+            self._drop()
             raise exceptions.TimeoutError(f"no reply within {_BATCH_SECONDS:g} s") from error
         except RuntimeError as error:
-            await self._drop()
+            self._drop()
             raise _reset(error) from error
         except BaseException:
-            # Replies may still be under way: nobody must take them for those of the next batch.
-            await self._drop()
+            # Replies may be in flight: they must not be taken for those of the next batch.
+            self._drop()
             raise
 
-    async def _drop(self) -> None:
-        # redis-py would wait for the end of a protocol that the transport has no more.
-        await self._connection.disconnect(nowait=True)
+    def _drop(self) -> None:
+        if self._replies is not None:
+            self._replies.close()
 
 
 def _was_replaced(error: Exception) -> bool:
@@ -162,7 +184,7 @@ def _was_replaced(error: Exception) -> bool:
 
 
 def _reset(error: RuntimeError) -> exceptions.ConnectionError:
-    """What uvloop means when it says that the handle of a connection is closed."""
+    """The error that uvloop raises when the handle of a connection is closed."""
     return exceptions.ConnectionError(f"the connection was reset: {error}")
 
 
@@ -170,7 +192,7 @@ class Pipelines:
     """The pipelines to all servers of a client: to the one, or to each node of a cluster."""
 
     def __init__(self, redis: Redis, replicas: int = 0) -> None:
-        """Pipelines beside the connections of `redis`, which stays open; `aclose()` them first.
+        """Pipelines in addition to the connections of `redis`; `aclose()` them before it.
 
         Each batch is acknowledged when `replicas` have it.
         """
@@ -187,12 +209,18 @@ class Pipelines:
             redis.exceptions.RedisError, RedisClusterException: no node of the cluster answers.
         """
         if not self.are_many:
-            return self._pipeline("", self._redis.connection_pool.make_connection)
+            pool = self._redis.connection_pool
+            options, connection_class = pool.connection_kwargs, pool.connection_class
+            return self._pipeline("", lambda: target_of(options, connection_class, pool))
         node = await self._node(key)
-        return self._pipeline(node.name, lambda: _node_connection(node))
+        address = {"host": node.host, "port": node.port}
+        return self._pipeline(
+            node.name,
+            lambda: target_of({**node.connection_kwargs, **address}, node.connection_class),
+        )
 
     async def moved(self, error: exceptions.AskError) -> None:
-        """Learn from a MOVED reply where its slot is now; an ASK teaches nothing that lasts."""
+        """Update the slot map from a MOVED reply; an ASK is temporary and changes nothing."""
         if isinstance(error, exceptions.MovedError):
             await self._redis.nodes_manager.move_slot(error)
 
@@ -208,21 +236,17 @@ class Pipelines:
         known = self._pipelines.get(node.name)
         if known is None or not known.broken:
             return node
-        # Its replica may have taken over; the other nodes know.
+        # Its replica may have taken over: ask the other nodes.
         await self._redis.nodes_manager.initialize(last_failed_node_name=node.name)
         successor: ClusterNode = self._redis.get_node_from_key(key)
         return successor
 
-    def _pipeline(self, server: str, make: Callable[[], Connection]) -> Pipeline:
+    def _pipeline(self, server: str, target: Callable[[], Target]) -> Pipeline:
         if server not in self._pipelines:
-            self._pipelines[server] = Pipeline(make, self._replicas)
+            self._pipelines[server] = Pipeline(target(), self._replicas)
         return self._pipelines[server]
 
 
 def slot_of(key: str | bytes) -> int:
     """The slot of a cluster that owns `key`."""
     return key_slot(key.encode() if isinstance(key, str) else key)
-
-
-def _node_connection(node: ClusterNode) -> Connection:
-    return node.connection_class(**node.connection_kwargs, retry=Retry(NoBackoff(), 0))

@@ -1,7 +1,7 @@
-"""Acknowledged means replicated: how a connection learns that replicas hold what it wrote.
+"""Acknowledged means replicated: how a connection checks that replicas have its writes.
 
 Redis answers before its replicas have a write, and a failover then loses it. WAIT on the
-connection that wrote tells how many replicas have it. It counts from the last *write* of that
+connection that wrote returns how many replicas have it. It counts from the last *write* of that
 connection only: a retry that finds its effect done already, over another connection, writes
 nothing and would be confirmed at once, though nothing left the master yet. So a marker is written
 before each WAIT, behind everything that the server had executed until then.
@@ -21,11 +21,11 @@ _MARKER_MS = 1000
 
 
 class NotReplicated(exceptions.ConnectionError):
-    """Executed, and not confirmed by a replica in time: the caller repeats it."""
+    """Executed, but not confirmed by a replica in time: the caller retries."""
 
 
 class Confirmation:
-    """What is sent behind commands, and what its replies say about theirs."""
+    """The commands appended to a batch, and the check of their replies."""
 
     def __init__(self, replicas: int) -> None:
         """`replicas` must have each write before it is acknowledged; 0 asks for none."""

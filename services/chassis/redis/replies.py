@@ -1,59 +1,96 @@
-"""The replies on a connection that redis-py opened, without what redis-py does for each of them.
-
-Once a connection is open and authenticated, its transport gets `Replies` as its protocol: bytes go
-from the socket to hiredis and from there into the batch that waits for them.
-"""
+"""The protocol of a pipeline's socket: from its bytes through hiredis into the waiting batch."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import socket
+from typing import Any, cast
 
 import hiredis
 from redis import exceptions
-from redis._parsers.base import BaseParser
 
 __all__ = ["Replies"]
 
 _NONE_YET = object()
-# The same bytes for every read: fresh ones, by the hundred kilobytes, cost more than the reading.
+# One buffer for all reads: allocating it for each read would cost more than the read.
 _BUFFER_BYTES = 1 << 18
 
 
+_ERRORS: dict[str, type[exceptions.ResponseError | exceptions.ConnectionError]] = {
+    "ASK": exceptions.AskError,
+    "CLUSTERDOWN": exceptions.ClusterDownError,
+    "CROSSSLOT": exceptions.ClusterCrossSlotError,
+    "LOADING": exceptions.BusyLoadingError,
+    "MASTERDOWN": exceptions.MasterDownError,
+    "MOVED": exceptions.MovedError,
+    "NOAUTH": exceptions.AuthenticationError,
+    "NOPERM": exceptions.NoPermissionError,
+    "NOSCRIPT": exceptions.NoScriptError,
+    "OOM": exceptions.OutOfMemoryError,
+    "READONLY": exceptions.ReadOnlyError,
+    "TRYAGAIN": exceptions.TryAgainError,
+    "WRONGPASS": exceptions.AuthenticationError,
+}
+"""Redis error codes with an exception of redis-py."""
+_TOO_MANY_CLIENTS = "ERR max number of clients reached"
+
+
+def _error_of(text: str) -> Exception:
+    """The exception of an error reply, as redis-py raises it."""
+    if text == _TOO_MANY_CLIENTS:
+        return exceptions.ConnectionError(text)
+    code, _, message = text.partition(" ")
+    kind = _ERRORS.get(code)
+    return exceptions.ResponseError(text) if kind is None else kind(message)
+
+
 class Replies(asyncio.BufferedProtocol):
-    """Replies to one batch at a time."""
+    """The replies to one batch at a time, on one connection."""
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._reader = hiredis.Reader(
             protocolError=exceptions.InvalidResponse,
-            replyError=BaseParser.parse_error,
+            replyError=_error_of,
             notEnoughData=_NONE_YET,
         )
         self._replies: list[Any] = []
-        self._wanted = 0
+        self._num_expected = 0
         self._arrived: asyncio.Future[None] | None = None
         self.lost = asyncio.get_running_loop().create_future()
         """Done when the connection is."""
         self.usable = True
-        """Whether a batch may be sent: nobody closed, and nothing came that was not asked for."""
+        """Whether a batch may be sent: the connection is open and no stray reply came."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, to write to."""
+        # Not an isinstance check: uvloop's transports are no subclasses.
+        self.transport = cast(asyncio.WriteTransport, transport)
+        connection = transport.get_extra_info("socket")
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def close(self) -> None:
+        """Close the connection; batches that wait get an error."""
+        self.usable = False
+        self.transport.abort()
 
     def expect(self, number: int, replies: list[Any]) -> asyncio.Future[None]:
         """Put the next `number` replies into `replies` as they come; done with the last.
 
-        Errors stand for themselves, except ConnectionErrors of the server, which end the batch.
+        Error replies are exceptions in the list; a ConnectionError of the server ends the batch.
 
         Raises:
             redis.exceptions.ConnectionError: the connection is not usable.
         """
         if not self.usable:
             raise exceptions.ConnectionError("the server closed the connection")
-        self._replies, self._wanted = replies, number
+        self._replies, self._num_expected = replies, number
         self._arrived = asyncio.get_running_loop().create_future()
         return self._arrived
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """The buffer for the next read."""
         return self._buffer
 
     def buffer_updated(self, num_bytes: int) -> None:
@@ -69,14 +106,14 @@ class Replies(asyncio.BufferedProtocol):
         if isinstance(reply, exceptions.ConnectionError):
             raise reply
         if self._arrived is None:
-            # Whatever follows, nobody could tell to what it is the reply.
-            raise exceptions.ConnectionError("a reply that nobody waits for")
+            # The following replies could not be matched to commands.
+            raise exceptions.ConnectionError("a reply without a command")
         self._replies.append(reply)
-        if len(self._replies) == self._wanted:
+        if len(self._replies) == self._num_expected:
             self._end(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The server, or we, closed."""
+        """The connection is closed, by either side."""
         self._end(exceptions.ConnectionError(f"the server closed the connection: {error or 'EOF'}"))
         if not self.lost.done():
             self.lost.set_result(None)

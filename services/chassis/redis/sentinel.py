@@ -1,8 +1,9 @@
-"""The current master behind Redis Sentinels, and nobody else.
+"""A client for the current master behind Redis Sentinels.
 
-A client is told of a failover by nobody. It notices by itself: a broken connection, a refusal
-(READONLY, NOREPLICAS) or, when the old master is isolated with it, a look at the Sentinels each
-second. Sentinels may be isolated too, so the newest failover that a majority knows of decides.
+Sentinels do not notify clients of a failover. The client detects it by a broken connection, an
+error (READONLY, NOREPLICAS) or, when isolated together with the old master, by polling the
+Sentinels once a second. Sentinels may be isolated too, so the newest failover known to any of a
+majority decides.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 
-__all__ = ["sentinel_client"]
+__all__ = ["MasterPool", "sentinel_client"]
 
 _LOOK_SECONDS = 1.0
 _SENTINEL_SECONDS = 1.0
@@ -45,13 +46,13 @@ def sentinel_client(
     asking |= {"ssl": tls, "decode_responses": True, "socket_timeout": _SENTINEL_SECONDS}
     watchers = _Sentinels(sentinels, {**asking, "socket_connect_timeout": _SENTINEL_SECONDS})
     connection_class = _TlsMasterConnection if tls else _MasterConnection
-    pool = _MasterPool(service, watchers, connection_class=connection_class, **options)
+    pool = MasterPool(service, watchers, connection_class=connection_class, **options)
     return Redis.from_pool(pool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What one Sentinel says."""
+    """The answer of one Sentinel."""
 
     epoch: int
     """Number of the failover that made the master; they grow."""
@@ -102,8 +103,8 @@ class _Sentinels(Sentinel):
         )
 
 
-class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Waits for a free connection, where redis-py's own pool for Sentinels would refuse."""
+class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Waits for a free connection, where redis-py's own pool for Sentinels raises an error."""
 
     def __init__(self, service: str, sentinels: _Sentinels, **options: Any) -> None:
         super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]
@@ -117,7 +118,7 @@ class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
             return
         self._next_look = math.inf
         try:
-            # Without Sentinels the master that is known goes on: only a failover must be noticed.
+            # Without Sentinels the known master stays in use.
             with suppress(exceptions.ConnectionError, exceptions.TimeoutError):
                 await self.get_master_address()  # type: ignore[no-untyped-call]
         finally:

@@ -1,4 +1,4 @@
-"""Where Redis is, from its URL: one server, one master behind Sentinels, or a cluster."""
+"""Redis URLs: one server, a master behind Sentinels, or a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFAULT_PORTS = {"": 6379, "sentinel": 26379, "cluster": 6379}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """What a URL says."""
+    """The address and options of a Redis URL."""
 
     topology: str
     """"" for one server, "sentinel" or "cluster"."""
@@ -35,7 +35,7 @@ class RedisAddress:
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """What `url` says. Options of redis-py's connections may follow, as in "?ssl_ca_certs=ca.pem".
+    """The address in `url`, with options of redis-py's connections as in "?ssl_ca_certs=ca.pem".
 
     Raises:
         ConfigError: it is none of the forms; the message holds no password.

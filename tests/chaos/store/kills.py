@@ -130,5 +130,5 @@ def _fill(setting: Setting, redis_server: Server, mebibytes: int) -> None:
     with redis.Redis(port=redis_server.port) as client:
         append = client.register_script(_APPEND_MANY)
         for number in bar:
-            key = f"sf:{{filler:task-{number}/0/1}}:ids:turn-0"
+            key = f"sf:{{filler:task-{number}/0/1}}:chunks:turn-0"
             append(keys=[key], args=[piece, _MEBIBYTE // _PIECE_BYTES])

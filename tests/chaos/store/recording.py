@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -14,10 +15,10 @@ from seamflow.errors import SeamflowError, StaleEpochError
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
+from bench.harness.store_calls import packed, send_async
 from rollout.gateway.record.recorder import Recorder
 from services.chassis.errors import ServiceError
 from tests.chaos.calls import call_retrying_async
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 
 __all__ = ["OneByOne", "Place", "Recording", "Together"]
 
@@ -33,7 +34,7 @@ class Place:
     turn_id: str
     """Open turn."""
     epoch: int
-    """From BeginTurn."""
+    """From NewTurnResult."""
     offset: int
     """Tokens of the turn before these."""
 
@@ -47,47 +48,34 @@ class Recording(Protocol):
     async def end(self, place: Place) -> None:
         """Close the turn."""
 
-    async def finish(self, finished: pb.FinishRolloutRequest) -> None:
+    async def finish(self, finished: pb.RolloutFinish) -> None:
         """Close the rollout."""
 
 
 class OneByOne:
-    """AppendTokens, EndTurn, FinishRollout."""
+    """AppendTokens with one part per message."""
 
     def __init__(self, trajectories: TrajectoryServiceStub) -> None:
         self._trajectories = trajectories
 
     async def append(self, place: Place, tokens: tokens_pb2.Tokens) -> float:
         """See `Recording`."""
-        request = pb.AppendTokensRequest(
-            run_id=place.run_id,
-            rollout_id=place.rollout_id,
-            turn_id=place.turn_id,
-            epoch=place.epoch,
-            offset=place.offset,
-            tokens=tokens,
-        )
-        _, sent = await call_retrying_async(self._trajectories.AppendTokens, request)
+        append = _append(place, tokens=packed(tokens))
+        _, sent = await call_retrying_async(partial(send_async, self._trajectories), append)
         return sent
 
     async def end(self, place: Place) -> None:
         """See `Recording`."""
-        request = pb.EndTurnRequest(
-            run_id=place.run_id,
-            rollout_id=place.rollout_id,
-            turn_id=place.turn_id,
-            epoch=place.epoch,
-            finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        )
-        await call_retrying_async(self._trajectories.EndTurn, request)
+        append = _append(place, finish_reason=tokens_pb2.FINISH_REASON_STOP)
+        await call_retrying_async(partial(send_async, self._trajectories), append)
 
-    async def finish(self, finished: pb.FinishRolloutRequest) -> None:
+    async def finish(self, finished: pb.RolloutFinish) -> None:
         """See `Recording`."""
-        await call_retrying_async(self._trajectories.FinishRollout, finished)
+        await call_retrying_async(partial(send_async, self._trajectories), finished)
 
 
 class Together:
-    """AppendSegments, as the gateway sends it."""
+    """AppendTokens in batches, as the gateway sends it."""
 
     def __init__(self, recorder: Recorder) -> None:
         """`recorder` is the gateway's own; somebody runs its `keep_sending`."""
@@ -95,14 +83,9 @@ class Together:
 
     async def append(self, place: Place, tokens: tokens_pb2.Tokens) -> float:
         """See `Recording`."""
-        packed = tokens_pb2.PackedTokens(
-            token_ids=pack_ids(tokens.token_ids),
-            logprobs=pack_logprobs(tokens.logprobs),
-            spans=tokens.spans,
-        )
         sent = time.monotonic()
         with _as_called():
-            await self._recorder.record(_append(place, tokens=packed))
+            await self._recorder.record(_append(place, tokens=packed(tokens)))
         return sent
 
     async def end(self, place: Place) -> None:
@@ -110,7 +93,7 @@ class Together:
         with _as_called():
             await self._recorder.record(_append(place, finish_reason=tokens_pb2.FINISH_REASON_STOP))
 
-    async def finish(self, finished: pb.FinishRolloutRequest) -> None:
+    async def finish(self, finished: pb.RolloutFinish) -> None:
         """See `Recording`."""
         with _as_called():
             await self._recorder.finish(finished)
@@ -120,8 +103,8 @@ def _append(
     place: Place,
     tokens: tokens_pb2.PackedTokens | None = None,
     finish_reason: tokens_pb2.FinishReason.ValueType = tokens_pb2.FINISH_REASON_UNSPECIFIED,
-) -> pb.Append:
-    return pb.Append(
+) -> pb.TokenAppend:
+    return pb.TokenAppend(
         run_id=place.run_id,
         rollout_id=place.rollout_id,
         turn_id=place.turn_id,

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_service_pb2
 
+from bench.harness.store_calls import packed, send
 from tests.chaos.calls import CREDENTIAL, Caller, call_retrying
 from tests.chaos.trainer.rig import STEPS, Job
 from tests.chaos.trainer.samples import GROUPS_PER_STEP, TEMPERATURE, answer, prompt, reward
@@ -65,22 +67,23 @@ class Agents:
 
     def _rollout(self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse) -> None:
         random = Random(f"{self._seed}/{lease.rollout_id}")
-        start = trajectory_service_pb2.StartRolloutRequest(
+        store = partial(send, caller.trajectories)
+        start = trajectory_service_pb2.NewRollout(
             run_id=caller.run_id,
             rollout_id=lease.rollout_id,
             lease_token=lease.lease_token,
             purpose=tokens_pb2.PURPOSE_TRAIN,
             credential_digest=CREDENTIAL,
         )
-        call_retrying(caller.trajectories.StartRollout, start)
+        call_retrying(store, start)
         self._turn(caller, lease, random)
-        finish = trajectory_service_pb2.FinishRolloutRequest(
+        finish = trajectory_service_pb2.RolloutFinish(
             run_id=caller.run_id,
             rollout_id=lease.rollout_id,
             credential_digest=CREDENTIAL,
             rewards=[reward(random)],
         )
-        call_retrying(caller.trajectories.FinishRollout, finish)
+        call_retrying(store, finish)
 
     def _turn(
         self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse, random: Random
@@ -91,18 +94,20 @@ class Agents:
             "turn_id": "turn",
         }
         prompt_ids, newest = prompt(lease.task.task_id), self._job.newest().weight_version
-        begin = trajectory_service_pb2.BeginTurnRequest(
+        begin = trajectory_service_pb2.NewTurn(
             **place,
             attempt_id="attempt",
             token_ids=prompt_ids,
             temperature=TEMPERATURE,
             credential_digest=CREDENTIAL,
         )
-        epoch = call_retrying(caller.trajectories.BeginTurn, begin).epoch
+        store = partial(send, caller.trajectories)
+        epoch = call_retrying(store, begin).epoch
         tokens = answer(random, prompt_ids, (max(0, newest - 1), newest))
-        append = trajectory_service_pb2.AppendTokensRequest(**place, epoch=epoch, tokens=tokens)
-        call_retrying(caller.trajectories.AppendTokens, append)
-        end = trajectory_service_pb2.EndTurnRequest(
-            **place, epoch=epoch, finish_reason=tokens_pb2.FINISH_REASON_STOP
+        append = trajectory_service_pb2.TokenAppend(
+            **place,
+            epoch=epoch,
+            tokens=packed(tokens),
+            finish_reason=tokens_pb2.FINISH_REASON_STOP,
         )
-        call_retrying(caller.trajectories.EndTurn, end)
+        call_retrying(store, append)

@@ -38,7 +38,7 @@ class Move:
         self._ports = [node.port for node in cluster.nodes]
 
     async def begin(self) -> None:
-        """New keys go to the target from now on; clients are told by ASK."""
+        """New keys go to the target from now on; clients get ASK."""
         self._ids = [await client.cluster("myid") for client in self._clients]
         owner = next(
             row[2][1]
@@ -57,7 +57,7 @@ class Move:
         )
 
     async def end(self) -> None:
-        """Clients are told by MOVED from now on."""
+        """Clients get MOVED from now on."""
         for index in (self._target, self._source, 3 - self._target - self._source):
             await self._setslot(index, "NODE", self._ids[self._target])
         for client in self._clients:
@@ -97,8 +97,10 @@ async def test_a_moved_slot_is_followed(redis: Any, redis_cluster: RedisCluster)
     assert await redis.get("{moving}b") == b"2"
 
 
-async def test_a_pipeline_tells_that_a_slot_moved(redis: Any, redis_cluster: RedisCluster) -> None:
-    """Nothing was executed; who tells `moved` finds the new owner, which is another server."""
+async def test_a_pipeline_reports_that_a_slot_moved(
+    redis: Any, redis_cluster: RedisCluster
+) -> None:
+    """Nothing was executed; after `moved` the key maps to its new owner, another server."""
     pipelines = Pipelines(redis)
     before = await pipelines.of("{pipe}")
     assert await before.execute([("SET", "{pipe}n", 1)]) == [b"OK"]
@@ -116,7 +118,7 @@ async def test_a_pipeline_tells_that_a_slot_moved(redis: Any, redis_cluster: Red
 
 
 async def test_callers_wait_for_a_free_connection(redis: Any) -> None:
-    """More of them than a node may have connections: none is refused."""
+    """With more callers than connections to a node, none gets an error."""
 
     async def both() -> None:
         await redis.incr("n")

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def scripts_of(redis: Redis, folder: Path) -> AsyncIterator[Scripts]:
-    """The scripts of `folder` on a connection of their own."""
+    """The scripts of `folder` on a dedicated connection."""
     pipelines = Pipelines(redis)
     try:
         yield Scripts(pipelines, folder)

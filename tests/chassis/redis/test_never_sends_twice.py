@@ -52,7 +52,7 @@ async def stolen_from(
 async def test_a_lost_reply_is_an_error_and_one_entry(
     stolen_from: tuple[ReplyThief, str],
 ) -> None:
-    """The client says that it does not know, and the entry is there once."""
+    """The client gets a ConnectionError, and the entry is stored once."""
     thief, url = stolen_from
     async with connect(url) as redis:
         await redis.ping()

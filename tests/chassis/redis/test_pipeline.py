@@ -72,18 +72,21 @@ async def test_a_cancelled_batch_leaves_no_reply_behind(
     assert await pipeline.execute([("ECHO", "a"), ("ECHO", "b")]) == [b"a", b"b"]
 
 
-async def test_a_reply_that_nobody_waits_for_costs_the_connection(pipeline: Pipeline) -> None:
-    """It is not taken for the reply to what is asked next."""
+async def test_a_stray_reply_closes_the_connection(pipeline: Pipeline) -> None:
+    """It is not taken for the reply to the next command."""
     assert await pipeline.execute([("ECHO", "a")]) == [b"a"]
-    pipeline._connection._writer.transport.write(hiredis.pack_command(("ECHO", "stray")))
-    while pipeline._replies.usable:
+    replies = pipeline._replies
+    assert replies is not None
+    replies.transport.write(hiredis.pack_command(("ECHO", "stray")))
+    while replies.usable:
         await asyncio.sleep(0.001)
     assert await pipeline.execute([("ECHO", "b"), ("ECHO", "c")]) == [b"b", b"c"]
+    assert pipeline._replies is not None
     assert pipeline._replies.usable
 
 
 async def test_a_closed_pipeline_stays_closed(pipeline: Pipeline) -> None:
-    """Who comes late opens no connection that nobody would close."""
+    """A late call does not open a connection."""
     await pipeline.aclose()
     (reply,) = await pipeline.execute([("PING",)])
     assert isinstance(reply, exceptions.ConnectionError)

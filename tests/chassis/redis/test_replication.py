@@ -42,7 +42,7 @@ async def redis(pair: tuple[RedisServer, RedisServer]) -> AsyncIterator[Redis]:
         yield client
 
 
-async def test_what_no_replica_has_is_not_acknowledged(
+async def test_unreplicated_writes_are_not_acknowledged(
     pair: tuple[RedisServer, RedisServer], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is the retry that finds it done, though WAIT alone would confirm that one at once."""

@@ -53,7 +53,7 @@ async def test_it_leaves_a_master_that_was_replaced(sentinel: RedisSentinel, red
     await pipelines.aclose()
 
 
-async def test_it_goes_on_while_the_sentinels_are_away(
+async def test_the_master_stays_in_use_while_the_sentinels_are_away(
     sentinel: RedisSentinel, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a new connection needs one of them; the master that is known keeps working."""
@@ -69,7 +69,7 @@ async def test_it_goes_on_while_the_sentinels_are_away(
         assert await newcomer.get("n") == b"3"
 
 
-async def test_a_service_that_nobody_knows_is_away(sentinel: RedisSentinel) -> None:
+async def test_an_unknown_service_is_unavailable(sentinel: RedisSentinel) -> None:
     """UNAVAILABLE, as it may be a Sentinel that has just started."""
     url = sentinel.url.replace("/seamflow/", "/other/")
     async with store.connect(url) as redis:

@@ -147,14 +147,14 @@ def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Token
     return tokens_pb2.Tokens(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[span] if ids else [])
 
 
-def refusal(code: grpc.StatusCode, reason: str, retry_after: int = 0) -> pb.AppendResult:
+def refusal(code: grpc.StatusCode, reason: str, retry_after: int = 0) -> pb.TokenAppendResult:
     """An error result, as the store writes it."""
     prefix = "type.googleapis.com/google.rpc."
     details: list[tuple[str, Any]] = [("ErrorInfo", error_pb2.ErrorInfo(reason=reason))]
     if retry_after:
         delay = Duration(seconds=retry_after)
         details.append(("RetryInfo", error_pb2.RetryInfo(retry_delay=delay)))
-    return pb.AppendResult(
+    return pb.TokenAppendResult(
         error=error_pb2.Status(
             code=code.value[0],
             message=f"refused: {reason}",
@@ -167,19 +167,19 @@ def refusal(code: grpc.StatusCode, reason: str, retry_after: int = 0) -> pb.Appe
 
 
 class FakeStore:
-    """AppendSegments of a store in this process: keeps what it gets, answers when it may."""
+    """AppendTokens of a store in this process: keeps what it gets, answers when it may."""
 
     def __init__(self) -> None:
-        self.messages: list[list[pb.Append]] = []
+        self.messages: list[list[pb.TokenAppend]] = []
         self.failures: list[grpc.aio.AioRpcError] = []
         """Raised for whole messages, one each, before anything is answered."""
-        self.results: dict[str, list[pb.AppendResult]] = {}
+        self.results: dict[str, list[pb.TokenAppendResult]] = {}
         """By turn: what its next appends are answered; then all is accepted."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.num_in_flight = self.max_in_flight = 0
 
-    async def AppendSegments(self, request: pb.AppendSegmentsRequest) -> pb.AppendSegmentsResponse:
+    async def AppendTokens(self, request: pb.AppendTokensRequest) -> pb.AppendTokensResponse:
         """See `TrajectoryService`."""
         self.messages.append(list(request.appends))
         self.num_in_flight += 1
@@ -188,13 +188,13 @@ class FakeStore:
         self.num_in_flight -= 1
         if self.failures:
             raise self.failures.pop(0)
-        return pb.AppendSegmentsResponse(results=map(self._result, request.appends))
+        return pb.AppendTokensResponse(results=map(self._result, request.appends))
 
-    def _result(self, append: pb.Append) -> pb.AppendResult:
+    def _result(self, append: pb.TokenAppend) -> pb.TokenAppendResult:
         scripted = self.results.get(append.turn_id)
         if scripted:
             return scripted.pop(0)
-        return pb.AppendResult(num_tokens=append.offset + len(append.tokens.token_ids) // 4)
+        return pb.TokenAppendResult(num_tokens=append.offset + len(append.tokens.token_ids) // 4)
 
 
 def failed(code: grpc.StatusCode) -> grpc.aio.AioRpcError:

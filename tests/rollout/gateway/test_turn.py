@@ -16,10 +16,11 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import END, make_byte_model
+from bench.harness.store_calls import send_async
 from rollout.gateway import turn as turn_module
 from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.record import token_messages, turn_record
+from rollout.gateway.record import token_messages
 from tests.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, sampled, scripted
 from tests.trajectory_manager.client import RULES
 
@@ -93,7 +94,7 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
         yield found
 
 
-async def test_the_last_tokens_close_their_turn(world: World, calls: list[str]) -> None:
+async def test_the_last_tokens_close_their_turn(world: World) -> None:
     """What was forwarded is stored under its spans, and no call is made to end the turn."""
     answer = [*world.ids("hello"), *world.template.stop_token_ids]
     world.server.answers = [[answer[:1], answer[1:]]]
@@ -110,18 +111,16 @@ async def test_the_last_tokens_close_their_turn(world: World, calls: list[str]) 
         (4, 2, "scripted"),
     ]
     assert turn.finish_reason == STOP
-    assert calls == []
 
 
-async def test_an_end_without_tokens_closes_the_turn(world: World, calls: list[str]) -> None:
+async def test_an_end_without_tokens_closes_the_turn(world: World) -> None:
     """A server may end the turn with a message without tokens."""
     world.server.answers = [[world.ids("hello"), []]]
     await world.generate("t", world.ids("say "))
     assert (await world.recorded())["t"].finish_reason == STOP
-    assert calls == []
 
 
-async def test_drift_is_reported_and_stored(world: World, calls: list[str]) -> None:
+async def test_drift_is_reported_and_stored(world: World) -> None:
     """The agent, the record, the metric and the log learn of it; the log without any text."""
     answer = [*world.letters("hello"), *world.template.stop_token_ids]
     world.server.answers = [[answer], [world.ids("again")], []]
@@ -143,13 +142,12 @@ async def test_drift_is_reported_and_stored(world: World, calls: list[str]) -> N
     (line,) = [line for line in logs if line["event"] == "retokenization_drift"]
     assert (line["turn_id"], line["position"]) == ("t2", 4)
     assert "hell" not in str(line)
-    assert calls == ["EndTurn"]
     again = (await world.generate("t2", prompt))[-1].end
     assert again == finish
     assert turn_module._DRIFTED._value.get() == before + 1
 
 
-async def test_a_rewritten_answer_is_a_fork(world: World, calls: list[str]) -> None:
+async def test_a_rewritten_answer_is_a_fork(world: World) -> None:
     """Negative control: another text from the same position on is not called drift."""
     world.server.answers = [[world.letters("hello")], [world.ids("again")]]
     await world.generate("t1", world.ids("say "))
@@ -158,7 +156,6 @@ async def test_a_rewritten_answer_is_a_fork(world: World, calls: list[str]) -> N
     turn = (await world.recorded())["t2"]
     assert not turn.HasField("drift")
     assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
-    assert calls == []
 
 
 MESSAGES = [pb.Message(role="user", content="say")]
@@ -197,14 +194,12 @@ async def test_messages_of_a_rewriting_template_may_drift(world: World) -> None:
 
 
 @pytest.mark.parametrize("drifts", [False, True])
-async def test_a_turn_whose_writer_died_is_closed(
-    world: World, calls: list[str], drifts: bool
-) -> None:
+async def test_a_turn_whose_writer_died_is_closed(world: World, drifts: bool) -> None:
     """All tokens were stored, its end was not: the next attempt closes it."""
     world.server.answers = [[world.letters("hello")]]
     await world.generate("t1", world.ids("say "))
     prompt = world.ids("say hello!" if drifts else "other")
-    begin = store_pb.BeginTurnRequest(
+    begin = store_pb.NewTurn(
         run_id=RUN,
         rollout_id="r",
         turn_id="t2",
@@ -213,40 +208,24 @@ async def test_a_turn_whose_writer_died_is_closed(
         template_fingerprint=world.template.fingerprint,
         credential_digest=digest(world.credential),
     )
-    begun = await world.store.BeginTurn(begin)
+    begun = await send_async(world.store, begin)
     answer = [*world.ids("hello"), *world.template.stop_token_ids]
     new = prompt[len(begun.prefix_token_ids) :]
     own = token_messages.joined(token_messages.environment(new), sampled(answer))
-    append = store_pb.Append(
+    append = store_pb.TokenAppend(
         run_id=RUN,
         rollout_id="r",
         turn_id="t2",
         epoch=begun.epoch,
         tokens=token_messages.packed(own),
     )
-    result = await world.store.AppendSegments(store_pb.AppendSegmentsRequest(appends=[append]))
+    result = await world.store.AppendTokens(store_pb.AppendTokensRequest(appends=[append]))
     assert result.results[0].num_tokens == len(own.token_ids)
     events = await world.generate("t2", prompt)
     assert list(events[0].chunk.tokens.token_ids) == answer
     assert events[-1].end.HasField("drift") == drifts
     turn = (await world.recorded())["t2"]
     assert (turn.finish_reason, turn.HasField("drift")) == (STOP, drifts)
-    assert calls == (["EndTurn"] if drifts else [])
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the separate calls that end turns, in order."""
-    made: list[str] = []
-    answered = turn_record.call_until_answered
-
-    async def counted(call: Any) -> Any:
-        if "EndTurn" in call.__code__.co_names:
-            made.append("EndTurn")
-        return await answered(call)
-
-    monkeypatch.setattr(turn_record, "call_until_answered", counted)
-    return made
 
 
 async def test_tokens_lost_by_the_store_fail_the_rollout(world: World) -> None:

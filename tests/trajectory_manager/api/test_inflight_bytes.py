@@ -1,4 +1,4 @@
-"""What waits for a slow store is bounded, whichever call brought it."""
+"""The bytes in flight to the store are bounded over all calls."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from tests.trajectory_manager.support import Run
-from trajectory_manager.api.inflight_bytes import Room
+from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 
 
 def test_one_message_alone_always_passes() -> None:
-    """However large it is: nobody could ever send it otherwise."""
-    room = Room(100)
-    with room.taken(1000), pytest.raises(ServiceError), room.taken(1):
+    """Whatever its size: otherwise it could never be sent."""
+    inflight = InflightBytes(100)
+    with inflight.reserve(1000), pytest.raises(ServiceError), inflight.reserve(1):
         pass
-    with room.taken(60), room.taken(40):
+    with inflight.reserve(60), inflight.reserve(40):
         pass
 
 
 async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
-    """Without room each is refused with a time to try again."""
-    room = Room(100)
-    servicer: Any = TrajectoryServicer(run.store, run.rollouts, room, max_turn_tokens=1000)
+    """Beyond the bound each gets STORE_FULL with a retry time."""
+    inflight = InflightBytes(100)
+    servicer: Any = TrajectoryServicer(run.store, run.rollouts, inflight, max_turn_tokens=1000)
     span = tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
     name = {"run_id": run.run_id, "rollout_id": "a", "turn_id": "t"}
-    tokens = tokens_pb2.Tokens(token_ids=[1], logprobs=[0.0], spans=[span])
     packed = tokens_pb2.PackedTokens(token_ids=bytes(4), logprobs=bytes(4), spans=[span])
     stop = tokens_pb2.FINISH_REASON_STOP
     rollout = pb.RecordedRollout(
@@ -38,12 +37,11 @@ async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
     )
     groups = [pb.RecordedGroup(task_id="a", rollouts=[rollout])]
     requests = {
-        "AppendTokens": pb.AppendTokensRequest(**name, tokens=tokens),
-        "AppendSegments": pb.AppendSegmentsRequest(appends=[pb.Append(**name, tokens=packed)]),
+        "AppendTokens": pb.AppendTokensRequest(appends=[pb.TokenAppend(**name, tokens=packed)]),
         "RecordGroups": pb.RecordGroupsRequest(run_id=run.run_id, groups=groups),
     }
     for method, request in requests.items():
-        with room.taken(100), pytest.raises(ServiceError) as caught:
+        with inflight.reserve(100), pytest.raises(ServiceError) as caught:
             await getattr(servicer, method)(request, None)
         assert caught.value.reason is Reason.STORE_FULL
         assert caught.value.retry_after

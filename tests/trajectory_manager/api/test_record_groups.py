@@ -10,8 +10,8 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from tests.trajectory_manager.support import RULES, Run
-from trajectory_manager.api.inflight_bytes import Room
-from trajectory_manager.api.record_groups import RecordedGroups
+from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from trajectory_manager.service import sample_builder
 
@@ -35,7 +35,7 @@ def packed(ids: list[int], version: int = 3) -> tokens_pb2.PackedTokens:
 
 
 def turn(name: str, ids: list[int], parent: str = "", prefix: int = 0) -> pb.RecordedTurn:
-    """A turn that ended by itself."""
+    """A turn that ended with STOP."""
     return pb.RecordedTurn(
         turn_id=name,
         parent_turn_id=parent,
@@ -63,9 +63,9 @@ def request(run: Run, *groups: pb.RecordedGroup) -> pb.RecordGroupsRequest:
     return pb.RecordGroupsRequest(run_id=run.run_id, groups=groups)
 
 
-def recorder(run: Run) -> RecordedGroups:
+def recorder(run: Run) -> RecordGroupsHandler:
     """On the store of the run."""
-    return RecordedGroups(run.store, run.rollouts, Room(1 << 20), 1000)
+    return RecordGroupsHandler(run.store, run.rollouts, InflightBytes(1 << 20), 1000)
 
 
 async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:
@@ -92,7 +92,7 @@ async def test_a_repeated_request_records_nothing_twice(run: Run) -> None:
     await first.record(request(run, group("a")))
     again = await recorder(run).record(request(run, group("a")))
     assert again.num_accepted == 0
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_admitted_groups) == (1, 1)
     with pytest.raises(ServiceError) as caught:
         await recorder(run).record(request(run, group("a", num_rollouts=1)))
@@ -106,7 +106,7 @@ async def test_admission_holds_recorded_groups_back(run: Run) -> None:
         await recorder(run).record(request(run, *groups))
     assert caught.value.reason is Reason.TOO_MANY_REQUESTS
     assert caught.value.retry_after
-    assert (await run.store.runs.readiness(run.run_id)).num_admitted_groups == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_admitted_groups == 0
     await recorder(run).record(request(run, *groups[:2]))
     epoch = (await run.store.ledger.reconcile(run.run_id, 0, "trainer")).epoch
     await run.store.ledger.lease_samples(run.run_id, epoch, 1, 3, 0)
@@ -135,7 +135,7 @@ async def test_a_full_run_takes_no_more_groups(run: Run) -> None:
         ({"turns": [turn("a", list(range(1, 1500)))]}, "tokens"),
     ],
 )
-async def test_what_cannot_be_trained_is_refused(
+async def test_untrainable_groups_are_rejected(
     run: Run, change: dict[str, object], field: str
 ) -> None:
     """The error names the field; nothing is admitted."""
@@ -147,11 +147,11 @@ async def test_what_cannot_be_trained_is_refused(
         await recorder(run).record(request(run, one))
     assert caught.value.reason is Reason.INVALID_FIELD
     assert field in caught.value.message
-    assert (await run.store.runs.readiness(run.run_id)).num_admitted_groups == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_admitted_groups == 0
 
 
 async def test_a_group_without_variance_is_filtered_when_it_is_recorded_too(run: Run) -> None:
-    """The rules of the run hold whoever made the group."""
+    """The rules of the run also hold for recorded groups."""
     run_id = f"{run.run_id}-filtered"
     await run.store.runs.create_run(run_id, replace(RULES, zero_variance_reward="reward"))
     other = Run(run.store, run_id)
@@ -159,5 +159,5 @@ async def test_a_group_without_variance_is_filtered_when_it_is_recorded_too(run:
     for rollout in same.rollouts:
         rollout.rewards[0].value = 1.0
     await recorder(other).record(request(other, same))
-    counts = await run.store.runs.readiness(run_id)
+    counts = await run.store.runs.run_counts(run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (0, 1)

@@ -25,7 +25,7 @@ from tests.trajectory_manager.support import RULES, Run, failed, policy
 from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.model.records import Purpose, Replay, ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.token_bytes import unpack_ids, unpack_logprobs
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.interface import Store
 
@@ -78,7 +78,7 @@ class Trainer:
 @pytest.fixture
 async def trainer(store: Store) -> AsyncIterator[Trainer]:
     """A trainer of a run that is not created yet."""
-    servicer = SampleServicer(store, Waiting(store.runs), Metrics())
+    servicer = SampleServicer(store, LongPoll(store.runs), Metrics())
     service = Service(servicers=[(add_SampleServiceServicer_to_server, servicer)])
     async with AsyncExitStack() as stack:
         config = ServerConfig(admin_port=-1, drain_seconds=0.0)
@@ -210,7 +210,7 @@ async def test_a_publish_waits_for_running_rollouts(trainer: Trainer) -> None:
 
 
 async def test_a_publish_waits_a_bounded_time(trainer: Trainer) -> None:
-    """After publish_wait_seconds it goes ahead, and says what it makes too old."""
+    """After publish_wait_seconds it publishes, and counts what that makes too old."""
     await trainer.create(staleness_policy=StalenessPolicy.WAIT, publish_wait_seconds=0.01)
     await trainer.run.submit("a")
     await trainer.run.fill(version=0)
@@ -227,7 +227,7 @@ async def test_other_policies_never_wait(trainer: Trainer) -> None:
     assert (await trainer.publish(5)).publish
 
 
-async def test_samples_are_listed_with_what_became_of_them(trainer: Trainer) -> None:
+async def test_samples_are_listed_with_their_outcome(trainer: Trainer) -> None:
     """Trained ones, those of other purposes, failed ones; not those of running rollouts."""
     await trainer.create()
     run = trainer.run

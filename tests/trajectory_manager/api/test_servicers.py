@@ -15,6 +15,7 @@ from seamflow.trajectory.v1 import (
     trajectory_service_pb2,
 )
 
+from bench.harness.store_calls import send_async
 from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message, reason_of
 
 POLICY = tokens_pb2.ORIGIN_POLICY
@@ -72,10 +73,10 @@ async def test_readiness_waits_for_enough_groups(replicas: tuple[Client, Client]
     assert (counts.num_admitted_groups, counts.num_admissible_groups) == (1, 1)
 
 
-async def test_a_trainer_that_waits_says_with_which_weights_it_will_begin(
+async def test_a_waiting_trainer_reports_its_next_base_version(
     replicas: tuple[Client, Client],
 ) -> None:
-    """What begins then is not sampled with older ones; an older trainer has no say any more."""
+    """Groups admitted then require newer weights; a stale trainer is rejected."""
     first, second = replicas
     await first.submit("a", "b", "c")
     epoch = await first.reconcile()
@@ -113,7 +114,7 @@ async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client
 
 
 async def test_several_rollouts_are_leased_at_once(replicas: tuple[Client, Client]) -> None:
-    """As many as there are, each by a lease of its own; without being asked to, one."""
+    """Up to the number available, each under its own lease; one by default."""
     first, second = replicas
     await first.submit("a", "b")
     answer = await first.lease(most=3)
@@ -130,7 +131,7 @@ async def test_several_rollouts_are_leased_at_once(replicas: tuple[Client, Clien
 
 
 @pytest.mark.parametrize("most", [-1, 9])
-async def test_a_number_of_leases_out_of_bounds_is_refused(
+async def test_a_number_of_leases_out_of_bounds_is_rejected(
     replicas: tuple[Client, Client], most: int
 ) -> None:
     """By its name, whether there is work or not."""
@@ -140,7 +141,7 @@ async def test_a_number_of_leases_out_of_bounds_is_refused(
 
 
 async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
-    """An unfinished rollout is replaced, and extending its lease says so."""
+    """An unfinished rollout is replaced, and its lease cannot be extended."""
     first, second = replicas
     await first.submit("a")
     lease = await first.lease()
@@ -159,7 +160,7 @@ async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> Non
     assert (await second.lease()).rollout_id == "a/0/2"
 
 
-async def test_a_taken_over_turn_is_refused_with_the_current_epoch(
+async def test_a_stale_writer_gets_the_current_epoch(
     replicas: tuple[Client, Client],
 ) -> None:
     """The fenced gateway gets ABORTED / STALE_EPOCH at its next append."""
@@ -179,7 +180,7 @@ async def test_a_taken_over_turn_is_refused_with_the_current_epoch(
 async def test_creating_a_run_again_needs_the_same_rules(
     replicas: tuple[Client, Client],
 ) -> None:
-    """Other rules are refused with the fields that differ."""
+    """Other rules are rejected with the fields that differ."""
     first, second = replicas
     assert not await second.create_run()
     other = trajectory_pb2.RunConfig()
@@ -211,7 +212,7 @@ async def test_creating_a_run_again_needs_the_same_rules(
         ("lease_seconds", float("nan"), "INVALID_ARGUMENT"),
     ],
 )
-async def test_rules_that_cannot_be_kept_are_refused(
+async def test_rules_that_cannot_be_kept_are_rejected(
     replicas: tuple[Client, Client], field: str, value: float, code: str
 ) -> None:
     """At creation, with the field's name."""
@@ -243,7 +244,7 @@ async def test_rules_that_cannot_be_kept_are_refused(
         ({"replay": {"strategy": 9}}, "replay.strategy"),
     ],
 )
-async def test_rules_that_contradict_each_other_are_refused(
+async def test_contradictory_rules_are_rejected(
     replicas: tuple[Client, Client], rules: dict[str, object], field: str
 ) -> None:
     """The error names the field that has to change."""
@@ -285,7 +286,7 @@ def _spans(*lengths: tuple[int, int]) -> tokens_pb2.Tokens:
         tokens_pb2.Tokens(token_ids=[1], logprobs=[0], spans=[tokens_pb2.Span(num_tokens=1)]),
     ],
 )
-async def test_malformed_tokens_are_refused(
+async def test_malformed_tokens_are_rejected(
     replicas: tuple[Client, Client], bad: tokens_pb2.Tokens
 ) -> None:
     """Lengths that differ, spans that do not cover, log-probs that are no numbers."""
@@ -296,17 +297,16 @@ async def test_malformed_tokens_are_refused(
 
 
 async def test_training_needs_a_lease(replicas: tuple[Client, Client]) -> None:
-    """TRAIN without one or under another name is refused, and an EVAL name that looks leased."""
+    """TRAIN without one or under another name is rejected, and an EVAL name that looks leased."""
     first, _ = replicas
     await first.submit("a")
     lease = await first.lease()
-    start = first.trajectories.StartRollout
     for rollout_id, token, purpose in (
         ("r", "", tokens_pb2.PURPOSE_TRAIN),
         ("r", lease.lease_token, tokens_pb2.PURPOSE_TRAIN),
         ("a/0/1", "", tokens_pb2.PURPOSE_EVAL),
     ):
-        request = trajectory_service_pb2.StartRolloutRequest(
+        request = trajectory_service_pb2.NewRollout(
             run_id=first.run_id,
             rollout_id=rollout_id,
             lease_token=token,
@@ -314,7 +314,7 @@ async def test_training_needs_a_lease(replicas: tuple[Client, Client]) -> None:
             credential_digest=CREDENTIAL,
         )
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await start(request)
+            await send_async(first.trajectories, request)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -366,7 +366,7 @@ async def test_trajectories_are_listed_and_watched(replicas: tuple[Client, Clien
 
 
 async def test_the_trainer_s_calls_go_through(replicas: tuple[Client, Client]) -> None:
-    """Extend, release, lease again, commit."""
+    """Extend, lease again, commit."""
     first, second = replicas
     await first.submit("a")
     await first.play()
@@ -377,10 +377,6 @@ async def test_the_trainer_s_calls_go_through(replicas: tuple[Client, Client]) -
         run_id=first.run_id, lease_token=leased.lease_token
     )
     assert (await second.samples.ExtendLease(extend)).remaining.seconds == 60
-    release = sample_service_pb2.ReleaseSamplesRequest(
-        run_id=first.run_id, lease_token=leased.lease_token
-    )
-    await second.samples.ReleaseSamples(release)
     assert await second.lease_samples(epoch, 1) == leased
     commit = sample_service_pb2.CommitStepRequest(run_id=first.run_id, epoch=epoch, step=1)
     assert (await second.samples.CommitStep(commit)).num_samples == 2

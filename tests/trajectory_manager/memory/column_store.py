@@ -12,7 +12,7 @@ from trajectory_manager.store.column_interface import (
     SampleColumns,
     rollout_of,
 )
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import TokenStore
 
 
@@ -66,7 +66,7 @@ class MemoryColumnStore:
             if cell is None or (cell.written and cell.epoch == epoch):
                 continue
             if cell.written or cell.epoch != epoch or cell.expires <= self._clock():
-                raise refusal("LOST_COLUMN", column, sample_id)
+                raise store_error("LOST_COLUMN", column, sample_id)
             found[sample_id] = cell
         return found
 
@@ -82,13 +82,13 @@ class MemoryColumnStore:
     ) -> None:
         rollout_id = rollout_of(sample_id)
         if await self._tokens.rollout(run_id, rollout_id) is None:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         of_rollout = self._values.setdefault((run_id, rollout_id), {})
         stored = of_rollout.get((column, sample_id), (0, b""))
         if stored[0] > epoch or (stored[0] < epoch and not new):
-            raise refusal("LOST_COLUMN", column, sample_id)
+            raise store_error("LOST_COLUMN", column, sample_id)
         if stored[0] == epoch and stored[1] != value:
-            raise refusal("OTHER_COLUMN", column, sample_id)
+            raise store_error("OTHER_COLUMN", column, sample_id)
         of_rollout[column, sample_id] = (epoch, value)
 
     async def complete(
@@ -166,4 +166,4 @@ class MemoryColumnStore:
 
 
 def _samples(group: GroupState) -> list[str]:
-    return [sample_id for done in group.settlements for sample_id in done.sample_ids]
+    return [sample_id for done in group.results for sample_id in done.sample_ids]

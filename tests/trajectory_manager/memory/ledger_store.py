@@ -10,7 +10,7 @@ from tests.trajectory_manager.memory.run_state import GroupState, LedgerEntry, R
 from trajectory_manager.model import replay_draw
 from trajectory_manager.model.records import DeadLetterReason, SlotName, StalenessPolicy, Topic
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, StepLease
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 
 
 class MemoryLedgerStore:
@@ -29,14 +29,14 @@ class MemoryLedgerStore:
         if epoch is None:
             epoch = run.trainers[trainer_id] = max(run.epoch + 1, int(self._clock() * 1000))
         if epoch < run.epoch:
-            raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
+            raise store_error("STALE_TRAINER", run_id, epoch, run.epoch)
         run.epoch, run.training = epoch, run.training and not is_new
         self._cover(run, step)
         restored, run.committed_step = step < run.committed_step, step
         if restored:
             self._give_back(run, after=step)
         elif is_new:
-            self._bury_poisonous(run)
+            self._dead_letter_poison_step(run)
         run.changed(Topic.READY)
         pending = tuple(sorted(run.ledger))
         is_open = bool(pending) and run.ledger[pending[-1]].lease.is_open
@@ -44,16 +44,16 @@ class MemoryLedgerStore:
             epoch=epoch, pending_steps=pending, open_step=pending[-1] if is_open else 0
         )
 
-    def _bury_poisonous(self, run: RunState) -> None:
+    def _dead_letter_poison_step(self, run: RunState) -> None:
         """The first step with too many deliveries dies, later ones return to the queue."""
         limit = run.config.max_deliveries
         for step in sorted(run.ledger):
             if 0 < limit <= run.ledger[step].lease.num_deliveries:
                 self._give_back(run, after=step)
-                self._bury(run, run.ledger.pop(step))
+                self._dead_letter_step(run, run.ledger.pop(step))
                 return
 
-    def _bury(self, run: RunState, entry: LedgerEntry) -> None:
+    def _dead_letter_step(self, run: RunState, entry: LedgerEntry) -> None:
         step, times = entry.lease.step, entry.lease.num_deliveries
         message = f"step {step} was delivered {times} times and never committed"
         run.num_taken -= _num_taken(entry)
@@ -75,7 +75,7 @@ class MemoryLedgerStore:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if streaming and num_shards != 1:
-            raise refusal("STREAMED_SHARDS", num_shards)
+            raise store_error("STREAMED_SHARDS", num_shards)
         entry = run.ledger.get(step)
         if entry is None:
             entry = self._begun(run, step, base_weight_version, num_shards)
@@ -103,16 +103,16 @@ class MemoryLedgerStore:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if step > run.leased_step:
-            run.tells = epoch
+            run.reporting_epoch = epoch
             run.awaits(base_weight_version)
 
     def _begun(self, run: RunState, step: int, base: int, num_shards: int) -> LedgerEntry:
         """An entry that takes part in nothing yet."""
         last = run.ledger.get(run.leased_step)
         if last is not None and last.lease.is_open:
-            raise refusal("OPEN_STEP", step, run.leased_step)
+            raise store_error("OPEN_STEP", step, run.leased_step)
         if step != run.leased_step + 1:
-            raise refusal("STEP_ORDER", step, run.leased_step + 1)
+            raise store_error("STEP_ORDER", step, run.leased_step + 1)
         lease = StepLease(
             step=step,
             base_weight_version=base,
@@ -125,7 +125,7 @@ class MemoryLedgerStore:
     def _deliver_again(self, entry: LedgerEntry, epoch: int, num_shards: int) -> None:
         lease = entry.lease
         if lease.num_shards != num_shards:
-            raise refusal("OTHER_SHARDS", lease.step, lease.num_shards, num_shards)
+            raise store_error("OTHER_SHARDS", lease.step, lease.num_shards, num_shards)
         if entry.epoch != epoch:
             entry.epoch = epoch
             entry.lease = replace(lease, num_deliveries=lease.num_deliveries + 1)
@@ -164,12 +164,12 @@ class MemoryLedgerStore:
             is_open=False,
         )
         run.num_taken += len(entry.groups)
-        if run.tells == run.epoch:
+        if run.reporting_epoch == run.epoch:
             run.training, run.next_base = True, entry.lease.base_weight_version + 1
         run.changed(Topic.TASKS)
 
     def _fresh(self, run: RunState, lease: StepLease, wanted: int) -> tuple[int, list[str]]:
-        """The first `wanted` groups within the bound, if so many are; those beyond it leave."""
+        """The first `wanted` groups within the staleness bound; older ones become dead letters."""
         step, base = lease.step, lease.base_weight_version
         too_old, fresh = 0, list[str]()
         while len(fresh) < wanted:
@@ -182,10 +182,10 @@ class MemoryLedgerStore:
                 fresh.append(task_id)
                 continue
             too_old += 1
-            self._leave_behind(run, group, step, base)
+            self._dead_letter_stale(run, group, step, base)
         return too_old, fresh
 
-    def _leave_behind(self, run: RunState, group: GroupState, step: int, base: int) -> None:
+    def _dead_letter_stale(self, run: RunState, group: GroupState, step: int, base: int) -> None:
         withholds = run.config.staleness_policy is StalenessPolicy.WITHHOLD
         reason = DeadLetterReason.WITHHELD if withholds else DeadLetterReason.DROPPED
         message = (
@@ -201,16 +201,16 @@ class MemoryLedgerStore:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if step not in run.ledger:
-            raise refusal("UNKNOWN_STEP", step)
+            raise store_error("UNKNOWN_STEP", step)
         return run.config.lease_seconds
 
     async def commit(self, run_id: str, epoch: int, step: int) -> int:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if step > run.leased_step:
-            raise refusal("UNKNOWN_STEP", step)
+            raise store_error("UNKNOWN_STEP", step)
         if step in run.ledger and run.ledger[step].lease.is_open:
-            raise refusal("OPEN_STEP", step, step)
+            raise store_error("OPEN_STEP", step, step)
         num_samples = self._cover(run, step)
         run.committed_step = max(run.committed_step, step)
         return num_samples
@@ -225,15 +225,6 @@ class MemoryLedgerStore:
         if covered:
             run.commits[step] = sum(len(entry.lease.sample_ids) for entry in covered)
         return run.commits.get(step, 0)
-
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
-        """See `LedgerStore`."""
-        run = self._led(run_id, epoch)
-        if step not in run.ledger:
-            return
-        if step != run.leased_step:
-            raise refusal("STEP_ORDER", step, run.leased_step)
-        self._give_back(run, after=step - 1)
 
     def _give_back(self, run: RunState, after: int) -> None:
         """Groups of later steps return to the head of the queue, in order."""
@@ -259,7 +250,7 @@ class MemoryLedgerStore:
         blocking, running = 0, list[str]()
         for task_id in sorted(run.order, key=lambda task_id: run.order[task_id]):
             group = run.groups[task_id]
-            sampled = any(done.sample_ids for done in group.settlements)
+            sampled = any(done.sample_ids for done in group.results)
             if sampled and group.min_weight_version < oldest:
                 blocking += 1
                 continue
@@ -280,7 +271,7 @@ class MemoryLedgerStore:
     def _led(self, run_id: str, epoch: int) -> RunState:
         run = self._runs.get(run_id)
         if run.epoch != epoch:
-            raise refusal("STALE_TRAINER", run_id, epoch, run.epoch)
+            raise store_error("STALE_TRAINER", run_id, epoch, run.epoch)
         return run
 
 
@@ -288,9 +279,9 @@ def _wanted(run: RunState, num_groups: int, min_groups: int) -> int:
     """How many groups make the step whole."""
     wanted, bound = num_groups or run.config.groups_per_step, run.config.max_leased_groups
     if wanted > bound:
-        raise refusal("TOO_MANY_GROUPS", wanted, bound)
+        raise store_error("TOO_MANY_GROUPS", wanted, bound)
     if min_groups > wanted:
-        raise refusal("MINIMUM_ABOVE", min_groups, wanted)
+        raise store_error("MINIMUM_ABOVE", min_groups, wanted)
     return wanted
 
 
@@ -307,7 +298,7 @@ def _committed(run: RunState, group: GroupState, step: int) -> None:
     """Remember which rollouts were made for the group and which of them were trained."""
     task_id, slots = group.task.task_id, group.slots
     run.trained.setdefault(step, []).append((task_id, *(slot.attempt for slot in slots)))
-    counted = tuple(slot.attempt if slot.settlement else 0 for slot in slots)
+    counted = tuple(slot.attempt if slot.result else 0 for slot in slots)
     run.steps[task_id] = (step, counted)
     _keep(run, group, step)
 
@@ -324,7 +315,7 @@ def _keep(run: RunState, group: GroupState, step: int) -> None:
     if rules is None:
         return
     samples, tokens = _samples(group)
-    rewards = [dict(done.rewards).get(rules.reward_name) for done in group.settlements]
+    rewards = [dict(done.rewards).get(rules.reward_name) for done in group.results]
     given = [reward for reward in rewards if reward is not None]
     run.replay[group.task.task_id] = replay_draw.ReplayGroup(
         samples=samples,
@@ -336,8 +327,6 @@ def _keep(run: RunState, group: GroupState, step: int) -> None:
 
 def _samples(group: GroupState) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The samples of a complete group, and how many tokens each has."""
-    names = tuple(name for done in group.settlements for name in done.sample_ids)
-    # Settled by an older release, whose lengths are not known: all count the same.
-    lengths = [done.num_tokens or (1,) * len(done.sample_ids) for done in group.settlements]
-    tokens = tuple(count for of_rollout in lengths for count in of_rollout)
+    names = tuple(name for done in group.results for name in done.sample_ids)
+    tokens = tuple(count for done in group.results for count in done.num_tokens)
     return names, tokens

@@ -10,8 +10,8 @@ from trajectory_manager.model.records import (
     DeadLetter,
     DeadLetterReason,
     Purpose,
+    RolloutResult,
     RunConfig,
-    Settlement,
     SlotName,
     StalenessPolicy,
     Task,
@@ -19,7 +19,7 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.replay_draw import ReplayGroup
 from trajectory_manager.model.steps import StepLease
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS
 
 
@@ -29,7 +29,7 @@ class SlotState:
 
     attempt: int = 0
     leased: bool = False
-    settlement: Settlement | None = None
+    result: RolloutResult | None = None
 
 
 @dataclass(slots=True)
@@ -44,21 +44,19 @@ class GroupState:
 
     @property
     def complete(self) -> bool:
-        return len(self.settlements) == self.task.num_samples
+        return len(self.results) == self.task.num_samples
 
     def is_open(self, index: int) -> bool:
         slot = self.slots[index]
-        return not (slot.leased or slot.settlement or self.complete)
+        return not (slot.leased or slot.result or self.complete)
 
     @property
     def min_weight_version(self) -> int:
-        return min(
-            (done.min_weight_version for done in self.settlements if done.sample_ids), default=0
-        )
+        return min((done.min_weight_version for done in self.results if done.sample_ids), default=0)
 
     @property
-    def settlements(self) -> list[Settlement]:
-        return [slot.settlement for slot in self.slots if slot.settlement is not None]
+    def results(self) -> list[RolloutResult]:
+        return [slot.result for slot in self.slots if slot.result is not None]
 
 
 @dataclass(slots=True)
@@ -72,7 +70,7 @@ class LedgerEntry:
 
 @dataclass(slots=True)
 class LeaseState:
-    """A task lease; `surplus` once its group needs it no more, without a nonce nobody's."""
+    """A task lease; `surplus` once its group does not need it; a recorded rollout has no nonce."""
 
     nonce: str | None
     expires: float
@@ -129,8 +127,8 @@ class RunState:
     """Weight version that the next step starts from, as far as is known."""
     training: bool = False
     """Whether the trainer has a whole step and does not wait for the next one yet."""
-    tells: int = -1
-    """Epoch of the newest trainer that tells when it waits; of others nothing is assumed."""
+    reporting_epoch: int = -1
+    """Epoch of the newest trainer that reports when it waits."""
     publish: tuple[int, float] = (-1, 0.0)
     versions: dict[Topic, int] = field(default_factory=lambda: dict.fromkeys(Topic, 0))
     epoch: int = 0
@@ -183,7 +181,7 @@ class RunState:
     def num_admissible(self) -> int:
         bound = self.max_outstanding
         if self.over_cap:
-            # With retention the next step frees tokens: closing admission to it would be for ever.
+            # With retention the next step frees tokens: finish admission to it would be for ever.
             next_step = self.config.groups_per_step if self.config.retention_steps else 0
             bound = min(bound, next_step)
         return max(0, bound - self.num_outstanding)
@@ -204,7 +202,7 @@ class RunState:
         """Queue a cell for each required column of each sample; whether there are any."""
         cells = {
             (column, sample_id): Cell()
-            for done in group.settlements
+            for done in group.results
             for sample_id in done.sample_ids
             for column in self.config.required_columns
         }
@@ -217,7 +215,7 @@ class RunState:
         return True
 
     def end_leases(self, group: GroupState) -> None:
-        """Nobody needs the rollouts of the group that still run: the sweeper closes them."""
+        """The group needs no running rollout any more: the sweep finishes them."""
         for index, slot in enumerate(group.slots):
             lease = self.leases.get(str(SlotName(group.task.task_id, index, slot.attempt)))
             slot.leased = False
@@ -248,8 +246,8 @@ class Runs:
     by_id: dict[str, RunState] = field(default_factory=dict)
 
     def get(self, run_id: str) -> RunState:
-        """The state of a run; NOT_FOUND if nobody created it."""
+        """The state of a run; NOT_FOUND if it does not exist."""
         run = self.by_id.get(run_id)
         if run is None:
-            raise refusal("UNKNOWN_RUN", run_id)
+            raise store_error("UNKNOWN_RUN", run_id)
         return run

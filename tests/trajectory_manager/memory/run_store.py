@@ -1,4 +1,4 @@
-"""In-memory RunStore: the reference the Redis one is tested against, for tests and laptops."""
+"""In-memory RunStore: the reference the Redis one is tested against."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from trajectory_manager.model.records import (
     DeadLetter,
     DeadLetterReason,
     Effect,
-    Leased,
     LostLease,
     Purpose,
+    RolloutResult,
     RunConfig,
-    Settled,
-    Settlement,
+    SettleResult,
     SlotName,
     Submitted,
     Task,
+    TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import Readiness
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import MAX_REPLACEMENTS
 
 
@@ -68,13 +68,13 @@ class MemoryRunStore:
             if known is None:
                 new[task.task_id] = task
             elif known != task:
-                raise refusal("OTHER_TASK", task.task_id)
+                raise store_error("OTHER_TASK", task.task_id)
         purposes = {task.purpose for task in tasks} or {Purpose.TRAIN}
         free = {purpose: max_queued - len(run.queue[purpose]) for purpose in purposes}
         for purpose, left in free.items():
             wanted = sum(task.purpose == purpose for task in new.values())
             if wanted > left:
-                raise refusal("FULL_QUEUE", wanted, max(0, left))
+                raise store_error("FULL_QUEUE", wanted, max(0, left))
             free[purpose] = left - wanted
         run.seen |= new
         for task in new.values():
@@ -94,14 +94,16 @@ class MemoryRunStore:
                 return self._lease_slot(run, *found, nonce)
         within_bound = run.num_outstanding < run.max_outstanding
         if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN] and within_bound:
-            raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
+            raise store_error(
+                "FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens
+            )
         return None
 
     def _open_slot(self, run: RunState, purpose: Purpose) -> tuple[GroupState, int] | None:
         slots = run.open_slots[purpose]
         while slots:
             task_id, index = slots.popleft()
-            # The group may have left or have enough samples meanwhile.
+            # The group may have ended or completed since the slot was opened.
             if task_id in run.groups and run.groups[task_id].is_open(index):
                 return run.groups[task_id], index
         may_start = purpose is Purpose.EVAL or run.num_admissible > 0
@@ -137,13 +139,15 @@ class MemoryRunStore:
         run = self._runs.get(run_id)
         for task in tasks:
             if run.seen.get(task.task_id, task) != task:
-                raise refusal("OTHER_TASK", task.task_id)
+                raise store_error("OTHER_TASK", task.task_id)
         new = [task for task in tasks if task.task_id not in run.seen]
         free = run.num_admissible
         if len(new) > free and run.over_cap:
-            raise refusal("FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens)
+            raise store_error(
+                "FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens
+            )
         if len(new) > free:
-            raise refusal("CLOSED_ADMISSION", len(new), max(0, free))
+            raise store_error("CLOSED_ADMISSION", len(new), max(0, free))
         for task in new:
             run.seen[task.task_id] = task
             self._admit_recorded(run, task)
@@ -168,16 +172,18 @@ class MemoryRunStore:
                 lease.expires = self._clock() + run.config.lease_seconds
         return [lease is not None for lease in held]
 
-    async def enlist(self, run_id: str, rollout_id: str, nonce: str | None) -> Leased | None:
+    async def register_rollout(
+        self, run_id: str, rollout_id: str, nonce: str | None
+    ) -> TaskContext | None:
         """See `RunStore`."""
         run = self._runs.get(run_id)
         leased = None
         if nonce is not None:
             name = SlotName.parse(rollout_id)
             if name is None or self._held(run, rollout_id, nonce) is None:
-                raise refusal("LOST_LEASE", rollout_id)
+                raise store_error("LOST_LEASE", rollout_id)
             group = run.groups[name.task_id]
-            leased = Leased(group.task.purpose, group.required_weight_version)
+            leased = TaskContext(group.task.purpose, group.required_weight_version)
         run.listed.setdefault(rollout_id)
         return leased
 
@@ -185,13 +191,13 @@ class MemoryRunStore:
         """See `RunStore`."""
         return list(self._runs.get(run_id).listed)[start : start + limit]
 
-    async def announce(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+    async def add_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
         marks = self._runs.get(run_id).marks
         for rollout_id in rollout_ids:
             marks.setdefault(rollout_id)
 
-    async def retract(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+    async def remove_outbox_marks(self, run_id: str, rollout_ids: Sequence[str]) -> None:
         """See `RunStore`."""
         marks = self._runs.get(run_id).marks
         for rollout_id in rollout_ids:
@@ -212,61 +218,61 @@ class MemoryRunStore:
         lost = [LostLease(rollout_id=name, surplus=leases[name].surplus) for _, name in over]
         return lost[:limit]
 
-    async def settle(self, run_id: str, settlements: Sequence[Settlement]) -> list[Settled]:
+    async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        return [self._settle(run, settlement) for settlement in settlements]
+        return [self._settle(run, result) for result in results]
 
-    def _settle(self, run: RunState, settlement: Settlement) -> Settled:
-        run.marks.pop(settlement.rollout_id, None)
-        run.leases.pop(settlement.rollout_id, None)
-        name = SlotName.parse(settlement.rollout_id)
+    def _settle(self, run: RunState, result: RolloutResult) -> SettleResult:
+        run.marks.pop(result.rollout_id, None)
+        run.leases.pop(result.rollout_id, None)
+        name = SlotName.parse(result.rollout_id)
         group = run.groups.get(name.task_id) if name else None
         if name is None or group is None or name.slot >= len(group.slots):
-            return Settled(effect=Effect.IGNORED)
+            return SettleResult(effect=Effect.IGNORED)
         slot = group.slots[name.slot]
         if slot.attempt != name.attempt or not slot.leased:
-            return Settled(effect=Effect.IGNORED)
+            return SettleResult(effect=Effect.IGNORED)
         slot.leased = False
-        if not settlement.finished:
-            return self._replace(run, group, name, settlement.failure_message)
-        slot.settlement = settlement
+        if not result.finished:
+            return self._replace(run, group, name, result.failure_message)
+        slot.result = result
         if not group.complete:
-            return Settled(effect=Effect.DONE)
+            return SettleResult(effect=Effect.DONE)
         run.end_leases(group)
         return self._complete(run, group)
 
     def _replace(
         self, run: RunState, group: GroupState, name: SlotName, failure_message: str
-    ) -> Settled:
+    ) -> SettleResult:
         group.num_replaced += 1
         run.num_replaced += 1
         if group.num_replaced > MAX_REPLACEMENTS:
             return self._discard(run, group, DeadLetterReason.FAILURES, failure_message)
         run.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
         run.changed(Topic.TASKS)
-        return Settled(effect=Effect.REPLACED)
+        return SettleResult(effect=Effect.REPLACED)
 
-    def _complete(self, run: RunState, group: GroupState) -> Settled:
+    def _complete(self, run: RunState, group: GroupState) -> SettleResult:
         if group.task.purpose is Purpose.EVAL:
             del run.groups[group.task.task_id]
-            return Settled(effect=Effect.COMPLETE)
-        rewards = [done.reward for done in group.settlements]
+            return SettleResult(effect=Effect.COMPLETE)
+        rewards = [done.reward for done in group.results]
         same = len(rewards) > 1 and len(set(rewards)) == 1 and rewards[0] is not None
         if run.config.zero_variance_reward and same:
             message = f"all rewards are {(rewards[0] or 0.0) + 0.0!r}"
             return self._discard(run, group, DeadLetterReason.ZERO_VARIANCE, message)
         if run.waits_for_columns(group):
-            return Settled(effect=Effect.COMPLETE)
+            return SettleResult(effect=Effect.COMPLETE)
         run.ready.append(group.task.task_id)
         run.changed(Topic.READY)
-        return Settled(effect=Effect.COMPLETE)
+        return SettleResult(effect=Effect.COMPLETE)
 
     def _discard(
         self, run: RunState, group: GroupState, reason: DeadLetterReason, message: str
-    ) -> Settled:
+    ) -> SettleResult:
         run.discard(group, reason, message, self._clock())
-        return Settled(effect=Effect.DISCARDED, reason=reason.name.lower())
+        return SettleResult(effect=Effect.DISCARDED, reason=reason.name.lower())
 
     async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
         """See `RunStore`."""
@@ -295,10 +301,10 @@ class MemoryRunStore:
         if delta < 0:
             run.changed(Topic.TASKS)
 
-    async def readiness(self, run_id: str) -> Readiness:
+    async def run_counts(self, run_id: str) -> RunCounts:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        return Readiness(
+        return RunCounts(
             num_ready_groups=len(run.ready),
             num_running_groups=run.num_running_groups,
             num_admissible_groups=run.num_admissible,

@@ -1,4 +1,4 @@
-"""In-memory TokenStore: the reference the Redis one is tested against, for tests and laptops."""
+"""In-memory TokenStore: the reference the Redis one is tested against."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Rol
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
-from trajectory_manager.store.errors import refusal
+from trajectory_manager.store.errors import store_error
 
 GAP_MESSAGE = "tokens before an appended chunk are missing"
 
@@ -51,52 +51,52 @@ class MemoryTokenStore:
         """Fence every writer, as a start of a server on the same data does."""
         self._incarnation += 1
 
-    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+    async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
         """See `TokenStore`."""
         key = (rollout.run_id, rollout.rollout_id)
         record = self._records.get(key)
         if record is None:
             self._records[key] = _Record(replace(rollout, create_time=self._clock()))
             return
-        _refuse_closed(record)
+        _require_running(record)
         may_change = leased and not record.turns
         stored = record.rollout
         wanted = replace(rollout, create_time=stored.create_time)
         if may_change:
             stored = replace(stored, credential_digest=wanted.credential_digest)
         if replace(stored, traceparent="") != replace(wanted, traceparent=""):
-            raise refusal("OTHER_ROLLOUT", rollout.rollout_id)
+            raise store_error("OTHER_ROLLOUT", rollout.rollout_id)
         record.rollout = stored
 
-    async def open_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    async def begin_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
         """See `TokenStore`."""
         record = self._record(run_id, rollout_id)
-        writer = self._opened(record, rollout_id, credential_digest, opening)
+        writer = self._opened(record, rollout_id, credential_digest, begin)
         return record.rollout, TurnRecord(turn=writer.turn, tokens=writer.tokens)
 
     def _opened(
-        self, record: _Record, rollout_id: str, credential_digest: str, opening: Opening
+        self, record: _Record, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> _Writer:
         if record.rollout.credential_digest != credential_digest:
-            raise refusal("BAD_CREDENTIAL", rollout_id)
-        writer = record.turns.get(opening.turn_id)
-        if writer is not None and writer.turn.opening.prompt_digest != opening.prompt_digest:
-            raise refusal("OTHER_PROMPT", opening.turn_id)
+            raise store_error("BAD_CREDENTIAL", rollout_id)
+        writer = record.turns.get(begin.turn_id)
+        if writer is not None and writer.turn.begin.prompt_digest != begin.prompt_digest:
+            raise store_error("OTHER_PROMPT", begin.turn_id)
         if writer is not None and writer.turn.finish_reason:
             return writer
-        _refuse_closed(record)
+        _require_running(record)
         if writer is None:
-            turn = Turn(opening=opening, epoch=self._incarnation << 32 | 1)
-            writer = record.turns[opening.turn_id] = _Writer(turn, opening.attempt_id)
+            turn = Turn(begin=begin, epoch=self._incarnation << 32 | 1)
+            writer = record.turns[begin.turn_id] = _Writer(turn, begin.attempt_id)
             return writer
         epoch = writer.turn.epoch
         if not self._is_current(epoch):
             epoch = self._incarnation << 32 | 1
-        elif writer.attempt_id != opening.attempt_id:
+        elif writer.attempt_id != begin.attempt_id:
             epoch += 1
-        writer.attempt_id, writer.turn = opening.attempt_id, replace(writer.turn, epoch=epoch)
+        writer.attempt_id, writer.turn = begin.attempt_id, replace(writer.turn, epoch=epoch)
         return writer
 
     def _is_current(self, epoch: int) -> bool:
@@ -124,61 +124,61 @@ class MemoryTokenStore:
             return error
 
     def _is_repeated(self, record: _Record, writer: _Writer, append: Append) -> bool:
-        """Whether the turn ended exactly as `append` would end it; refuses what comes too late."""
-        turn, finish = writer.turn, append.finish
-        if not turn.finish_reason or finish is None:
-            _refuse_closed(record)
+        """Whether the turn ended exactly as `append` would end it; raises for late appends."""
+        turn, end = writer.turn, append.end
+        if not turn.finish_reason or end is None:
+            _require_running(record)
             if turn.finish_reason:
-                raise refusal("CLOSED_TURN", append.turn_id)
+                raise store_error("ENDED_TURN", append.turn_id)
             return False
         if (turn.finish_reason, turn.answer_key, turn.drift) != (
-            finish.reason,
-            finish.answer_key,
-            finish.drift,
+            end.reason,
+            end.answer_key,
+            end.drift,
         ):
-            raise refusal("OTHER_FINISH", append.turn_id)
+            raise store_error("OTHER_END", append.turn_id)
         if self._overlap(record, writer, append) < append.tokens.num_tokens:
-            raise refusal("CLOSED_TURN", append.turn_id)
+            raise store_error("ENDED_TURN", append.turn_id)
         return True
 
     def _grown(self, record: _Record, writer: _Writer, append: Append) -> Appended:
-        tokens, finish = append.tokens, append.finish
+        tokens, end = append.tokens, append.end
         overlap = self._overlap(record, writer, append)
         writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
-        if finish is not None:
+        if end is not None:
             writer.turn = replace(
                 writer.turn,
-                finish_reason=finish.reason,
-                answer_key=finish.answer_key,
-                drift=finish.drift,
+                finish_reason=end.reason,
+                answer_key=end.answer_key,
+                drift=end.drift,
             )
         return Appended(num_tokens=writer.tokens.num_tokens, num_new=tokens.num_tokens - overlap)
 
     def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
-        """How many of the tokens are stored already; refuses others in their place, and a gap."""
+        """How many of the tokens are stored already; raises for different tokens and for a gap."""
         stored = writer.tokens.num_tokens
-        offset = stored if append.offset is None else append.offset
+        offset = append.offset
         if offset > stored and writer.turn.finish_reason:
-            raise refusal("CLOSED_TURN", append.turn_id)
+            raise store_error("ENDED_TURN", append.turn_id)
         if offset > stored:
             outcome = Outcome(
                 failure_class=FailureClass.INFRASTRUCTURE, failure_message=GAP_MESSAGE
             )
             record.rollout = self._closed(record.rollout, outcome)
-            raise refusal("GAP", append.turn_id, offset, stored)
+            raise store_error("GAP", append.turn_id, offset, stored)
         overlap = min(stored - offset, append.tokens.num_tokens)
         old, new = writer.tokens.cut(offset, offset + overlap), append.tokens.cut(0, overlap)
         if (old.ids, old.logprobs) != (new.ids, new.logprobs):
-            raise refusal("OTHER_TOKENS", append.turn_id, offset)
+            raise store_error("OTHER_TOKENS", append.turn_id, offset)
         return overlap
 
-    async def close(
-        self, run_id: str, closings: Sequence[Closing]
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
         """See `TokenStore`."""
         return [
-            self._close(run_id, closing.rollout_id, closing.credential_digest, closing.outcome)
-            for closing in closings
+            self._close(run_id, finish.rollout_id, finish.credential_digest, finish.outcome)
+            for finish in finishes
         ]
 
     def _close(
@@ -187,7 +187,7 @@ class MemoryTokenStore:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             if credential_digest is not None:
-                return refusal("UNKNOWN_ROLLOUT", rollout_id)
+                return store_error("UNKNOWN_ROLLOUT", rollout_id)
             given_up = Rollout(
                 run_id=run_id,
                 rollout_id=rollout_id,
@@ -196,7 +196,7 @@ class MemoryTokenStore:
             )
             record = self._records[run_id, rollout_id] = _Record(given_up)
         elif credential_digest not in (None, record.rollout.credential_digest):
-            return refusal("BAD_CREDENTIAL", rollout_id)
+            return store_error("BAD_CREDENTIAL", rollout_id)
         if record.rollout.state is RolloutState.RUNNING:
             record.rollout = self._closed(record.rollout, outcome)
         closed = self._read(run_id, rollout_id, spans_only=True)
@@ -213,7 +213,7 @@ class MemoryTokenStore:
         record = self._records.get((run_id, rollout_id))
         return [writer.turn for writer in record.turns.values()] if record else []
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
         """See `TokenStore`."""
         record = self._records.get((run_id, rollout_id))
         if record is None or not record.turns:
@@ -225,7 +225,7 @@ class MemoryTokenStore:
         """See `TokenStore`."""
         turns = self._record(run_id, rollout_id).turns if turn_ids else {}
         if unknown := [turn_id for turn_id in turn_ids if turn_id not in turns]:
-            raise refusal("UNKNOWN_TURN", unknown[0])
+            raise store_error("UNKNOWN_TURN", unknown[0])
         return [turns[turn_id].tokens for turn_id in turn_ids]
 
     async def read(
@@ -273,7 +273,7 @@ class MemoryTokenStore:
             finish_time=known.rollout.finish_time,
         )
         if known.turns != writers or known.rollout != wanted:
-            raise refusal("OTHER_ROLLOUT", rollout.rollout_id)
+            raise store_error("OTHER_ROLLOUT", rollout.rollout_id)
         return False
 
     def delete(self, run_id: str, rollout_id: str) -> int:
@@ -284,24 +284,24 @@ class MemoryTokenStore:
     def _record(self, run_id: str, rollout_id: str) -> _Record:
         record = self._records.get((run_id, rollout_id))
         if record is None:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         return record
 
     def _fenced(self, append: Append) -> tuple[_Record, _Writer]:
         record = self._record(append.run_id, append.rollout_id)
         writer = record.turns.get(append.turn_id)
         if writer is None:
-            raise refusal("UNKNOWN_TURN", append.turn_id)
+            raise store_error("UNKNOWN_TURN", append.turn_id)
         fenced = not (writer.turn.finish_reason or self._is_current(append.epoch))
         if writer.turn.epoch != append.epoch or fenced:
-            raise refusal("STALE_TURN", append.turn_id, append.epoch, writer.turn.epoch)
+            raise store_error("STALE_TURN", append.turn_id, append.epoch, writer.turn.epoch)
         return record, writer
 
     def _closed(self, rollout: Rollout, outcome: Outcome) -> Rollout:
         return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
 
 
-def _refuse_closed(record: _Record) -> None:
+def _require_running(record: _Record) -> None:
     if record.rollout.state is not RolloutState.RUNNING:
         state = int(record.rollout.state)
-        raise refusal("CLOSED_ROLLOUT", record.rollout.rollout_id, state)
+        raise store_error("FINISHED_ROLLOUT", record.rollout.rollout_id, state)

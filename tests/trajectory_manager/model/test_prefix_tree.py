@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from tests.trajectory_manager.support import policy, tokens
 from trajectory_manager.model.prefix_tree import PrefixTree, common_tokens
 from trajectory_manager.model.token_bytes import pack_ids
-from trajectory_manager.model.tokens import Opening, Span, Tokens, Turn
+from trajectory_manager.model.tokens import Span, Tokens, Turn, TurnBegin
 
 
 def turn(turn_id: str, parent: str = "", prefix_length: int = 0) -> Turn:
     """A turn that shares `prefix_length` tokens with `parent`."""
-    opening = Opening(
+    begin = TurnBegin(
         turn_id=turn_id,
         attempt_id="a",
         prompt_digest="",
         parent_turn_id=parent,
         prefix_length=prefix_length,
     )
-    return Turn(opening=opening, epoch=1)
+    return Turn(begin=begin, epoch=1)
 
 
 def test_a_chain_is_one_sample() -> None:

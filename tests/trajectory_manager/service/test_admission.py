@@ -1,4 +1,4 @@
-"""Admission and staleness over random interleavings: nobody waits for what admission forbids."""
+"""Admission and staleness over random interleavings: no caller waits for what admission forbids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trajectory_manager.model.records import (
     StalenessPolicy,
     TaskLease,
 )
-from trajectory_manager.model.run_counts import Readiness
+from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.service.rollouts import EXPIRED
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
@@ -62,7 +62,7 @@ class Job:
         self.runs, self.ledger = self.run.store.runs, self.run.store.ledger
         self.working: list[TaskLease] = []
         self.names = set[str]()
-        self.history: list[Readiness] = []
+        self.history: list[RunCounts] = []
         self.step = 0
         self.training = False
         self.served = 0
@@ -138,7 +138,7 @@ class Job:
             self.clock.now += self.rules.lease_seconds + 1
         else:
             names = [lease.rollout_id for lease in self.working]
-            await self.run.rollouts.give_up(self.run.run_id, names, EXPIRED)
+            await self.run.rollouts.fail(self.run.run_id, names, EXPIRED)
         self.working.clear()
         await self.run.rollouts.sweep(self.run.run_id)
 
@@ -179,8 +179,8 @@ class Job:
             assert again.lease is not None
             assert again.lease.sample_ids == self.trained[step]
 
-    async def counts(self) -> Readiness:
-        return await self.runs.readiness(self.run.run_id)
+    async def counts(self) -> RunCounts:
+        return await self.runs.run_counts(self.run.run_id)
 
     async def num_dropped(self) -> int:
         """How many groups grew too old."""
@@ -197,7 +197,7 @@ class Job:
             self.history.append(await self.counts())
             self.check_admission(self.history[-1])
 
-    def check_admission(self, counts: Readiness) -> None:
+    def check_admission(self, counts: RunCounts) -> None:
         """What is not there yet may start, all that fits or at least what the next step needs."""
         outstanding = counts.num_ready_groups + counts.num_running_groups
         bound = self.rules.max_outstanding_groups(training=self.training)
@@ -314,7 +314,7 @@ async def test_the_cap_closes_admission_but_not_what_was_admitted(store: Store) 
     assert names == ["eval/0/1", "a/0/2", "a/1/1"]
     error = await refused(Reason.STORE_FULL, run.lease())
     assert error.retry_after
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert counts.num_admissible_groups == 0
     assert f"{counts.num_stored_tokens} tokens" in error.message
     await store.runs.add_stored_tokens(run.run_id, -1001)
@@ -329,7 +329,7 @@ async def test_with_retention_the_cap_never_closes_the_next_step(store: Store) -
     run = await other_run(store, max_stored_tokens=1, retention_steps=1, groups_per_step=2)
     await store.runs.add_stored_tokens(run.run_id, 100)
     await run.submit("a", "b", "c")
-    assert (await store.runs.readiness(run.run_id)).num_admissible_groups == 2
+    assert (await store.runs.run_counts(run.run_id)).num_admissible_groups == 2
     for _ in range(4):
         await run.play()
     await refused(Reason.STORE_FULL, run.lease())
@@ -342,7 +342,7 @@ async def test_with_retention_the_cap_never_closes_the_next_step(store: Store) -
 async def test_in_order_of_admission_no_work_is_thrown_away(
     store: Store, fifo_window: int, dropped: int
 ) -> None:
-    """A window of one step lets nobody overtake; the control, without it, drops a slow group."""
+    """With a window of one step no group overtakes; the control, without it, drops a slow group."""
     run = await other_run(store, fifo_window=fifo_window)
     await run.submit("slow", *"abcdef")
     for rollout in ("slow/0/1", "slow/1/1"):

@@ -37,21 +37,21 @@ async def kill(run: Run, task_id: str, purpose: Purpose = Purpose.TRAIN) -> Dead
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 async def test_a_group_that_keeps_failing_leaves_a_letter(run: Run, purpose: Purpose) -> None:
-    """It says what failed last, and names all rollouts that were made, for either purpose."""
+    """It has the last failure and all rollouts of the group, for either purpose."""
     letter = await kill(run, "a", purpose)
     assert letter.task.task_id == "a"
     assert letter.reason is DeadLetterReason.FAILURES
     assert letter.message == f"ENVIRONMENT: {failed().failure_message}"
     assert abs(letter.time - time.time()) < 60
     assert letter.rollout_ids == [f"a/0/{n}" for n in range(1, MAX_REPLACEMENTS + 2)]
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert counts.num_dead_letters == 1
     for rollout_id in letter.rollout_ids:
         assert await run.store.tokens.rollout(run.run_id, rollout_id) is not None
 
 
 async def test_a_group_without_variance_leaves_a_letter(store: Store) -> None:
-    """It says which reward all samples had."""
+    """It has the reward that all samples had."""
     run = await other_run(store, zero_variance_reward="reward")
     await run.submit("a")
     for _ in range(2):
@@ -72,8 +72,8 @@ async def test_letters_come_in_pages_oldest_first(run: Run) -> None:
     await refused(Reason.NOT_FOUND, run.store.runs.dead_letters("nowhere", 0, 1))
 
 
-async def test_a_requeued_task_lives_again_under_new_names(store: Store) -> None:
-    """Attempts go on, under admission like new tasks, and no rollout_id is given out twice."""
+async def test_a_requeued_task_gets_new_rollout_names(store: Store) -> None:
+    """Attempts continue, under admission like new tasks, and no rollout_id is given out twice."""
     run = await other_run(store, num_extra_samples=1)
     names = list[str]()
     await run.submit("a")
@@ -88,15 +88,15 @@ async def test_a_requeued_task_lives_again_under_new_names(store: Store) -> None
         assert await store.runs.requeue(run.run_id, ["a", "a", "nobody"]) == 1
         assert await store.runs.requeue(run.run_id, ["a"]) == 0
         assert await store.runs.dead_letters(run.run_id, 0, 10) == []
-        assert (await store.runs.readiness(run.run_id)).num_queued_tasks == 1
+        assert (await store.runs.run_counts(run.run_id)).num_queued_tasks == 1
     while lease := await run.play():
         names.append(lease.rollout_id)
     assert len(set(names)) == len(names)
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_admitted_groups) == (1, 3)
 
 
-async def test_a_late_failure_of_an_earlier_life_changes_nothing(run: Run) -> None:
+async def test_a_late_failure_before_the_requeue_changes_nothing(run: Run) -> None:
     """A rollout that outlived its group's first life is no sample of the second."""
     await run.submit("a")
     outlived = await run.lease()
@@ -108,11 +108,11 @@ async def test_a_late_failure_of_an_earlier_life_changes_nothing(run: Run) -> No
     again = await run.lease()
     assert again is not None
     assert again.rollout_id == "a/0/2"
-    replaced = (await run.store.runs.readiness(run.run_id)).num_replaced_samples
+    replaced = (await run.store.runs.run_counts(run.run_id)).num_replaced_samples
     await run.finish(outlived.rollout_id, failed())
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == replaced
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == replaced
     assert await run.fill() == 1
-    assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
 
 
 async def steps(run: Run, first: int, last: int) -> None:
@@ -126,7 +126,7 @@ async def steps(run: Run, first: int, last: int) -> None:
         await ledger.commit(run.run_id, epoch, step)
 
 
-async def test_retention_deletes_what_a_dead_group_recorded(store: Store) -> None:
+async def test_retention_deletes_the_rollouts_of_dead_letters(store: Store) -> None:
     """A filter that discards half of all groups must not fill the store; the letter stays."""
     run = await other_run(store, retention_steps=1)
     retention = Retention(store.retention, store.runs)
@@ -144,7 +144,7 @@ async def test_retention_deletes_what_a_dead_group_recorded(store: Store) -> Non
     assert again.rollout_id == f"a/0/{MAX_REPLACEMENTS + 2}"
 
 
-async def test_a_task_that_lives_again_keeps_what_its_first_life_recorded(store: Store) -> None:
+async def test_a_requeued_task_keeps_its_earlier_rollouts(store: Store) -> None:
     """Retention counts from the end of its last life, and then deletes the rollouts of all."""
     run = await other_run(store, retention_steps=1)
     retention = Retention(store.retention, store.runs)
@@ -167,7 +167,7 @@ async def test_requeued_evaluations_stay_evaluations(run: Run) -> None:
     lease = await run.play()
     assert lease is not None
     assert lease.task.purpose is Purpose.EVAL
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_admitted_groups, counts.num_ready_groups) == (0, 0)
 
 

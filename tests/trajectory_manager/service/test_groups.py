@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import uuid
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from redis.asyncio import Redis
 
 from services.chassis.errors import Reason
 from tests.trajectory_manager.support import (
@@ -32,7 +28,6 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service.rollouts import SURPLUS
 from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
-from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
 
 
@@ -66,7 +61,7 @@ async def test_a_group_is_complete_with_the_samples_that_finish_first(store: Sto
     assert unstarted is not None
     await run.finish(leases[2].rollout_id)
     await run.finish(leases[0].rollout_id)
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_rollouts) == (1, 0)
     proofs = [(leases[1].rollout_id, leases[1].nonce), (unstarted.rollout_id, unstarted.nonce)]
     assert await store.runs.extend_tasks(run.run_id, proofs) == [False, False]
@@ -105,7 +100,7 @@ async def test_surplus_rollouts_keep_their_tokens(store: Store) -> None:
 async def test_a_surplus_rollout_that_finishes_late_is_not_trained(
     store: Store, swept: bool
 ) -> None:
-    """Before the sweep its own end is recorded, after it the agent is told; it never counts."""
+    """Before the sweep its finish is recorded, after it the agent gets an error."""
     run = await other_run(store, num_extra_samples=1)
     await run.submit("a")
     leases = await begun(run, 3)
@@ -120,12 +115,12 @@ async def test_a_surplus_rollout_that_finishes_late_is_not_trained(
         await run.finish(late, rewarded(0.5))
         assert await run.rollouts.sweep(run.run_id) == 0
     assert (await first_step(run)).sample_ids == ("a/0/1#t1", "a/1/1#t1")
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_groups) == (0, 0)
 
 
 async def test_a_failed_sample_is_replaced_while_its_group_still_needs_it(store: Store) -> None:
-    """The others go on, and a slot that is open when the group completes is not leased again."""
+    """The others continue, and a slot that is open when the group completes is not leased again."""
     run = await other_run(store, num_extra_samples=1)
     await run.submit("a")
     leases = await begun(run, 3)
@@ -137,7 +132,7 @@ async def test_a_failed_sample_is_replaced_while_its_group_still_needs_it(store:
     await run.finish(leases[2].rollout_id)
     assert await run.lease() is None
     assert (await first_step(run)).sample_ids == ("a/1/1#t1", "a/2/1#t1")
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_replaced_samples, counts.num_discarded_groups) == (2, 0)
 
 
@@ -173,7 +168,7 @@ async def test_variance_is_that_of_the_samples_that_count(store: Store) -> None:
         leases = await begun(run, 3)
         for lease, value in zip(leases, values, strict=True):
             await run.finish(lease.rollout_id, rewarded(value))
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (1, 1)
 
 
@@ -194,39 +189,13 @@ async def test_a_sample_without_trained_tokens_makes_no_group_old(run: Run) -> N
     assert attempt.lease.sample_ids == ("a/0/1#t1",)
 
 
-async def test_a_run_of_release_0_1_goes_on(redis_url: str) -> None:
-    """Rules without the new fields, and a group that was admitted before the update."""
-    run_id = uuid.uuid4().hex
-    new = ("num_extra_samples", "fifo_window", "publish_wait_seconds", "required_columns", "replay")
-    new = (*new, "max_deliveries", "max_stored_tokens", "retention_steps")
-    rules = {name: value for name, value in asdict(RULES).items() if name not in new}
-    task = {"task_id": "old", "payload_json": "{}", "num_samples": 2, "purpose": 1}
-    done = {"attempt": 1, "state": "done", "reward": "", "min_version": 0}
-    slots = [{**done, "samples": ["old/0/1#t1"]}, {"attempt": 0, "state": "open"}]
-    group = {"purpose": "1", "replaced": 0, "done": 1, "slots": slots}
-    stored = dict(zip(keys.RUN_PARTS, keys.run_keys(run_id), strict=True))
-    async with Redis.from_url(redis_url) as redis:
-        await redis.set(stored["config"], json.dumps(rules))
-        await redis.hset(stored["counters"], "admitted", 1)
-        await redis.hset(stored["tasks"], "old", json.dumps(task))
-        await redis.hset(stored["groups"], "old", json.dumps(group))
-        await redis.rpush(stored["open:1"], "old/1")
-    async with redis_store(redis_url, Durability.FAST, 5.0) as store:
-        run = Run(store, run_id)
-        assert await store.runs.config(run_id) == RULES
-        await run.submit("new")
-        assert await run.fill() == 3
-        assert (await store.runs.readiness(run_id)).num_ready_groups == 2
-        assert (await first_step(run)).sample_ids == ("old/0/1#t1", "old/1/1#t1")
-
-
 async def test_without_its_check_a_late_sample_is_trained(redis_url: str, tmp_path: Path) -> None:
-    """The script refuses it by the state of its slot; the same script without that does not."""
+    """The script ignores it by the state of its slot; the same script without that does not."""
     unchecked = tmp_path / "lua"
     unchecked.mkdir()
     for path in SCRIPTS.glob("*.lua"):
         source = path.read_text()
-        if path.stem == "settle":
+        if path.stem == "settle_rollouts":
             assert source.count("slot.state ~= 'leased' or ") == 1
             source = source.replace("slot.state ~= 'leased' or ", "")
         (unchecked / path.name).write_text(source)

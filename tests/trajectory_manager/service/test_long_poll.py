@@ -1,4 +1,4 @@
-"""Long-polls cost little however many wait, and lose nobody."""
+"""Long polls cost little with any number of callers, and each caller is served."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from trajectory_manager.model.records import Topic
-from trajectory_manager.service.long_poll import Waiting
+from trajectory_manager.service.long_poll import LongPoll
 
 MANY = 300
 
@@ -43,7 +43,7 @@ class Tasks:
 
 @asynccontextmanager
 async def waiting_for(
-    tasks: Tasks, waiting: Waiting, *, seconds: float = 60.0, line: str | None = "train"
+    tasks: Tasks, waiting: LongPoll, *, seconds: float = 60.0, line: str | None = "train"
 ) -> AsyncIterator[list[asyncio.Task[int | None]]]:
     """Many callers, once those who ask have asked and got nothing."""
 
@@ -71,40 +71,40 @@ async def asked_after(tasks: Tasks, change: Callable[[], None]) -> int:
 async def test_only_the_first_in_line_ask_again(line: str | None, all_ask: bool) -> None:
     """Negative control: without a line everybody does."""
     tasks = Tasks()
-    async with waiting_for(tasks, Waiting(tasks), line=line):  # type: ignore[arg-type]
+    async with waiting_for(tasks, LongPoll(tasks), line=line):  # type: ignore[arg-type]
         asked = await asked_after(tasks, lambda: tasks.submit(0))
     assert (asked >= MANY) is all_ask
 
 
 @pytest.mark.parametrize(("line", "all_ask"), [("train", False), (None, True)])
-async def test_whoever_comes_behind_others_asks_nothing(line: str | None, all_ask: bool) -> None:
+async def test_queued_calls_make_no_attempt(line: str | None, all_ask: bool) -> None:
     """They would get nothing either; negative control: without a line everybody asks."""
     tasks = Tasks()
-    async with waiting_for(tasks, Waiting(tasks), line=line):  # type: ignore[arg-type]
+    async with waiting_for(tasks, LongPoll(tasks), line=line):  # type: ignore[arg-type]
         assert (tasks.num_asked >= MANY) is all_ask
 
 
-async def test_whoever_does_not_wait_asks_at_once() -> None:
+async def test_a_call_that_does_not_wait_attempts_immediately() -> None:
     """However many wait: it wants to know what there is now."""
     tasks = Tasks()
-    waiting = Waiting(tasks)  # type: ignore[arg-type]
+    waiting = LongPoll(tasks)  # type: ignore[arg-type]
     async with waiting_for(tasks, waiting):
-        tasks.free = 1  # nobody has noticed
+        tasks.free = 1  # not noticed yet
         assert await waiting.until("run", Topic.TASKS, 0, tasks.lease, "train") == 0
 
 
 async def test_everybody_in_line_is_served() -> None:
     """Each who got something leaves its place to the next."""
     tasks = Tasks()
-    async with waiting_for(tasks, Waiting(tasks)) as callers:  # type: ignore[arg-type]
+    async with waiting_for(tasks, LongPoll(tasks)) as callers:  # type: ignore[arg-type]
         tasks.submit(MANY)
         assert sorted(await asyncio.gather(*callers)) == list(range(MANY))  # type: ignore[type-var]
 
 
-async def test_whoever_is_cancelled_leaves_its_place() -> None:
+async def test_a_cancelled_call_leaves_its_place() -> None:
     """A caller that went away takes no task, and does not hold up the line."""
     tasks = Tasks()
-    async with waiting_for(tasks, Waiting(tasks)) as callers:  # type: ignore[arg-type]
+    async with waiting_for(tasks, LongPoll(tasks)) as callers:  # type: ignore[arg-type]
         for caller in callers[: MANY // 2]:
             caller.cancel()
         tasks.submit(MANY)
@@ -115,7 +115,7 @@ async def test_whoever_is_cancelled_leaves_its_place() -> None:
 async def test_those_behind_answer_when_their_time_is_up_or_the_service_ends() -> None:
     """With None, as the first ones do."""
     tasks = Tasks()
-    waiting = Waiting(tasks)  # type: ignore[arg-type]
+    waiting = LongPoll(tasks)  # type: ignore[arg-type]
     async with waiting_for(tasks, waiting, seconds=0.1) as callers:
         assert set(await asyncio.gather(*callers)) == {None}
     tasks.num_asked = 0

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.trajectory_manager.support import CREDENTIAL, Run, policy, tokens
+from tests.trajectory_manager.support import Run, policy, tokens
 from trajectory_manager.model.prefix_tree import message_keys
-from trajectory_manager.model.token_bytes import pack_ids, unpack_ids
-from trajectory_manager.model.tokens import Opening, Tokens, Turn, TurnRecord
+from trajectory_manager.model.token_bytes import unpack_ids
+from trajectory_manager.model.tokens import Tokens, Turn, TurnRecord
 from trajectory_manager.service import prefix_match
-from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.store.redis import codec
 
 
@@ -30,16 +29,16 @@ class Counting:
         return getattr(self.store, name)
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
-        """Counts openings as they are written in Redis."""
+        """Counts begins as they are written in Redis."""
         found: list[Turn] = await self.store.turns(run_id, rollout_id)
-        self.num_bytes += sum(len(codec.opening_text(turn.opening)) for turn in found)
+        self.num_bytes += sum(len(codec.begin_text(turn.begin)) for turn in found)
         return found
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
-        """Counts the opening and the tokens."""
-        found: TurnRecord | None = await self.store.newest(run_id, rollout_id)
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """Counts the begin and the tokens."""
+        found: TurnRecord | None = await self.store.newest_turn(run_id, rollout_id)
         if found is not None:
-            self.num_bytes += len(codec.opening_text(found.turn.opening))
+            self.num_bytes += len(codec.begin_text(found.turn.begin))
             self.num_bytes += size(found.tokens)
         return found
 
@@ -56,7 +55,7 @@ def size(read: Tokens) -> int:
 
 
 GROWN_DIGITS = 16
-"""Lengths in an opening are written in decimal."""
+"""Lengths in an begin are written in decimal."""
 
 
 async def bytes_read(run: Run) -> list[int]:
@@ -79,7 +78,7 @@ async def test_reads_and_storage_do_not_grow_with_the_turns(run: Run) -> None:
     read = await bytes_read(run)
     assert max(read[1:]) <= read[1] + GROWN_DIGITS
     turns = await run.store.tokens.turns(run.run_id, "r")
-    sizes = [len(codec.opening_text(turn.opening)) for turn in turns]
+    sizes = [len(codec.begin_text(turn.begin)) for turn in turns]
     assert max(sizes) <= sizes[1] + GROWN_DIGITS
     stored = await run.store.tokens.tokens(run.run_id, "r", [turn.turn_id for turn in turns])
     assert {own.num_tokens for own in stored} == {21}
@@ -102,14 +101,14 @@ async def test_message_keys_are_stored_once(run: Run) -> None:
         conversation.append(f"user-{number}")
         opened = await run.begin("r", f"t{number}", conversation)
         expected = len(conversation) - 1 if number else 0
-        assert opened.turn.opening.num_matched_messages == expected
+        assert opened.turn.begin.num_matched_messages == expected
         new = tokens([number, number], policy())
         await run.append("r", f"t{number}", opened.turn.epoch, 0, new)
         await run.end("r", f"t{number}", opened.turn.epoch, f"answer-{number}")
         conversation.append(f"answer-{number}")
         assert list(unpack_ids(opened.prefix_ids)) == [n for n in range(number) for _ in (0, 1)]
     turns = await run.store.tokens.turns(run.run_id, "r")
-    assert sum(len(turn.opening.new_message_keys) for turn in turns) == 51
+    assert sum(len(turn.begin.new_message_keys) for turn in turns) == 51
     whole = message_keys(turns)
     assert [len(whole[turn.turn_id]) for turn in turns] == list(range(3, 103, 2))
     assert list(whole["t49"]) == conversation
@@ -117,7 +116,7 @@ async def test_message_keys_are_stored_once(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_what_is_matched_is_stored_and_the_longest(run: Run, seed: int) -> None:
-    """Turns that go on, fork anywhere, repeat and start anew: nothing stored shares more."""
+    """Turns that continue, fork anywhere, repeat and start anew: no stored prefix is longer."""
     dice = random.Random(seed)
     fresh = itertools.count(1)
     await run.start("r")
@@ -140,9 +139,9 @@ async def sequence(run: Run, turn_id: str) -> list[int]:
     """The whole sequence of a turn, from what is stored."""
     turns = {turn.turn_id: turn for turn in await run.store.tokens.turns(run.run_id, "r")}
     (own,) = await run.store.tokens.tokens(run.run_id, "r", [turn_id])
-    opening = turns[turn_id].opening
-    before = await sequence(run, opening.parent_turn_id) if opening.parent_turn_id else []
-    return [*before[: opening.prefix_length], *unpack_ids(own.ids)]
+    begin = turns[turn_id].begin
+    before = await sequence(run, begin.parent_turn_id) if begin.parent_turn_id else []
+    return [*before[: begin.prefix_length], *unpack_ids(own.ids)]
 
 
 def shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -151,7 +150,7 @@ def shared(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-async def test_samples_of_one_prompt_are_told_apart(run: Run) -> None:
+async def test_samples_of_one_prompt_are_distinguished(run: Run) -> None:
     """Of turns opened together with the same prompt, the one whose answer follows is continued."""
     await run.start("r")
     epochs = [(await run.begin("r", f"t{n}", [1, 2])).turn.epoch for n in range(4)]
@@ -160,7 +159,7 @@ async def test_samples_of_one_prompt_are_told_apart(run: Run) -> None:
         await run.append("r", f"t{n}", epoch, 2, tokens([7, n], policy()))
         await run.end("r", f"t{n}", epoch)
     opened = await run.begin("r", "u", [1, 2, 7, 1, 5])
-    assert (opened.turn.opening.parent_turn_id, len(opened.prefix_ids)) == ("t1", 16)
+    assert (opened.turn.begin.parent_turn_id, len(opened.prefix_ids)) == ("t1", 16)
 
 
 async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> None:
@@ -169,7 +168,7 @@ async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> N
     await run.turn("r", "t1", [1, 2], [3])
     await run.begin("r", "t2", [1, 2, 3, 4])
     opened = await run.begin("r", "t3", [1, 2, 3, 4])
-    assert (opened.turn.opening.parent_turn_id, len(opened.prefix_ids)) == ("t1", 12)
+    assert (opened.turn.begin.parent_turn_id, len(opened.prefix_ids)) == ("t1", 12)
 
 
 async def test_what_was_recorded_counts_not_what_was_asked(run: Run) -> None:
@@ -183,7 +182,7 @@ async def test_what_was_recorded_counts_not_what_was_asked(run: Run) -> None:
 
 
 async def test_a_repeated_begin_answers_as_the_first(run: Run) -> None:
-    """Prefix and divergence are the same for whoever takes the turn over, whatever came since."""
+    """Prefix and divergence are the same for the attempt that takes the turn over."""
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4, 5])
     first = await run.begin("r", "t2", [1, 2, 3, 9, 9])
@@ -214,7 +213,7 @@ async def test_leaving_sampled_tokens_is_a_divergence(run: Run) -> None:
     ids=["in the prompt", "all", "beyond", "a part", "in a later prompt", "nothing shared"],
 )
 async def test_everything_else_is_no_divergence(run: Run, prompt: list[int]) -> None:
-    """Forks in environment tokens, and prompts that end or go on where the record does."""
+    """Forks in environment tokens, and prompts that end or continue where the record does."""
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4, 5])
     await run.turn("r", "t2", [1, 2, 3, 4, 5, 6], [])
@@ -229,36 +228,3 @@ async def test_messages_have_no_divergence(run: Run) -> None:
     await run.end("r", "t1", opened.turn.epoch, "answer")
     assert (await run.begin("r", "t2", ["user", "answer", "more"])).divergence is None
     assert (await run.begin("r", "t3", ["user", "other", "more"])).divergence is None
-
-
-async def test_turns_of_release_0_1_are_matched(run: Run) -> None:
-    """Their openings hold the keys of the whole prompt, and no length of ids."""
-    old = (
-        b'{"turn_id": "t2", "attempt_id": "a", "prompt_digest": "%b", "parent_turn_id": "t1", '
-        b'"prefix_length": 3, "num_matched_messages": 2, "message_keys": ["q", "a", "q2"], '
-        b'"template_fingerprint": "", "temperature": 1.0}'
-    )
-    digest = Prompt(message_keys=("q", "a", "q2")).digest
-    stored = b"2 %b " % digest.encode() + old % digest.encode()
-    read = codec.turn("t2", stored, b"1 1 1 a 0:2:0:1: 1 a2")
-    assert read.opening.new_message_keys == ("q2",)
-    first = Opening(
-        turn_id="t1",
-        attempt_id="a",
-        prompt_digest=Prompt(message_keys=("q",)).digest,
-        new_message_keys=("q",),
-    )
-    by_ids = Opening(turn_id="i1", attempt_id="a", prompt_digest=Prompt(token_ids=[5, 6]).digest)
-    await run.start("r")
-    for opening in (first, read.opening, by_ids):
-        _, record = await run.store.tokens.open_turn(run.run_id, "r", CREDENTIAL, opening)
-        turn = record.turn
-        own = tokens([5, 6, 7] if opening is by_ids else [1, 2, 3])
-        await run.append("r", opening.turn_id, turn.epoch, 0, own)
-        answer = {"t1": "a", "t2": "a2"}.get(opening.turn_id, "")
-        await run.end("r", opening.turn_id, turn.epoch, answer)
-    opened = await run.begin("r", "t3", ["q", "a", "q2", "a2", "q3"])
-    assert (opened.turn.opening.parent_turn_id, len(opened.prefix_ids)) == ("t2", 24)
-    assert opened.turn.opening.new_message_keys == ("q3",)
-    opened = await run.begin("r", "i2", [5, 6, 7, 8])
-    assert opened.prefix_ids == pack_ids([5, 6, 7])

@@ -1,4 +1,4 @@
-"""Deletion: what somebody needs stays, and of what nobody needs nothing is left."""
+"""Deletion: needed rollouts stay, all others are deleted without a trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def there(run: Run, *rollout_ids: str) -> list[bool]:
     return [record is not None for record in found]
 
 
-async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
+async def test_only_unneeded_rollouts_are_deleted(store: Store) -> None:
     """Running rollouts and those of waiting groups stay; trained, failed and EVAL ones may go."""
     run = await new_run(store)
     await train(run, 1)
@@ -71,12 +71,12 @@ async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
     await run.finish("done")
     asked = ["g1/0/1", "g2/0/1", "eval", "done", "never", "g1/0/1"]
     await store.runs.add_stored_tokens(run.run_id, 100)
-    before = (await store.runs.readiness(run.run_id)).num_stored_tokens
+    before = (await store.runs.run_counts(run.run_id)).num_stored_tokens
     deleted = await retention(run).delete(run.run_id, asked)
     assert (deleted.num_deleted, deleted.needed) == (2, ("g2/0/1", "eval"))
     assert await there(run, *asked[:4]) == [False, True, True, False]
     # A rollout of `play` has 5 tokens, "done" has 2.
-    assert (await store.runs.readiness(run.run_id)).num_stored_tokens == before - 7
+    assert (await store.runs.run_counts(run.run_id)).num_stored_tokens == before - 7
     again = await retention(run).delete(run.run_id, asked)
     assert (again.num_deleted, again.needed) == (0, ("g2/0/1", "eval"))
 
@@ -84,7 +84,7 @@ async def test_only_what_nobody_needs_is_deleted(store: Store) -> None:
 async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
     """Every agent that waits for a task sweeps, and the count decides whether admission is open."""
     run = await new_run(store)
-    rollouts = run.rollouts  # one process: what it appended is counted by whoever sweeps first
+    rollouts = run.rollouts  # one process: the first sweep counts what it appended
     for number in range(3):
         name = f"r{number}"
         await run.start(name)
@@ -99,7 +99,7 @@ async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
         )
         await rollouts.append([given])
         await asyncio.gather(*(rollouts.sweep(run.run_id) for _ in range(5)))
-        counted = (await store.runs.readiness(run.run_id)).num_stored_tokens
+        counted = (await store.runs.run_counts(run.run_id)).num_stored_tokens
         assert counted == 3 * (number + 1)
 
 
@@ -108,7 +108,7 @@ async def test_an_unsettled_rollout_is_needed(store: Store) -> None:
     run = await new_run(store)
     await run.start("r")
     await run.turn("r", "t", [1], [2])
-    await store.runs.announce(run.run_id, ["r"])
+    await store.runs.add_outbox_marks(run.run_id, ["r"])
     await run.finish("r")
     assert (await retention(run).delete(run.run_id, ["r"])).needed == ("r",)
 
@@ -121,7 +121,7 @@ async def test_an_unknown_run_is_an_error(store: Store) -> None:
 
 
 async def test_the_sweep_deletes_groups_past_retention(store: Store) -> None:
-    """All attempts of a group go once more than retention_steps were committed after it."""
+    """All attempts of a group are deleted retention_steps after its commit."""
     run = await new_run(store, retention_steps=1)
     await run.submit("g1")
     await run.play(outcome=failed())
@@ -207,7 +207,7 @@ async def test_without_the_check_a_replayed_group_is_deleted(
     """Negative control: retention alone would delete what a step may draw again."""
     for path in SCRIPTS.glob("*.lua"):
         source = path.read_text()
-        if path.stem == "due":
+        if path.stem == "list_retention_due":
             assert source.count(" and not held") == 1
             source = source.replace(" and not held", "")
         (tmp_path / path.name).write_text(source)
@@ -244,7 +244,7 @@ async def test_a_deleted_rollout_leaves_no_keys(redis_url: str) -> None:
 
 
 async def test_deletion_over_grpc(store: Store) -> None:
-    """The call says how many are gone and which are needed; the sweeper keeps retention."""
+    """The response has the number deleted and those needed; the sweep applies retention."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
     )

@@ -11,7 +11,7 @@ import pytest
 
 from services.chassis.errors import Reason, ServiceError
 from tests.redis_server import RedisServer
-from tests.trajectory_manager.support import RULES, Run, closing, policy, tokens
+from tests.trajectory_manager.support import RULES, Run, policy, rollout_finish, tokens
 from trajectory_manager.model.records import Durability, RolloutState, TaskLease
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
@@ -46,9 +46,9 @@ async def begun(run: Run) -> TaskLease:
     return lease
 
 
-@pytest.mark.parametrize("killed_at", ["announce", "close", "settle"])
+@pytest.mark.parametrize("killed_at", ["add_outbox_marks", "finish", "settle"])
 async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) -> None:
-    """The agent's retry, or the sweep where the record was closed, completes the group once."""
+    """The agent's retry, or the sweep where the record is finished, completes the group once."""
     await run.submit("a")
     await run.play()
     lease = await begun(run)
@@ -58,19 +58,19 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
         runs=Stopping(run.store.runs, killed_at),
     )
     with pytest.raises(KilledError):
-        await Rollouts(dying, Metrics()).finish(run.run_id, [closing(lease.rollout_id)])
-    assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 0
+        await Rollouts(dying, Metrics()).finish(run.run_id, [rollout_finish(lease.rollout_id)])
+    assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
     await run.rollouts.sweep(run.run_id)
-    ready = (await run.store.runs.readiness(run.run_id)).num_ready_groups
+    ready = (await run.store.runs.run_counts(run.run_id)).num_ready_groups
     assert ready == (killed_at == "settle")
     await run.finish(lease.rollout_id)
     await run.rollouts.sweep(run.run_id)
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_rollouts) == (1, 0)
     assert await run.store.runs.unsettled(run.run_id, 10) == []
 
 
-async def test_who_may_not_close_a_rollout_leaves_no_mark(run: Run) -> None:
+async def test_an_unauthorized_finish_leaves_no_mark(run: Run) -> None:
     """Neither a wrong credential nor a made-up name gives the sweeper work for ever."""
     await run.submit("a")
     lease = await begun(run)
@@ -82,15 +82,15 @@ async def test_who_may_not_close_a_rollout_leaves_no_mark(run: Run) -> None:
 
 
 async def test_without_the_mark_a_kill_would_leave_the_group_incomplete(run: Run) -> None:
-    """Negative control: closing alone, unannounced, is not found by the sweep."""
+    """Negative control: finish alone, unannounced, is not found by the sweep."""
     await run.submit("a")
     await run.play()
     lease = await begun(run)
     await run.close(lease.rollout_id)
     await run.rollouts.sweep(run.run_id)
-    assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
     await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
-    assert (await run.store.runs.readiness(run.run_id)).num_ready_groups == 1
+    assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 1
 
 
 async def test_a_gap_replaces_the_sample_of_a_group(run: Run) -> None:
@@ -122,14 +122,14 @@ async def takeover(store: Store) -> list[int]:
 
 
 async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
-    """The script itself refuses; the same script without its check stores the stale tokens."""
+    """The script itself rejects it; without its check it stores the stale tokens."""
     server = RedisServer(tmp_path / "redis")
     server.start()
     unfenced = tmp_path / "lua"
     unfenced.mkdir()
     for path in SCRIPTS.glob("*.lua"):
         source = path.read_text()
-        if path.stem == "append":
+        if path.stem == "append_tokens":
             assert source.count("if inc ~= incarnation or count ~= counter or not fresh then") == 1
             source = source.replace(
                 "if inc ~= incarnation or count ~= counter or not fresh then", "if false then"
@@ -155,7 +155,7 @@ async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
 
 
 async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
-    """Whoever wrote before must begin again under a greater epoch, and finds what is stored."""
+    """Earlier writers must begin again under a greater epoch, and find what is stored."""
     server = RedisServer(tmp_path / "redis")
     server.start(appendfsync="always")
     try:

@@ -56,12 +56,12 @@ async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
     await run.finish("r")
     (found,) = await run.store.tokens.read(run.run_id, ["r"])
     assert found is not None
-    settlement = sample_builder.settlement(*found, "reward")
-    assert settlement.sample_ids == ("r#t2", "r#t3")
-    assert settlement.num_tokens == (4, 4)
-    assert settlement.reward == rewarded().rewards[0].value
-    assert settlement.rewards == (("reward", settlement.reward),)
-    lease = StepLease(step=1, base_weight_version=0, sample_ids=settlement.sample_ids)
+    result = sample_builder.rollout_result(*found, "reward")
+    assert result.sample_ids == ("r#t2", "r#t3")
+    assert result.num_tokens == (4, 4)
+    assert result.reward == rewarded().rewards[0].value
+    assert result.rewards == (("reward", result.reward),)
+    lease = StepLease(step=1, base_weight_version=0, sample_ids=result.sample_ids)
     built = [
         each async for each in sample_builder.build(run.store.tokens, run.run_id, RULES, lease)
     ]

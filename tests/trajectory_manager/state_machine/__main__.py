@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _round(seed: int, *, restarts: bool) -> Counter[str]:
-    """What was counted; a disagreement is told with the shortest history that was found for it."""
+    """The counts; a disagreement is printed with the shortest history found for it."""
     with tempfile.TemporaryDirectory() as folder, rig(Path(folder), restarts=restarts) as on:
         histories, rules = (3, 30) if restarts else (HISTORIES, RULES)
         try:
@@ -60,7 +60,7 @@ def _round(seed: int, *, restarts: bool) -> Counter[str]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--operations", type=int, default=10_000, help="at least so many")
+    parser.add_argument("--operations", type=int, default=10_000, help="at least this many")
     parser.add_argument("--seed", type=int, default=0, help="of the first round")
     return parser.parse_args()
 

@@ -21,16 +21,23 @@ from tests.trajectory_manager.state_machine.base import (
 from tests.trajectory_manager.support import (
     CREDENTIAL,
     ENV,
-    closing,
     failed,
     policy,
     rewarded,
+    rollout_finish,
     tokens,
 )
 from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Reward, Rollout, Task
-from trajectory_manager.model.tokens import Append, Appended, Finish, Opening, Tokens, VersionSource
+from trajectory_manager.model.tokens import (
+    Append,
+    Appended,
+    Tokens,
+    TurnBegin,
+    TurnEnd,
+    VersionSource,
+)
 from trajectory_manager.service.prefix_match import Prompt
-from trajectory_manager.service.rollouts import OpenedTurn
+from trajectory_manager.service.rollouts import BegunTurn
 
 OUTCOMES = (
     rewarded(0.0),
@@ -82,7 +89,7 @@ class Agents(Base):
 
     @rule(purposes=st.sampled_from(PURPOSES), lost=LOST)
     def lease(self, purposes: tuple[Purpose, ...], lost: bool) -> None:
-        """An agent asks for work; of a lost answer nobody has the lease, and it runs out."""
+        """An agent leases a task; the lease of a lost response expires."""
         self.take(purposes)
         if lost and self.held:
             self.held.pop()
@@ -120,7 +127,7 @@ class Agents(Base):
 
     @rule(number=st.sampled_from([1, 2]))
     def start_unleased(self, number: int) -> None:
-        """Somebody plays without a lease."""
+        """An agent starts a rollout without a lease."""
         held = Held(f"free-{number}", "", Purpose.EVAL)
         if held.rollout_id not in self.names:
             self.names.add(held.rollout_id)
@@ -154,7 +161,7 @@ class Agents(Base):
     @precondition(lambda self: self.turns)
     @rule(number=PICK, attempt=st.sampled_from("abc"))
     def reopen(self, number: int, attempt: str) -> None:
-        """A gateway that restarted goes on with a turn, or another one takes it over."""
+        """A restarted gateway continues a turn, or another one takes it over."""
         turn = picked(list(self.turns.values()), number)
         held = Held(turn.rollout_id, "", Purpose.TRAIN)
         self.opened(held, turn.turn_id, attempt, turn.prompt)
@@ -169,24 +176,24 @@ class Agents(Base):
         steps: int | None = None,
     ) -> Writing | None:
         """Open a turn."""
-        opening = Opening(
+        begin = TurnBegin(
             turn_id=turn_id, attempt_id=attempt, prompt_digest="", parent_turn_id=parent
         )
         prompt = Prompt(token_ids=ids)
         answers = self.wait(
             self.pair.flow(
                 lambda rollouts, _, on: rollouts.begin_turn(
-                    RUN_ID, held.rollout_id, CREDENTIAL, opening, prompt
+                    RUN_ID, held.rollout_id, CREDENTIAL, begin, prompt
                 ),
                 steps,
             )
         )
         real, model = answers
-        if not isinstance(model, OpenedTurn):
+        if not isinstance(model, BegunTurn):
             return None
         key = (held.rollout_id, turn_id)
         writing = self.turns.setdefault(key, Writing(*key, prompt=ids))
-        writing.prefix = model.turn.opening.prefix_length
+        writing.prefix = model.turn.begin.prefix_length
         writing.length = model.tokens.num_tokens
         self._learn_epoch(writing, real.turn.epoch, model.turn.epoch)
         return writing
@@ -214,13 +221,10 @@ class Agents(Base):
         lost=LOST,
     )
     def append(self, numbers: list[int], stale: bool, lost: bool, **facts: int) -> None:
-        """A batch of segments: right, repeated, others in their place, beyond a gap, too late."""
+        """A batch of chunks: right, repeated, others in their place, beyond a gap, too late."""
         written = [picked(list(self.turns.values()), number) for number in numbers]
         epochs = [w.epochs[0] if stale else w.epochs[-1] for w in written]
-        appends = [self.segment(writing, **facts) for writing in written]
-        ended = facts["end"] and not facts["size"]
-        if ended:
-            appends = [append._replace(offset=None) for append in appends]
+        appends = [self.chunk(writing, **facts) for writing in written]
         answer = self.both(
             lambda on: on.store.tokens.append(
                 [
@@ -235,7 +239,7 @@ class Agents(Base):
             if isinstance(appended, Appended):
                 writing.length = appended.num_tokens
 
-    def segment(
+    def chunk(
         self, writing: Writing, shift: int, other: int, size: int, kind: int, version: int, end: int
     ) -> Append:
         """Tokens that follow from their position, at the end of the turn or near it."""
@@ -248,7 +252,7 @@ class Agents(Base):
             epoch=0,
             offset=offset,
             tokens=spans_of(ids, kind, max(0, self.step - version)),
-            finish=Finish(reason=end, answer_key="key" * (end - 1)) if end else None,
+            end=TurnEnd(reason=end, answer_key="key" * (end - 1)) if end else None,
         )
 
     @rule(**WORK)
@@ -283,13 +287,15 @@ class Agents(Base):
     @precondition(lambda self: self.held)
     @rule(number=PICK, outcome=st.sampled_from(OUTCOMES), steps=STEPS)
     def finish(self, number: int, outcome: Outcome, steps: int | None) -> None:
-        """An agent says how it ended, perhaps again, perhaps otherwise."""
+        """An agent finishes a rollout, maybe again, maybe with another outcome."""
         self.end(picked(self.held, number), outcome, steps)
 
     def end(self, held: Held, outcome: Outcome, steps: int | None) -> None:
         """Finish a rollout."""
         self.flow(
-            lambda rollouts, _, on: rollouts.finish(RUN_ID, [closing(held.rollout_id, outcome)]),
+            lambda rollouts, _, on: rollouts.finish(
+                RUN_ID, [rollout_finish(held.rollout_id, outcome)]
+            ),
             steps,
         )
 
@@ -298,9 +304,9 @@ class Agents(Base):
         number=PICK, outcome=st.sampled_from(OUTCOMES), by=st.sampled_from(["", CREDENTIAL, "no"])
     )
     def close(self, number: int, outcome: Outcome, by: str) -> None:
-        """Somebody closes a record and goes no further."""
-        ending = closing(picked(self.held, number).rollout_id, outcome, by or None)
-        self.both(lambda on: on.store.tokens.close(RUN_ID, [ending]), lost=bool(by))
+        """A record is finished, but not settled."""
+        ending = rollout_finish(picked(self.held, number).rollout_id, outcome, by or None)
+        self.both(lambda on: on.store.tokens.finish(RUN_ID, [ending]), lost=bool(by))
 
     @precondition(lambda self: self.held)
     @rule(number=PICK, nonce=st.sampled_from(["", "", "", "stolen"]), steps=STEPS)
@@ -333,7 +339,7 @@ class Agents(Base):
         """A manager settles what it has heard of, closed or not."""
         name = picked(sorted(self.names), number)
         if announce:
-            self.both(lambda on: on.store.runs.announce(RUN_ID, [name]), lost=lost)
+            self.both(lambda on: on.store.runs.add_outbox_marks(RUN_ID, [name]), lost=lost)
         else:
             self.flow(lambda rollouts, _, on: rollouts.settle(RUN_ID, [name]))
 
@@ -353,7 +359,7 @@ def spans_of(ids: list[int], kind: int, version: int) -> Tokens:
 
 
 def _stored(answers: Any) -> Any:
-    """What a repeated batch says again: a gap has closed the rollout by then."""
+    """What a repeated batch returns again: a gap has failed the rollout by then."""
     closed = (Reason.OFFSET_GAP, Reason.ROLLOUT_FINISHED)
     return [
         answer.num_tokens

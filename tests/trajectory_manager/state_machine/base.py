@@ -199,7 +199,7 @@ class Base(RuleBasedStateMachine):
         self.wait(self._check_wakeups())
 
     async def _check_wakeups(self) -> None:
-        """Whoever waits on the one store is told to look again when it would be on the other."""
+        """Long polls wake on one store exactly when they do on the other."""
         for topic in (Topic.TASKS, Topic.READY):
             versions = [
                 await side.store.runs.version(RUN_ID, topic)

@@ -1,4 +1,4 @@
-"""One clock for both stores, which the machine moves: leases run out when it says so."""
+"""One clock for both stores, which the machine moves: leases expire by it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
         """Move on, by a little at least: no two operations happen at the same time."""
         self._microseconds += _STEP_MICROSECONDS + seconds * 1_000_000
 
-    async def tell(self, redis: Any) -> None:
+    async def publish(self, redis: Any) -> None:
         """Let the scripts on this server read the time."""
         seconds, rest = divmod(self._microseconds, 1_000_000)
         async with redis.pipeline(transaction=True) as both:

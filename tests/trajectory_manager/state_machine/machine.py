@@ -78,9 +78,9 @@ class Machine(Agents, Keepers, Trainer, Consumers):
         """Connections of before the crash are found broken one by one."""
         for _ in range(_TRIES):
             try:
-                await self.pair.real.store.runs.readiness(RUN_ID)
+                await self.pair.real.store.runs.run_counts(RUN_ID)
                 await self.pair.real.store.runs.listed(RUN_ID, 0, 1)
-                await self.pair.clock.tell(self.pair.redis)
+                await self.pair.clock.publish(self.pair.redis)
             except (ServiceError, ConnectionError):
                 continue
             return
@@ -94,7 +94,7 @@ class Writers(Machine):
 
 
 class Rewriters(Machine):
-    """The same, and nobody closes a rollout: most of what happens is an append."""
+    """The same without finishing rollouts: most operations are appends."""
 
     only = frozenset({"start_unleased", "begin", "reopen", "append"})
 
@@ -104,7 +104,7 @@ class Trainers(Machine):
 
     only = frozenset(
         {"work", "work_on", "work_more", "progress", "progress_on", "progress_more", "train"}
-        | {"commit", "release", "replace_trainer", "ask", "requeue", "record", "settle", "sweep"}
+        | {"commit", "replace_trainer", "ask", "requeue", "record", "settle", "sweep"}
         | {"lease_column", "write_column", "compute_columns", "retain", "kill_redis"}
     )
 
@@ -116,7 +116,7 @@ MACHINES = (Machine, Writers, Trainers)
 def rig(
     folder: Path, *, restarts: bool, broken: Mapping[str, tuple[str, str]] = {}
 ) -> Iterator[Rig]:
-    """A server of its own in `folder`; `broken` scripts as in `scripts_on_the_clock`."""
+    """A dedicated server in `folder`; `broken` scripts as in `scripts_on_the_clock`."""
     server = RedisServer(folder / "redis")
     server.start("always" if restarts else "everysec")
     loop = asyncio.new_event_loop()

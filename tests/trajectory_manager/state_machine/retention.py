@@ -10,7 +10,7 @@ from tests.trajectory_manager.state_machine.agents import spans_of
 from tests.trajectory_manager.state_machine.base import LOST, PICK, RUN_ID, STEPS, Base, picked
 from tests.trajectory_manager.support import rewarded
 from trajectory_manager.model.records import Purpose, Rollout, RolloutState, SlotName, Task
-from trajectory_manager.model.tokens import Opening, Turn, TurnRecord
+from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 
 
 class Keepers(Base):
@@ -18,7 +18,7 @@ class Keepers(Base):
 
     @rule(numbers=st.lists(PICK, min_size=1, max_size=2), lost=LOST)
     def requeue(self, numbers: list[int], lost: bool) -> None:
-        """Somebody tries dead tasks again."""
+        """Dead letters are requeued."""
         names = [f"task-{number % (self.num_tasks + 1)}" for number in numbers]
         self.both(lambda on: on.store.runs.requeue(RUN_ID, names), lost=lost, stable=type)
 
@@ -44,9 +44,9 @@ class Keepers(Base):
             self._record(name, version)
 
     def _record(self, name: str, version: int) -> None:
-        opening = Opening(turn_id="t0", attempt_id="-", prompt_digest="digest")
+        begin = TurnBegin(turn_id="t0", attempt_id="-", prompt_digest="digest")
         turn = TurnRecord(
-            turn=Turn(opening=opening, epoch=0, finish_reason=1),
+            turn=Turn(begin=begin, epoch=0, finish_reason=1),
             tokens=spans_of([1, 2, 3], 2, version),
         )
         rollout = Rollout(
@@ -67,7 +67,7 @@ class Keepers(Base):
     @precondition(lambda self: self.names)
     @rule(numbers=st.lists(PICK, min_size=1, max_size=3), steps=STEPS)
     def delete(self, numbers: list[int], steps: int | None) -> None:
-        """Somebody asks for rollouts to be deleted."""
+        """Rollouts are deleted on request."""
         names = [picked(sorted(self.names), number) for number in numbers]
         self.flow(lambda _, retention, on: retention.delete(RUN_ID, names), steps)
 

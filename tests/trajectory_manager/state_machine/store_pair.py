@@ -1,4 +1,4 @@
-"""The real store and its model: every call goes to both, and both must say the same."""
+"""The real store and its model: every call goes to both, and both must return the same."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Pair:
         return real, model
 
     async def flow(self, flow: Flow, steps: int | None = None) -> tuple[Any, Any]:
-        """A flow of the manager on both; with `steps` it is killed after so many store calls."""
+        """A flow of the manager on both; with `steps` it is killed after that many store calls."""
         await self._begin()
         answers, called = [], []
         for side in (self.real, self.model):
@@ -82,13 +82,13 @@ class Pair:
     async def _begin(self) -> None:
         self.counts["operations"] += 1
         self.clock.tick()
-        await self.clock.tell(self.redis)
+        await self.clock.publish(self.redis)
 
     def _compare(self, real: Any, model: Any, stable: Callable[[Any], Any] | None) -> None:
-        same = told(real) == told(model)
+        same = comparable(real) == comparable(model)
         if stable is not None and not same:
-            same = told(stable(real)) == told(stable(model))
-        assert same, f"Redis says {told(real)!r}, the model {told(model)!r}"
+            same = comparable(stable(real)) == comparable(stable(model))
+        assert same, f"Redis returned {comparable(real)!r}, the model {comparable(model)!r}"
 
 
 async def _answer(call: Call, side: Side) -> Any:
@@ -100,8 +100,8 @@ async def _answer(call: Call, side: Side) -> Any:
         return "killed"
 
 
-def told(answer: Any) -> Any:
-    """What an answer says, without the epochs of turns, whose numbers each store makes itself."""
+def comparable(answer: Any) -> Any:
+    """A comparable answer, without the epochs of turns, which differ between the stores."""
     if isinstance(answer, ServiceError):
         stale = answer.reason is Reason.STALE_EPOCH
         return answer.reason, answer.message.partition("epoch")[0] if stale else answer.message
@@ -110,9 +110,9 @@ def told(answer: Any) -> Any:
     if isinstance(answer, tuple | list) and answer and all(isinstance(x, Span) for x in answer):
         return [span._replace(num_tokens=1) for span in answer for _ in range(span.num_tokens)]
     if isinstance(answer, list | tuple):
-        return [told(part) for part in answer]
+        return [comparable(part) for part in answer]
     if isinstance(answer, dict):
-        return {name: told(part) for name, part in answer.items()}
+        return {name: comparable(part) for name, part in answer.items()}
     if is_dataclass(answer) and not isinstance(answer, type):
-        return {one.name: told(getattr(answer, one.name)) for one in fields(answer)}
+        return {one.name: comparable(getattr(answer, one.name)) for one in fields(answer)}
     return answer

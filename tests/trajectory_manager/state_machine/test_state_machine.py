@@ -20,8 +20,8 @@ from tests.trajectory_manager.state_machine.machine import (
     rig,
 )
 from tests.trajectory_manager.support import RULES, Run, refused
-from trajectory_manager.model.records import Purpose, RolloutState, Settlement, Topic
-from trajectory_manager.model.tokens import Append, Finish
+from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Topic
+from trajectory_manager.model.tokens import Append, TurnEnd
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.retention_interface import EndedGroup
 
@@ -29,14 +29,14 @@ from trajectory_manager.store.retention_interface import EndedGroup
 BROKEN = {
     "settle counts attempts that were replaced": (
         Trainers,
-        "settle",
+        "settle_rollouts",
         "if not slot or slot.state ~= 'leased' or slot.attempt ~= tonumber(attempt) then",
         "if not slot then",
         1,
     ),
     "append takes other tokens for a repetition": (
         Rewriters,
-        "append",
+        "append_tokens",
         "if old_ids ~= string.sub(ids, 1, overlap * 4) or old_logprobs ~= "
         "string.sub(logprobs, 1, overlap * 4) then",
         "if false then",
@@ -44,7 +44,7 @@ BROKEN = {
     ),
     "append lets a replaced writer write": (
         Rewriters,
-        "append",
+        "append_tokens",
         "if inc ~= incarnation or count ~= counter or not fresh then",
         "if false then",
         0,
@@ -52,14 +52,14 @@ BROKEN = {
 }
 
 
-def test_both_stores_tell_the_same_story(tmp_path: Path) -> None:
+def test_both_stores_agree(tmp_path: Path) -> None:
     """Whatever agents, gateways, trainers and consumers do, with retries and dying managers."""
     with rig(tmp_path, restarts=False) as on:
         counts = explore(on, Machine, histories=12, rules=40, first_seed=0)
     assert min(counts["retries_injected"], counts["crashes_injected"]) > 0
 
 
-def test_a_killed_redis_tells_the_same_story(tmp_path: Path) -> None:
+def test_both_stores_agree_after_a_crash_of_redis(tmp_path: Path) -> None:
     """With appendfsync always a SIGKILL leaves all that was acknowledged, and fences writers."""
     with rig(tmp_path, restarts=True) as on:
         counts = explore(on, Writers, histories=3, rules=20, first_seed=0)
@@ -84,23 +84,22 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "lease_task": lambda store, run: store.runs.lease_task(run, (Purpose.TRAIN,), "n"),
     "admit_recorded": lambda store, run: store.runs.admit_recorded(run, []),
     "extend_tasks": lambda store, run: store.runs.extend_tasks(run, []),
-    "enlist": lambda store, run: store.runs.enlist(run, "a", None),
+    "register_rollout": lambda store, run: store.runs.register_rollout(run, "a", None),
     "listed": lambda store, run: store.runs.listed(run, 0, 1),
-    "announce": lambda store, run: store.runs.announce(run, ["a"]),
+    "add_outbox_marks": lambda store, run: store.runs.add_outbox_marks(run, ["a"]),
     "unsettled": lambda store, run: store.runs.unsettled(run, 1),
     "expired": lambda store, run: store.runs.expired(run, 1),
     "settle": lambda store, run: store.runs.settle(
-        run, [Settlement(rollout_id="a/0/1", finished=True)]
+        run, [RolloutResult(rollout_id="a/0/1", finished=True)]
     ),
     "dead_letters": lambda store, run: store.runs.dead_letters(run, 0, 1),
     "requeue": lambda store, run: store.runs.requeue(run, ["a"]),
     "add_stored_tokens": lambda store, run: store.runs.add_stored_tokens(run, 1),
-    "readiness": lambda store, run: store.runs.readiness(run),
+    "run_counts": lambda store, run: store.runs.run_counts(run),
     "reconcile": lambda store, run: store.ledger.reconcile(run, 0, "trainer"),
     "lease_samples": lambda store, run: store.ledger.lease_samples(run, 1, 1, 0, 0),
     "extend_samples": lambda store, run: store.ledger.extend_samples(run, 1, 1),
     "commit": lambda store, run: store.ledger.commit(run, 1, 1),
-    "release": lambda store, run: store.ledger.release(run, 1, 1),
     "publish_wait": lambda store, run: store.ledger.publish_wait(run, 1, 1),
     "committed_steps": lambda store, run: store.ledger.committed_steps(run, ["a"]),
     "columns.lease": lambda store, run: store.columns.lease(run, "critic", (), 1),
@@ -117,12 +116,12 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_what_nobody_created_is_not_found(store: Store, call: str) -> None:
-    """Every store says so to every call that needs a run, or the tokens of a rollout."""
+async def test_unknown_runs_and_rollouts_are_not_found(store: Store, call: str) -> None:
+    """On every store, for every call that needs a run or the tokens of a rollout."""
     await refused(Reason.NOT_FOUND, CALLS[call](store, uuid.uuid4().hex))
 
 
-async def test_a_turn_nobody_opened_is_not_found(store: Store) -> None:
+async def test_an_unknown_turn_is_not_found(store: Store) -> None:
     """Also where its rollout exists."""
     run = Run(store, RUN_ID)
     await run.store.runs.create_run(RUN_ID, RULES)
@@ -143,7 +142,7 @@ async def test_tokens_beyond_a_finished_turn_leave_its_rollout_as_it_ended(store
         turn_id="t",
         epoch=opened.turn.epoch,
         offset=9,
-        finish=Finish(reason=1),
+        end=TurnEnd(reason=1),
     )
     await refused(Reason.TURN_FINISHED, run.do(beyond))
     rollout = await store.tokens.rollout(run.run_id, "free")

@@ -25,7 +25,7 @@ class Cells:
 
 
 class Trainer(Base):
-    """Steps are leased, committed, released, restored; columns are computed."""
+    """Steps are leased, committed, restored; columns are computed."""
 
     num_trainers = 0
     consumed: frozenset[str] = frozenset()
@@ -101,15 +101,6 @@ class Trainer(Base):
         self.committed = max(self.committed, step)
         for past in [past for past in self.delivered if past <= step]:
             del self.delivered[past]
-
-    @rule(ahead=st.sampled_from([0, 0, 0, -1, 1]), stale=STALE, lost=LOST)
-    def release(self, ahead: int, stale: bool, lost: bool) -> None:
-        """A trainer gives a step back."""
-        step, epoch = self.step + ahead, self.fence(stale)
-        answer = self.both(lambda on: on.store.ledger.release(RUN_ID, epoch, step), lost=lost)
-        if not isinstance(answer, ServiceError) and step == self.step > self.committed:
-            self.delivered.pop(step, None)
-            self.step -= 1
 
     @rule(again=st.booleans(), behind=st.integers(-1, 2), old=PICK, lost=LOST)
     def replace_trainer(self, again: bool, behind: int, old: int, lost: bool) -> None:

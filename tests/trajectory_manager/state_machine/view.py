@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tests.trajectory_manager.state_machine.store_pair import told
+from tests.trajectory_manager.state_machine.store_pair import comparable
 from trajectory_manager.store.interface import Store
 
 _ALL = 10_000
@@ -21,7 +21,7 @@ async def view(
     found = {
         "rollouts": store.tokens.read(run_id, names),
         "spans": store.tokens.read(run_id, names, spans_only=True),
-        "readiness": store.runs.readiness(run_id),
+        "run_counts": store.runs.run_counts(run_id),
         "listed": store.runs.listed(run_id, 0, _ALL),
         "unsettled": store.runs.unsettled(run_id, _ALL),
         "expired": store.runs.expired(run_id, _ALL),
@@ -45,5 +45,5 @@ async def view(
         },
     }
     answers = await asyncio.gather(*found.values())
-    shown = {name: told(answer) for name, answer in zip(found, answers, strict=True)}
-    return {**shown, "columns": told(status)}
+    shown = {name: comparable(answer) for name, answer in zip(found, answers, strict=True)}
+    return {**shown, "columns": comparable(status)}

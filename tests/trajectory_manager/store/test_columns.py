@@ -77,13 +77,13 @@ async def stored(run: Run, sample_id: str) -> dict[str, float]:
 async def test_a_group_is_ready_with_its_last_column(store: Store) -> None:
     """Complete groups wait, apart from those that run, until all their samples have all columns."""
     run = await waiting_run(store)
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_incomplete_groups) == (0, 2)
     assert counts.num_running_groups == 0
     await write(run, REF, await leased(run, REF))
     three = await leased(run, VALUE, 3)
     assert await write(run, VALUE, three, 0.5) == ColumnsWritten(num_written=3, num_ready_groups=1)
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_incomplete_groups) == (1, 1)
     assert (await write(run, VALUE, await leased(run, VALUE))).num_ready_groups == 1
     epoch = (await store.ledger.reconcile(run.run_id, 0, "trainer")).epoch
@@ -130,7 +130,7 @@ async def test_a_column_waits_for_those_it_needs(store: Store) -> None:
 
 
 async def test_a_write_is_idempotent(store: Store) -> None:
-    """The first value stands, also after the group is ready; another value is refused."""
+    """The first value stays, also after the group is ready; another value is rejected."""
     run = await waiting_run(store)
     lease = await leased(run, REF)
     assert (await write(run, REF, lease)).num_written == 4
@@ -143,7 +143,7 @@ async def test_a_write_is_idempotent(store: Store) -> None:
     assert await stored(run, SAMPLES[0]) == {REF: 1.0, VALUE: 1.0}
 
 
-async def test_a_late_write_is_refused(store: Store) -> None:
+async def test_a_late_write_is_rejected(store: Store) -> None:
     """A lease that is over proves nothing: the next consumer gets its cells, whose value stands."""
     run = await waiting_run(store, lease_seconds=0.4)
     slow = await leased(run, REF)
@@ -162,9 +162,8 @@ async def test_a_late_write_is_refused(store: Store) -> None:
 async def test_without_the_fence_two_consumers_write(redis_url: str, tmp_path: Path) -> None:
     """Negative control: the same late write is accepted, and what stands changes."""
     cuts = {
-        "unwritten_columns": "string.match(cell, '^%d+ (%d+)$') ~= epoch or expires <= now",
-        "complete_columns": "string.match(cell, '^%d+ (%d+)$') ~= epoch or expires <= now",
-        "put_column": "by > given or (by < given and new ~= '1')",
+        "_cells": "string.match(cell, '^%d+ (%d+)$') ~= epoch or expires <= now",
+        "write_cell": "by > given or (by < given and new ~= '1')",
     }
     for path in SCRIPTS.glob("*.lua"):
         source, fence = path.read_text(), cuts.get(path.stem, "")
@@ -180,7 +179,7 @@ async def test_without_the_fence_two_consumers_write(redis_url: str, tmp_path: P
 
 
 async def test_many_consumers_write_each_cell_once(store: Store) -> None:
-    """Whoever leases what, every cell is written exactly once and every group becomes ready."""
+    """With any order of leases, every cell is written once and every group becomes ready."""
     run = await waiting_run(store, max_staleness=7, group_size=4)
     await run.submit(*(f"more-{i}" for i in range(6)))
     await run.fill()
@@ -202,7 +201,7 @@ async def test_many_consumers_write_each_cell_once(store: Store) -> None:
             group.create_task(consumer(REF, ()))
             group.create_task(consumer(VALUE, (REF,)))
     assert set(written.values()) == {1}
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_incomplete_groups) == (8, 0)
 
 
@@ -231,7 +230,7 @@ async def test_cells_of_ready_groups_are_gone(redis_url: str) -> None:
         run = await waiting_run(store)
         for column in (REF, VALUE):
             await write(run, column, await leased(run, column))
-        names = [key for key in keys.run_keys(run.run_id) if ":column" in key]
+        names = [key for key in keys.run_keys(run.run_id) if ":cell" in key]
         assert len(names) == 3
         redis = Redis.from_url(redis_url)
         assert await redis.exists(*names) == 0

@@ -27,7 +27,7 @@ async def full_run(store: Store, replica: Client) -> Client:
     return client
 
 
-async def test_all_who_wait_learn_that_the_store_is_full(
+async def test_all_waiting_calls_get_store_full(
     store: Store, replicas: tuple[Client, Client]
 ) -> None:
     """Also those so far behind in line that they never ask."""
@@ -43,7 +43,7 @@ async def test_all_who_wait_learn_that_the_store_is_full(
 async def test_the_store_is_full_until_another_answer_came(
     store: Store, replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who runs out of time while those before it ask again goes by what they were told last."""
+    """A queued call that times out gets the last result of those at the head."""
     client = await full_run(store, replicas[0])
     ask, asked_again, answer = store.runs.lease_task, asyncio.Event(), asyncio.Event()
     calls = itertools.count()

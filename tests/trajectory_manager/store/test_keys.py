@@ -9,32 +9,27 @@ from redis.crc import key_slot
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.connect import SCRIPTS
 
-TOKEN_SCRIPTS = {
-    "create_rollout",
-    "open_turn",
-    "newest_turn",
-    "append",
-    "close_rollout",
-    "read",
-    "record",
-    "migrate",
-    "put_column",
-    "read_columns",
+ROLLOUT_SCRIPTS = {
+    "start_rollout",
+    "begin_turn",
+    "read_newest_turn",
+    "append_tokens",
+    "finish_rollout",
+    "record_rollout",
+    "write_cell",
+    "read_cells",
     "delete_rollout",
 }
 NAMES = ("run", "a/7/1")
 
 
-def key_sets() -> dict[str, list[str]]:
+def key_sets() -> dict[str, tuple[str, ...]]:
     """The KEYS that each script is called with."""
     run_id, rollout_id = NAMES
-    of_rollout = [
-        *keys.deleted_keys(run_id, rollout_id),
-        *keys.old_rollout_keys(run_id, rollout_id),
-    ]
+    of_rollout = keys.deleted_keys(run_id, rollout_id)
     return {
-        path.stem: of_rollout if path.stem in TOKEN_SCRIPTS else keys.run_keys(run_id)
-        for path in SCRIPTS.glob("*.lua")
+        path.stem: of_rollout if path.stem in ROLLOUT_SCRIPTS else keys.run_keys(run_id)
+        for path in SCRIPTS.glob("[!_]*.lua")
     }
 
 
@@ -45,7 +40,7 @@ def test_the_keys_of_each_script_share_a_slot() -> None:
         assert len(set(names)) == len(names), script
 
 
-def test_scripts_make_no_keys_of_their_own() -> None:
+def test_scripts_use_declared_keys_only() -> None:
     """Each key is named in keys.py and reaches Lua through KEYS."""
     for path in SCRIPTS.glob("*.lua"):
         assert "sf:" not in path.read_text(), path.name

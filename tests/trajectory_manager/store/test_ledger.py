@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
-from redis.asyncio import Redis
 
 from services.chassis.errors import Reason
 from tests.trajectory_manager.ledger import WIDE, Ledger, ledger_of, names
 from tests.trajectory_manager.support import RULES, Run, refused
-from trajectory_manager.model.records import DeadLetterReason, Durability, StalenessPolicy
+from trajectory_manager.model.records import DeadLetterReason, StalenessPolicy
 from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.connect import redis_store
 
 
 async def test_steps_are_leased_in_order_and_again_unchanged(store: Store) -> None:
@@ -32,7 +28,6 @@ async def test_steps_are_leased_in_order_and_again_unchanged(store: Store) -> No
         ledger.epoch = epoch
         await refused(Reason.STALE_EPOCH, ledger.attempt(step))
         await refused(Reason.STALE_EPOCH, ledger.commit(step))
-        await refused(Reason.STALE_EPOCH, ledger.release(step))
         await refused(Reason.STALE_EPOCH, ledger.publish(step))
         await refused(Reason.STALE_EPOCH, store.ledger.extend_samples(ledger.run_id, epoch, step))
     await refused(Reason.STALE_EPOCH, ledger.lead("trainer"))
@@ -53,7 +48,7 @@ async def test_reconcile_commits_what_the_checkpoint_covers(store: Store) -> Non
     await ledger.lease(1)
     await ledger.lead("two", step=1)
     assert ledger.pending == ()
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.committed_step, counts.leased_step, counts.num_ready_groups) == (1, 1, 1)
 
 
@@ -73,17 +68,13 @@ async def test_a_restore_gives_uncommitted_groups_back(store: Store) -> None:
     assert names(await ledger.lease(2)) == ["c/0", "c/1"]
 
 
-async def test_released_groups_are_leased_first(store: Store) -> None:
-    """Only the newest entry can be given back, and its groups return to the head of the queue."""
+async def test_a_step_lease_is_extended(store: Store) -> None:
+    """While its entry is in the ledger; no step takes more groups than may wait."""
     ledger = await ledger_of(store, replace(WIDE, groups_per_step=1))
     await ledger.complete("a", "b", "c")
     await ledger.lead()
     await ledger.lease(1)
-    second = await ledger.lease(2)
-    await refused(Reason.STEP_OUT_OF_ORDER, ledger.release(1))
-    await ledger.release(2)
-    await ledger.release(2)
-    assert await ledger.lease(2) == second
+    await ledger.lease(2)
     extended = store.ledger.extend_samples
     assert await extended(ledger.run_id, ledger.epoch, 2) == RULES.lease_seconds
     await refused(Reason.NOT_FOUND, extended(ledger.run_id, ledger.epoch, 3))
@@ -107,7 +98,7 @@ async def test_a_group_beyond_the_bound_is_a_dead_letter(
     await ledger.lead()
     attempt = await ledger.attempt(1, base=2)
     assert (attempt.lease, attempt.num_too_old) == (None, 2)
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_discarded_groups, counts.num_admissible_groups) == (2, 2)
     letters = await store.runs.dead_letters(ledger.run_id, 0, 9)
     assert [(letter.task.task_id, letter.reason) for letter in letters] == [
@@ -159,23 +150,19 @@ async def test_a_window_holds_back_what_overtook_its_head(
 
 
 async def test_the_window_moves_with_its_head(store: Store) -> None:
-    """A leased, dropped or given-back group moves it, on or back again."""
+    """A leased or dropped group moves it forward, a returned one back."""
     ledger = await ledger_of(store, replace(WIDE, fifo_window=2, max_staleness=3))
     await ledger.admit(*"abcdef")
     await ledger.finish("a", version=0)
     await ledger.finish(*"bcdf", version=4)
     await ledger.lead()
     assert names(await ledger.lease(1, base=4)) == ["b/0", "c/0"]  # a is too old
-    await ledger.release(1)
-    again = await ledger.lease(1, base=4)
-    assert names(again) == ["b/0", "c/0"]
     assert (await ledger.attempt(2, base=4)).lease is None  # f may not overtake e
-    await ledger.release(1)
+    await ledger.commit(1)
     await ledger.finish("e", version=4)
-    assert [names(await ledger.lease(step, base=4)) for step in (1, 2)] == [
-        ["b/0", "c/0"],
-        ["d/0", "e/0"],
-    ]
+    assert names(await ledger.lease(2, base=4)) == ["d/0", "e/0"]
+    await ledger.lead("two", step=0)
+    assert names(await ledger.lease(1, base=4)) == ["d/0", "e/0"]
 
 
 async def test_the_first_lease_decides_the_shards(store: Store) -> None:
@@ -186,14 +173,12 @@ async def test_the_first_lease_decides_the_shards(store: Store) -> None:
     first = await ledger.lease(1, num_shards=2)
     assert (first.num_shards, first.num_tokens) == (2, (7, 5))
     error = await refused(Reason.INVALID_FIELD, ledger.attempt(1, num_shards=3))
-    assert "num_shards is 3" in error.message and "2, into which" in error.message
+    assert "num_shards is 3" in error.message and "2, as in the first lease" in error.message
     await ledger.lead("two")
     assert (await ledger.lease(1, num_shards=2)).num_shards == 2
-    await ledger.release(1)
-    assert (await ledger.lease(1, num_shards=3)).num_shards == 3
 
 
-async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
+async def test_a_poison_step_becomes_dead_letters(store: Store) -> None:
     """Delivered max_deliveries times without a commit; those after it return in order."""
     ledger = await ledger_of(store, replace(WIDE, groups_per_step=1, max_deliveries=2))
     await ledger.complete(*"abc")
@@ -206,21 +191,21 @@ async def test_a_poisonous_step_goes_to_the_dead_letters(store: Store) -> None:
     await ledger.lead("two")
     assert ledger.pending == (1, 2, 3)
     assert (await ledger.lease(1)).num_deliveries == 2
-    before = await store.runs.readiness(ledger.run_id)
+    before = await store.runs.run_counts(ledger.run_id)
     await ledger.lead("three")
     assert ledger.pending == ()
     (letter,) = await store.runs.dead_letters(ledger.run_id, 0, 9)
     assert (letter.task.task_id, letter.reason) == ("a", DeadLetterReason.DELIVERIES)
     assert letter.message == "step 1 was delivered 2 times and never committed"
-    after = await store.runs.readiness(ledger.run_id)
+    after = await store.runs.run_counts(ledger.run_id)
     assert after.num_discarded_groups == before.num_discarded_groups + 1
     assert after.num_ready_groups == 2
     assert after.num_admissible_groups == WIDE.max_staleness + 1 - 2
     assert [names(await ledger.lease(step)) for step in (1, 2)] == [["b/0"], ["c/0"]]
 
 
-async def test_of_a_trainer_that_does_not_tell_nothing_is_assumed(store: Store) -> None:
-    """One that leases when enough is ready, and says nothing before, must never wait for ever."""
+async def test_a_trainer_that_does_not_report_waiting_is_not_assumed_to_train(store: Store) -> None:
+    """One that leases when enough is ready, without reporting, must never wait forever."""
     ledger = await ledger_of(store, WIDE, groups_per_step=1, max_staleness=0)
     await ledger.lead()
     for step, name in enumerate("abc", start=1):
@@ -231,7 +216,7 @@ async def test_of_a_trainer_that_does_not_tell_nothing_is_assumed(store: Store) 
     await ledger.lease(4)
     await ledger.admit("e")
     assert "e" not in ledger.running, "this one tells, so it is waited for"
-    await ledger.lead("of an older release")
+    await ledger.lead("that does not report waiting")
     await ledger.lease(4)
     assert (await ledger.attempt(5)).lease is None
     await ledger.complete("e")
@@ -276,7 +261,7 @@ async def test_without_a_limit_a_step_is_delivered_for_ever(store: Store) -> Non
         assert (await ledger.lease(1)).num_deliveries == number + 1
 
 
-async def test_a_commit_remembers_what_was_trained(store: Store) -> None:
+async def test_a_commit_records_the_trained_rollouts(store: Store) -> None:
     """Of each slot the attempt that counted; not failed ones, surplus ones, or other groups."""
     ledger = await ledger_of(store, num_extra_samples=1)
     await ledger.admit("a")
@@ -330,36 +315,3 @@ async def test_other_policies_publish_at_once(run: Run) -> None:
     await ledger.lead()
     waits = await ledger.publish(9)
     assert (waits.seconds, waits.num_blocking_groups, waits.running) == (0.0, 0, ())
-
-
-async def test_what_release_0_1_wrote_is_still_good(redis_url: str) -> None:
-    """Groups without lengths, rewards and numbers, and entries that hold only samples."""
-    async with (
-        redis_store(redis_url, Durability.FAST, 5.0) as store,
-        Redis.from_url(redis_url) as raw,
-    ):
-        ledger = await ledger_of(store, replace(WIDE, groups_per_step=1))
-        await ledger.complete("a", "b", "c", rewards={"reward": [1.0]})
-        await ledger.lead("old")
-        leased = [await ledger.lease(step) for step in (1, 2)]
-        key = dict(zip(keys.RUN_PARTS, keys.run_keys(ledger.run_id), strict=True))
-        await raw.delete(key["order"])
-        for name in await raw.hkeys(key["groups"]):
-            group = json.loads(await raw.hget(key["groups"], name))
-            del group["admission"]
-            for slot in group["slots"]:
-                del slot["tokens"], slot["rewards"]
-            await raw.hset(key["groups"], name, json.dumps(group))
-        for step in await raw.hkeys(key["ledger"]):
-            entry = json.loads(await raw.hget(key["ledger"], step))
-            kept = {field: entry[field] for field in ("groups", "samples", "base")}
-            await raw.hset(key["ledger"], step, json.dumps(kept))
-        await ledger.lead("new")
-        again = [await ledger.lease(step) for step in (1, 2)]
-        assert [lease.sample_ids for lease in again] == [lease.sample_ids for lease in leased]
-        assert [lease.num_tokens for lease in again] == [(), ()]
-        await ledger.release(2)
-        await ledger.commit(1)
-        assert (await ledger.lease(2)).num_tokens == (1,)
-        assert names(await ledger.lease(3)) == ["c/0"]
-        assert await store.ledger.committed_steps(ledger.run_id, ["a/0/1", "b/0/1"]) == [1, 0]

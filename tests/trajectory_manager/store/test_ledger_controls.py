@@ -101,7 +101,7 @@ async def a_group_may_begin_with_weights_that_are_too_old(store: Store) -> bool:
     await ledger.awaits(2, base=1)
     await ledger.admit("b")
     (rollout_id, *_) = ledger.running["b"]
-    leased = await store.runs.enlist(ledger.run_id, rollout_id, "nonce")
+    leased = await store.runs.register_rollout(ledger.run_id, rollout_id, "nonce")
     assert leased is not None
     return leased.required_weight_version < 1
 
@@ -188,51 +188,56 @@ async def the_window_moves_within_an_open_step(store: Store) -> bool:
 
 
 CONTROLS = [
-    (a_stale_trainer_commits, "commit", "not takes_over and epoch ~= current", "false"),
-    (a_sample_is_in_two_steps, "lease_samples", "redis.call('LREM', ready, 1, task_id)", ""),
+    (a_stale_trainer_commits, "commit_step", "not takes_over and epoch ~= current", "false"),
+    (a_sample_is_in_two_steps, "lease_step", "redis.call('LREM', ready, 1, task_id)", ""),
     (
         a_committed_sample_is_leased_again,
-        "commit",
+        "commit_step",
         "redis.call('HDEL', groups, task_id)",
         "redis.call('LPUSH', ready, task_id)",
     ),
     (
         a_group_beyond_the_bound_is_leased,
-        "lease_samples",
+        "lease_step",
         "base - group.min_version <= rules.max_staleness",
         "true",
     ),
-    (a_poisonous_step_stays, "commit", "is_new and limit > 0", "false"),
+    (a_poisonous_step_stays, "commit_step", "is_new and limit > 0", "false"),
     (
         the_window_lets_a_later_group_pass,
-        "lease_samples",
-        "may_go and not taken[task_id]",
+        "lease_step",
+        "inside[task_id] and not taken[task_id]",
         "not taken[task_id]",
     ),
-    (a_step_changes_its_cut, "lease_samples", "stored ~= shards", "false"),
-    (a_part_frees_more_than_it_takes, "lease_samples", "'taken', number", "'taken', wanted"),
-    (a_part_is_less_than_asked_for, "lease_samples", "number >= least", "number > 0"),
+    (a_step_changes_its_cut, "lease_step", "stored ~= shards", "false"),
+    (
+        a_part_frees_more_than_it_takes,
+        "lease_step",
+        "'leased_groups', number",
+        "'leased_groups', num_groups",
+    ),
+    (a_part_is_less_than_asked_for, "lease_step", "number >= min_groups", "number > 0"),
     (
         the_window_moves_within_an_open_step,
-        "lease_samples",
+        "lease_step",
         "window - #entry.groups",
         "window",
     ),
-    (an_open_step_is_committed, "commit", "last and cjson.decode(last).open", "false"),
-    (an_open_step_is_passed, "lease_samples", "last and cjson.decode(last).open", "false"),
-    (a_group_begins_that_will_be_too_old, "lease_samples", "'training', 1", "'training', 0"),
+    (an_open_step_is_committed, "commit_step", "last and cjson.decode(last).open", "false"),
+    (an_open_step_is_passed, "lease_step", "last and cjson.decode(last).open", "false"),
+    (a_group_begins_that_will_be_too_old, "lease_step", "'training', 1", "'training', 0"),
     (
         a_group_may_begin_with_weights_that_are_too_old,
         "lease_task",
         "group.required_version = version",
         "group.required_version = 0",
     ),
-    (an_open_step_lets_others_in, "lease_samples", "'open', #fresh", "'taken', #fresh"),
+    (an_open_step_lets_others_in, "lease_step", "'open_groups', #fresh", "'leased_groups', #fresh"),
 ]
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control[0].__name__)
-async def test_a_protection_is_what_prevents_it(
+async def test_each_protection_is_necessary(
     redis_url: str, tmp_path: Path, control: tuple[object, str, str, str]
 ) -> None:
     """It does not happen with the scripts as they are, and does without the one condition."""

@@ -39,8 +39,8 @@ async def test_a_whole_batch_is_taken_though_a_part_would_do(store: Store) -> No
     assert names(await ledger.lease_part(2)) == ["c/0"]
 
 
-async def test_a_part_is_committed_and_given_back_as_a_whole_batch_is(store: Store) -> None:
-    """A newer trainer gets the same part; a released one leaves nothing behind."""
+async def test_a_part_is_committed_as_a_whole_batch_is(store: Store) -> None:
+    """A newer trainer gets the same part; the next step takes what is left."""
     ledger = await ledger_of(store, WIDE)
     await ledger.complete("a")
     await ledger.lead()
@@ -49,11 +49,9 @@ async def test_a_part_is_committed_and_given_back_as_a_whole_batch_is(store: Sto
     await ledger.lead("two")
     assert ledger.pending == (1,)
     assert await ledger.lease(1) == replace(part, num_deliveries=2)
-    await ledger.release(1)
-    counts = await store.runs.readiness(ledger.run_id)
-    assert (counts.num_ready_groups, counts.num_running_groups) == (3, 0)
-    assert names(await ledger.lease(1)) == ["a/0", "b/0"]
-    await ledger.lease_part(2)
+    counts = await store.runs.run_counts(ledger.run_id)
+    assert (counts.num_ready_groups, counts.num_running_groups) == (2, 0)
+    assert names(await ledger.lease_part(2)) == ["b/0", "c/0"]
     assert await ledger.commit(2) == 3
 
 
@@ -63,10 +61,10 @@ async def test_groups_beyond_the_window_are_kept_back(store: Store) -> None:
     await ledger.admit("a", "b", "c", "d")
     await ledger.finish("c", "d", "b")
     await ledger.lead()
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_ready_groups, counts.num_leasable_groups) == (3, 1)
     assert names(await ledger.lease_part(1)) == ["b/0"]
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_ready_groups, counts.num_kept_back_groups) == (2, 1)
     await ledger.finish("a")
     assert names(await ledger.lease(2)) == ["c/0", "a/0"]

@@ -56,7 +56,7 @@ async def test_a_trainer_that_waits_no_longer_closes_the_step(store: Store) -> N
     assert names(await ledger.stream(2)) == ["b/0"]
 
 
-async def test_an_open_step_goes_on_under_the_next_trainer(store: Store) -> None:
+async def test_an_open_step_continues_under_the_next_trainer(store: Store) -> None:
     """With the samples it had, in their order, and the version it began with."""
     ledger = await ledger_of(store, WIDE)
     await ledger.complete("a")
@@ -71,26 +71,23 @@ async def test_an_open_step_goes_on_under_the_next_trainer(store: Store) -> None
 
 
 async def test_an_open_step_comes_back_as_it_went(store: Store) -> None:
-    """Released, or undone by a restore: its groups are ready again, and none is counted twice."""
+    """A restore undoes it: its groups are ready again, and none is counted twice."""
     ledger = await ledger_of(store, WIDE, groups_per_step=3, max_staleness=0)
     await ledger.complete("a", "b")
     await ledger.admit("c")
     await ledger.lead()
-    before = await store.runs.readiness(ledger.run_id)
+    before = await store.runs.run_counts(ledger.run_id)
     await ledger.stream(1)
-    streaming = await store.runs.readiness(ledger.run_id)
+    streaming = await store.runs.run_counts(ledger.run_id)
     assert (streaming.num_ready_groups, streaming.num_running_groups) == (0, 1)
     assert streaming.num_admissible_groups == before.num_admissible_groups == 0
-    await ledger.release(1)
-    assert await store.runs.readiness(ledger.run_id) == before
-    await ledger.stream(1)
     await ledger.finish("c")
     await ledger.stream(1)
     await ledger.commit(1)
     await ledger.complete("d")
     await ledger.stream(2)
     await ledger.lead("two", step=0)
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_ready_groups, counts.num_running_groups) == (1, 0)
 
 
@@ -103,21 +100,21 @@ async def test_a_checkpoint_covers_a_step_whose_end_was_lost(store: Store) -> No
     await ledger.lead("two", step=1)
     assert ledger.pending == ()
     await ledger.complete("b", "c", "d", "e", "f")
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_ready_groups, counts.num_running_groups) == (5, 0)
     assert names(await ledger.stream(2)) == ["b/0", "c/0"]
 
 
-async def test_a_step_delivered_too_often_dies_open_too(store: Store) -> None:
+async def test_an_open_step_delivered_too_often_becomes_dead_letters(store: Store) -> None:
     """Its groups are dead letters, and admission has their room back."""
     ledger = await ledger_of(store, WIDE, groups_per_step=3, max_deliveries=1)
     await ledger.complete("a")
     await ledger.lead("one")
-    before = await store.runs.readiness(ledger.run_id)
+    before = await store.runs.run_counts(ledger.run_id)
     await ledger.stream(1)
     await ledger.lead("two")
     assert ledger.pending == ()
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert counts.num_dead_letters == 1
     assert counts.num_admissible_groups == before.num_admissible_groups + 1
     assert counts.num_running_groups == 0
@@ -130,7 +127,7 @@ async def test_a_window_is_as_wide_for_an_open_step(store: Store) -> None:
     await ledger.lead()
     await ledger.finish("b", "d", "c")
     assert names(await ledger.stream(1)) == ["b/0", "c/0"]
-    counts = await store.runs.readiness(ledger.run_id)
+    counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.num_ready_groups, counts.num_kept_back_groups) == (1, 1)
     assert names(await ledger.stream(1)) == ["b/0", "c/0"], "a still runs"
     await ledger.finish("a")
@@ -156,7 +153,7 @@ async def test_replayed_groups_come_last(store: Store) -> None:
     assert whole.replayed_ids[0].split("/")[0] in ("a", "b")
 
 
-async def test_what_does_not_go_with_streaming_is_refused(store: Store) -> None:
+async def test_options_incompatible_with_streaming_are_rejected(store: Store) -> None:
     """A step is cut into shards when it is whole; an open one is neither passed nor done."""
     ledger = await ledger_of(store, WIDE, groups_per_step=3)
     await ledger.complete("a")

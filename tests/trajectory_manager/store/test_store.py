@@ -49,7 +49,7 @@ async def test_tokens_grow_and_come_back_as_they_were(run: Run) -> None:
 
 
 async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
-    """An identical overlap is acknowledged, a different one is refused."""
+    """An identical overlap is acknowledged, a different one is rejected."""
     await run.start("r")
     epoch = (await run.begin("r", "t", [1])).turn.epoch
     await run.append("r", "t", epoch, 0, tokens([1, 2, 3]))
@@ -97,7 +97,7 @@ async def test_another_attempt_fences_the_first(run: Run) -> None:
 
 
 async def test_a_turn_keeps_its_prompt_and_its_end(run: Run) -> None:
-    """Another prompt or another end under the same name is refused; a repetition is not."""
+    """Another prompt or another end under the same name is rejected; a repetition is not."""
     await run.start("r")
     opened = await run.turn("r", "t", [1], [2])
     await refused(Reason.ALREADY_EXISTS, run.begin("r", "t", [9]))
@@ -114,19 +114,19 @@ async def test_the_longest_stored_prefix_is_matched(run: Run) -> None:
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4])
     second = await run.begin("r", "t2", [1, 2, 3, 4, 5])
-    assert second.turn.opening.parent_turn_id == "t1"
+    assert second.turn.begin.parent_turn_id == "t1"
     assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3, 4]
     await run.append("r", "t2", second.turn.epoch, 0, tokens([5]))
     await run.append("r", "t2", second.turn.epoch, 1, tokens([6], policy()))
     fork = await run.begin("r", "t3", [1, 2, 3, 8])
-    assert (fork.turn.opening.parent_turn_id, fork.turn.opening.prefix_length) == ("t1", 3)
+    assert (fork.turn.begin.parent_turn_id, fork.turn.begin.prefix_length) == ("t1", 3)
     third = await run.begin("r", "t4", [1, 2, 3, 4, 5, 6, 7])
-    assert third.turn.opening.parent_turn_id == "t2"
+    assert third.turn.begin.parent_turn_id == "t2"
     assert list(unpack_ids(third.prefix_ids)) == [1, 2, 3, 4, 5, 6]
     bound = await run.begin("r", "t5", [1, 2, 3, 4, 5, 6, 7], parent="t1")
-    assert (bound.turn.opening.parent_turn_id, bound.turn.opening.prefix_length) == ("t1", 4)
+    assert (bound.turn.begin.parent_turn_id, bound.turn.begin.prefix_length) == ("t1", 4)
     root = await run.begin("r", "t6", [9, 9])
-    assert (root.turn.opening.parent_turn_id, root.prefix_ids) == ("", b"")
+    assert (root.turn.begin.parent_turn_id, root.prefix_ids) == ("", b"")
     await refused(Reason.NOT_FOUND, run.begin("r", "t7", [1], parent="nobody"))
 
 
@@ -134,35 +134,35 @@ async def test_messages_match_whole_turns_of_the_same_template(run: Run) -> None
     """With message keys the prefix is the whole sequence of the turn they continue."""
     await run.start("r")
     first = await run.begin("r", "t1", ["system", "user"], fingerprint="f")
-    assert first.turn.opening.parent_turn_id == ""
+    assert first.turn.begin.parent_turn_id == ""
     await run.append("r", "t1", first.turn.epoch, 0, tokens([1, 2, 3]))
     early = await run.begin("r", "t2", ["system", "user", "answer"], fingerprint="f")
-    assert early.turn.opening.parent_turn_id == ""
+    assert early.turn.begin.parent_turn_id == ""
     await run.end("r", "t1", first.turn.epoch, "answer")
     second = await run.begin("r", "t3", ["system", "user", "answer", "tool"], fingerprint="f")
-    assert second.turn.opening.parent_turn_id == "t1"
-    assert second.turn.opening.num_matched_messages == 3
+    assert second.turn.begin.parent_turn_id == "t1"
+    assert second.turn.begin.num_matched_messages == 3
     assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3]
     other = await run.begin("r", "t4", ["system", "user", "answer", "tool"], fingerprint="g")
-    assert other.turn.opening.parent_turn_id == ""
+    assert other.turn.begin.parent_turn_id == ""
     rewritten = await run.begin("r", "t5", ["system", "other", "answer"], fingerprint="f")
-    assert rewritten.turn.opening.parent_turn_id == ""
+    assert rewritten.turn.begin.parent_turn_id == ""
 
 
 async def test_only_the_credential_opens_and_closes(run: Run) -> None:
     """A foreign credential neither begins a turn nor finishes the rollout."""
     await run.start("r")
     stranger = "0" * 64
-    opening = (await run.begin("r", "t", [1])).turn.opening
+    begin = (await run.begin("r", "t", [1])).turn.begin
     tokens_store = run.store.tokens
     await refused(
-        Reason.PERMISSION_DENIED, tokens_store.open_turn(run.run_id, "r", stranger, opening)
+        Reason.PERMISSION_DENIED, tokens_store.begin_turn(run.run_id, "r", stranger, begin)
     )
     await refused(Reason.PERMISSION_DENIED, run.finish("r", credential=stranger))
     await refused(Reason.PERMISSION_DENIED, run.close("r", credential=stranger))
 
 
-async def test_names_that_do_not_exist_are_said(run: Run, store: Store) -> None:
+async def test_unknown_names_are_reported(run: Run, store: Store) -> None:
     """Unknown runs, rollouts and turns are NOT_FOUND, and the run's message names the cure."""
     error = await refused(Reason.NOT_FOUND, Run(store, "nowhere").lease())
     assert "'nowhere'" in error.message
@@ -175,7 +175,7 @@ async def test_names_that_do_not_exist_are_said(run: Run, store: Store) -> None:
 
 
 async def test_a_rollout_closes_once(run: Run) -> None:
-    """The same end is idempotent, another one refused."""
+    """The same end is idempotent, another one is rejected."""
     await run.start("r")
     await run.finish("r")
     await run.finish("r")
@@ -192,20 +192,20 @@ async def test_a_run_keeps_its_rules(store: Store, run: Run) -> None:
 
 
 async def test_a_task_is_queued_once(run: Run) -> None:
-    """Known tasks are not queued again, a changed one is refused, and the queue is bounded."""
+    """Known tasks are not queued again, a changed one is rejected, and the queue is bounded."""
     await run.submit("a", "b", "a")
     await run.submit("a")
-    assert (await run.store.runs.readiness(run.run_id)).num_queued_tasks == 2
+    assert (await run.store.runs.run_counts(run.run_id)).num_queued_tasks == 2
     await refused(Reason.ALREADY_EXISTS, run.submit("a", num_samples=3))
     full = run.store.runs.submit(run.run_id, [], 2)
     assert (await full).num_free == 0
     await run.fill()
     await run.submit("a")
-    assert (await run.store.runs.readiness(run.run_id)).num_queued_tasks == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_queued_tasks == 0
 
 
 async def test_a_full_queue_pushes_back(run: Run) -> None:
-    """All of a batch is queued or none of it, and the refusal says when to come back."""
+    """All of a batch is queued or none of it, and the error has a retry time."""
     task = two_samples("x")
     error = await refused(
         Reason.TOO_MANY_REQUESTS,
@@ -217,7 +217,7 @@ async def test_a_full_queue_pushes_back(run: Run) -> None:
 
 
 async def test_tasks_to_train_on_never_keep_evaluations_out(run: Run) -> None:
-    """Each purpose has a queue and a bound of its own."""
+    """Each purpose has its own queue and bound."""
     await run.store.runs.submit(run.run_id, [two_samples("x")], 1)
     evaluation = replace(two_samples("y"), purpose=Purpose.EVAL)
     submitted = await run.store.runs.submit(run.run_id, [evaluation], 1)
@@ -250,7 +250,7 @@ async def test_eval_comes_first_and_never_reaches_the_trainer(run: Run) -> None:
         assert lease is not None
         await run.start(lease.rollout_id, lease.nonce)
         await run.finish(lease.rollout_id)
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_running_rollouts) == (0, 1)
     assert counts.num_admitted_groups == 1
 
@@ -264,7 +264,7 @@ async def test_a_failed_sample_is_replaced_outside_admission(run: Run) -> None:
     again = await run.lease()
     assert again is not None
     assert again.rollout_id == "a/0/2"
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_admitted_groups, counts.num_replaced_samples) == (1, 1)
 
 
@@ -282,7 +282,7 @@ async def test_only_a_policy_failure_with_rewards_counts(
     """There the reward stands; every other failure replaces the sample."""
     await run.submit("a")
     await run.play(outcome=outcome)
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert counts.num_replaced_samples == replaced
 
 
@@ -290,7 +290,7 @@ async def test_tokens_of_unknown_version_are_not_trained(run: Run) -> None:
     """A rollout that has no others yields no sample and is replaced."""
     await run.submit("a")
     await run.play(span=policy(source=VersionSource.UNKNOWN))
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == 1
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 1
 
 
 async def test_a_group_that_keeps_failing_is_given_up(run: Run) -> None:
@@ -300,7 +300,7 @@ async def test_a_group_that_keeps_failing_is_given_up(run: Run) -> None:
     assert other is not None
     for _ in range(MAX_REPLACEMENTS + 1):
         assert await run.play(outcome=failed())
-    counts = await run.store.runs.readiness(run.run_id)
+    counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_discarded_groups, counts.num_running_groups) == (1, 0)
     assert counts.num_running_rollouts == 0
     held = await run.store.runs.extend_tasks(run.run_id, [(other.rollout_id, other.nonce)])
@@ -314,13 +314,13 @@ async def test_groups_without_variance_are_filtered(store: Store) -> None:
     await run.submit("a", "b")
     for value in (1.0, 1.0, 0.0, 1.0):
         await run.play(outcome=rewarded(value))
-    counts = await store.runs.readiness(run.run_id)
+    counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (1, 1)
     assert counts.num_admissible_groups == 1
 
 
 async def test_an_expired_lease_fails_its_rollout(store: Store) -> None:
-    """The sweep closes it as INFRASTRUCTURE, reopens its slot, and nobody can start it any more."""
+    """The sweep fails it as INFRASTRUCTURE and reopens its slot; it cannot start any more."""
     run = await other_run(store, lease_seconds=0.0005)
     await run.submit("a")
     lease = await run.lease()
@@ -345,10 +345,10 @@ async def test_a_lease_is_proved_by_its_nonce(run: Run) -> None:
     assert await run.store.runs.extend_tasks(run.run_id, leases) == [False, True]
     await refused(Reason.LEASE_EXPIRED, run.start(lease.rollout_id, "guess"))
     await run.rollouts.complete(run.run_id, lease.rollout_id, "guess")
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == 0
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 0
     await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
     await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
-    assert (await run.store.runs.readiness(run.run_id)).num_replaced_samples == 1
+    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 1
 
 
 async def test_a_lost_answer_to_start_does_not_lose_the_rollout(run: Run) -> None:
@@ -368,7 +368,7 @@ async def test_a_lost_answer_to_start_does_not_lose_the_rollout(run: Run) -> Non
 
 
 async def test_a_training_rollout_is_not_pinned(run: Run) -> None:
-    """The lease says what the rollout is for, whatever the caller says."""
+    """The lease determines the purpose of the rollout, not the caller."""
     await run.submit("a")
     lease = await run.lease()
     assert lease is not None

@@ -31,7 +31,7 @@ _UNREPLICATED = 4
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[RedisSentinel]:
-    """Servers that refuse to write without both replicas, and their Sentinels."""
+    """Servers that reject writes without both replicas, and their Sentinels."""
     group = RedisSentinel(tmp_path / "guarded", GUARDED)
     group.start()
     yield group
@@ -40,7 +40,7 @@ def guarded(tmp_path: Path) -> Iterator[RedisSentinel]:
 
 @pytest.fixture
 def unguarded(tmp_path: Path) -> Iterator[RedisSentinel]:
-    """Servers and Sentinels as they come: nothing is refused."""
+    """Servers and Sentinels with default settings."""
     group = RedisSentinel(tmp_path)
     group.start()
     yield group
@@ -109,7 +109,7 @@ async def lose_the_master(group: RedisSentinel, writer: Writer) -> RedisServer:
 
 
 async def test_a_failover_loses_nothing_that_was_acknowledged(guarded: RedisSentinel) -> None:
-    """Without all replicas nothing is acknowledged; with the lost server back, writing goes on."""
+    """Without all replicas nothing is acknowledged; with the lost server back, writes continue."""
     async with redis_store(guarded.url, Durability.REPLICATED, 5.0, replicas=2) as store:
         writer = Writer(store)
         old = await lose_the_master(guarded, writer)
@@ -134,7 +134,7 @@ async def test_control_a_failover_in_fast_loses_what_was_acknowledged(
         assert stored == list(range(50))
 
 
-async def test_an_isolated_master_refuses_to_write(guarded: RedisSentinel) -> None:
+async def test_an_isolated_master_rejects_writes(guarded: RedisSentinel) -> None:
     """At first it cannot confirm, and soon it does not even accept."""
     async with redis_store(guarded.url, Durability.REPLICATED, 15.0, replicas=2) as store:
         writer = Writer(store, "isolated")
@@ -154,7 +154,7 @@ async def test_an_isolated_master_refuses_to_write(guarded: RedisSentinel) -> No
         assert writer.acknowledged == 5
 
 
-async def test_settings_that_would_lose_tokens_are_refused(redis_server: RedisServer) -> None:
+async def test_settings_that_would_lose_tokens_are_rejected(redis_server: RedisServer) -> None:
     """The error names the setting and the cure; a replica that is missing is waited for."""
     for wanted in (Durability.DURABLE, Durability.REPLICATED):
         with pytest.raises(ConfigError, match=r"appendfsync everysec.*appendfsync always"):
@@ -171,7 +171,7 @@ async def test_settings_that_would_lose_tokens_are_refused(redis_server: RedisSe
             await _open(redis_server.url, Durability.FAST)
 
 
-async def test_a_topology_that_could_promote_too_little_is_refused(
+async def test_a_topology_that_could_promote_a_stale_replica_is_rejected(
     guarded: RedisSentinel,
 ) -> None:
     """A replica that need not confirm could take over, and under `durable` none of them does."""
@@ -182,7 +182,7 @@ async def test_a_topology_that_could_promote_too_little_is_refused(
 
 
 async def test_every_master_of_a_cluster_is_checked(redis_cluster: RedisCluster) -> None:
-    """One that promises less is enough to be refused."""
+    """One server with weaker settings is enough for an error."""
     await _open(redis_cluster.url, Durability.FAST)
     odd = Redis(port=redis_cluster.nodes[2].port)
     async with odd:

@@ -1,4 +1,4 @@
-"""How rollouts, turns and tokens are written in Redis: see `keys.py` and `append.lua`."""
+"""The encoding of rollouts, turns and tokens in Redis: see `keys.py` and `append_tokens.lua`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
     Append,
-    Closing,
-    Finish,
-    Opening,
     Origin,
+    RolloutFinish,
     Span,
     Tokens,
     Turn,
+    TurnBegin,
+    TurnEnd,
     TurnRecord,
     VersionSource,
 )
 
 _COUNTER_BITS = 32
 _COUNTERS = (1 << _COUNTER_BITS) - 1
-_OPENING_FIELDS = tuple(
-    field.name for field in fields(Opening) if field.name not in ("turn_id", "prompt_digest")
+_BEGIN_FIELDS = tuple(
+    field.name for field in fields(TurnBegin) if field.name not in ("turn_id", "prompt_digest")
 )
-TURN, LIVE = b"turn:", b"live:"
+TURN, TURN_STATE = b"turn:", b"state:"
 HEADER_FIELDS = (
-    "schema",
     "identity",
     "credential",
     "traceparent",
@@ -48,44 +47,44 @@ HEADER_FIELDS = (
     "created",
     "finished",
 )
-"""What `rollout` needs of a header."""
+"""Fields of a header that `rollout` decodes."""
 
 
 def append_args(append: Append) -> tuple[Any, ...]:
-    """ARGV of one append of append.lua."""
-    tokens, finish, epoch = append.tokens, append.finish, append.epoch
+    """ARGV of one append of append_tokens.lua."""
+    tokens, end, epoch = append.tokens, append.end, append.epoch
     return (
         append.rollout_id,
         append.turn_id,
         epoch >> _COUNTER_BITS,
         epoch & _COUNTERS,
-        "" if append.offset is None else append.offset,
+        append.offset,
         tokens.ids + tokens.logprobs,
-        "" if finish is None else finish_text(finish),
+        "" if end is None else end_text(end),
         ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
     )
 
 
-def close_args(closing: Closing) -> tuple[Any, ...]:
-    """ARGV of one rollout of close_rollout.lua."""
+def finish_args(finish: RolloutFinish) -> tuple[Any, ...]:
+    """ARGV of one rollout of finish_rollout.lua."""
     return (
-        closing.rollout_id,
-        int(closing.credential_digest is not None),
-        closing.credential_digest or "",
-        int(closing.outcome.state),
-        outcome_text(closing.outcome),
+        finish.rollout_id,
+        int(finish.credential_digest is not None),
+        finish.credential_digest or "",
+        int(finish.outcome.state),
+        outcome_text(finish.outcome),
         _NEVER_STARTED,
     )
 
 
 def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> tuple[Any, ...]:
-    """ARGV of one rollout of record.lua."""
+    """ARGV of one rollout of record_rollout.lua."""
     of_turns: list[Any] = []
     for number, record in enumerate(turns, 1):
-        opening = record.turn.opening
-        turn = f"{number} {opening.prompt_digest} {opening_text(opening)}"
-        segment = record.tokens.ids + record.tokens.logprobs
-        of_turns += [opening.turn_id, turn, _live(record), segment]
+        begin = record.turn.begin
+        turn = f"{number} {begin.prompt_digest} {begin_text(begin)}"
+        chunk = record.tokens.ids + record.tokens.logprobs
+        of_turns += [begin.turn_id, turn, _live(record), chunk]
     args = (
         identity(rollout),
         rollout.traceparent,
@@ -110,14 +109,14 @@ def _live(record: TurnRecord) -> str:
     for span in record.tokens.spans:
         changes.append(f"{start}:{_kind(*span[1:])}")
         start += span.num_tokens
-    finish = Finish(reason=turn.finish_reason, answer_key=turn.answer_key)
-    return f"{start} 0 0 - {','.join(changes) or '-'} {finish_text(finish)}"
+    end = TurnEnd(reason=turn.finish_reason, answer_key=turn.answer_key)
+    return f"{start} 0 0 - {','.join(changes) or '-'} {end_text(end)}"
 
 
-def finish_text(finish: Finish) -> str:
+def end_text(end: TurnEnd) -> str:
     """The end of a turn."""
-    drift = f" {finish.drift}" if finish.drift else ""
-    return f"{finish.reason} {finish.answer_key}{drift}"
+    drift = f" {end.drift}" if end.drift else ""
+    return f"{end.reason} {end.answer_key}{drift}"
 
 
 @lru_cache(maxsize=4096)
@@ -138,23 +137,21 @@ def _kind_span(text: str) -> Span:
     )
 
 
-def opening_text(opening: Opening) -> str:
-    """An opening as JSON, without its name and its prompt's digest."""
-    return json.dumps({name: getattr(opening, name) for name in _OPENING_FIELDS})
+def begin_text(begin: TurnBegin) -> str:
+    """The begin of a turn as JSON, without turn_id and prompt_digest."""
+    return json.dumps({name: getattr(begin, name) for name in _BEGIN_FIELDS})
 
 
 def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
-    """A turn as it is stored, and its live state."""
-    _, digest, opening = stored.decode().split(" ", 2)
-    fields = json.loads(opening)
-    if "message_keys" in fields:  # release 0.1 kept those of the whole prompt
-        fields["new_message_keys"] = fields.pop("message_keys")[fields["num_matched_messages"] :]
+    """A turn from its record and its state."""
+    _, digest, begin = stored.decode().split(" ", 2)
+    fields = json.loads(begin)
     fields["new_message_keys"] = tuple(fields["new_message_keys"])
     fields |= {"turn_id": turn_id, "prompt_digest": digest}
     _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
     reason, answer_key, drift = (*ended, "", "", "")[:3]
     return Turn(
-        opening=Opening(**fields),
+        begin=TurnBegin(**fields),
         epoch=int(incarnation) << _COUNTER_BITS | int(counter),
         finish_reason=int(reason or 0),
         answer_key=answer_key,
@@ -189,26 +186,26 @@ def turn_records(header: Mapping[bytes, bytes]) -> list[TurnRecord]:
         if field.startswith(TURN)
     ]
     return [
-        turn_record(turn_id.decode(), stored, header[LIVE + turn_id])
+        turn_record(turn_id.decode(), stored, header[TURN_STATE + turn_id])
         for _, turn_id, stored in sorted(numbered)
     ]
 
 
-def with_segments(record: TurnRecord, segments: Sequence[bytes]) -> TurnRecord:
+def with_chunks(record: TurnRecord, chunks: Sequence[bytes]) -> TurnRecord:
     """The same turn with its ids and log-probs.
 
-    Segments are read after the live state: what was appended in between is left out.
+    Chunks are read after the state: tokens appended in between are left out.
     """
     num_bytes = BYTES_PER_TOKEN * sum(span.num_tokens for span in record.tokens.spans)
-    halves = [len(segment) // 2 for segment in segments]
-    ids = b"".join([segment[:half] for segment, half in zip(segments, halves, strict=True)])
-    logprobs = b"".join([segment[half:] for segment, half in zip(segments, halves, strict=True)])
+    halves = [len(chunk) // 2 for chunk in chunks]
+    ids = b"".join([chunk[:half] for chunk, half in zip(chunks, halves, strict=True)])
+    logprobs = b"".join([chunk[half:] for chunk, half in zip(chunks, halves, strict=True)])
     tokens = Tokens(ids=ids[:num_bytes], logprobs=logprobs[:num_bytes], spans=record.tokens.spans)
     return TurnRecord(turn=record.turn, tokens=tokens)
 
 
 def identity(rollout: Rollout) -> str:
-    """What of a rollout never changes."""
+    """The fields of a rollout that never change, as JSON."""
     return json.dumps([int(rollout.purpose), rollout.group_id, rollout.pinned_weight_version])
 
 

@@ -13,7 +13,7 @@ from trajectory_manager.store.column_interface import (
     SampleColumns,
     rollout_of,
 )
-from trajectory_manager.store.errors import accepted
+from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.redis import keys
 
 
@@ -26,8 +26,8 @@ class RedisColumnStore:
     async def lease(
         self, run_id: str, column: str, needs: Sequence[str], max_samples: int
     ) -> ColumnLease | None:
-        """See `ColumnStore`."""
-        reply = await self._call("lease_column", run_id, column, max_samples, *needs)
+        """Lease the oldest queued cells whose samples have the columns in `needs`."""
+        reply = await self._call("lease_cells", run_id, column, max_samples, *needs)
         if not reply:
             return None
         epoch, seconds, sample_ids = reply
@@ -36,42 +36,42 @@ class RedisColumnStore:
     async def unwritten(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
     ) -> list[str]:
-        """See `ColumnStore`."""
+        """Those of `sample_ids` whose cell is leased under `epoch`."""
         (found,) = await self._call(
-            "unwritten_columns", run_id, column, epoch, *dict.fromkeys(sample_ids)
+            "list_unwritten_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
         return list(_texts(found))
 
     async def put(
         self, run_id: str, column: str, epoch: int, values: Mapping[str, bytes], *, new: bool
     ) -> None:
-        """See `ColumnStore`."""
+        """Store values by sample, or check that they are stored."""
         calls = []
         for sample_id, value in values.items():
             name = rollout_of(sample_id)
             args = (name, column, sample_id, epoch, int(new), value)
             calls.append((keys.column_keys(run_id, name), args))
-        for reply in await self._scripts.call_many("put_column", calls):
-            _accepted(reply)
+        for reply in await self._scripts.call_many("write_cell", calls):
+            _unwrap(reply)
 
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
     ) -> ColumnsWritten:
-        """See `ColumnStore`."""
+        """Mark leased cells as written, all or none."""
         num_written, num_ready = await self._call(
-            "complete_columns", run_id, column, epoch, *dict.fromkeys(sample_ids)
+            "complete_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
         return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
-        """See `ColumnStore`."""
+        """Values by sample and column."""
         rollout_ids = list(dict.fromkeys(map(rollout_of, sample_ids)))
         replies = await self._scripts.call_many(
-            "read_columns", [(keys.column_keys(run_id, name), ()) for name in rollout_ids]
+            "read_cells", [(keys.column_keys(run_id, name), ()) for name in rollout_ids]
         )
         values: dict[str, dict[str, bytes]] = {name: {} for name in sample_ids}
         for reply in replies:
-            (pairs,) = _accepted(reply)
+            (pairs,) = _unwrap(reply)
             for field, stored in zip(pairs[::2], pairs[1::2], strict=True):
                 column, sample_id = field.decode().split(" ")
                 if sample_id in values:
@@ -79,8 +79,8 @@ class RedisColumnStore:
         return {**values}
 
     async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
-        """See `ColumnStore`."""
-        (rows,) = await self._call("list_columns", run_id, after, limit)
+        """Samples of complete, uncommitted groups and their columns."""
+        (rows,) = await self._call("list_sample_columns", run_id, after, limit)
         return [
             SampleColumns(
                 sample_id=sample_id.decode(),
@@ -94,13 +94,13 @@ class RedisColumnStore:
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return accepted(reply)
+        return unwrap(reply)
 
 
-def _accepted(reply: Any) -> list[Any]:
+def _unwrap(reply: Any) -> list[Any]:
     if isinstance(reply, ServiceError):
         raise reply
-    return accepted(reply)
+    return unwrap(reply)
 
 
 def _texts(names: Sequence[bytes]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A store on Redis, shared by any number of replicas."""
+"""Opens the store on Redis, which any number of manager replicas share."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def redis_store(
     scripts: Path = SCRIPTS,
     replicas: int = 1,
 ) -> AsyncIterator[Store]:
-    """The store at `url`, once it answers and gives what `durability` promises.
+    """The store at `url`, once it answers and gives `durability`.
 
     For `replicated`, each master has `replicas` replicas, and all of them confirm each write: one
-    that need not could be promoted without it.
+    that does not could be promoted without it.
 
     Raises:
-        DependencyUnavailable: it, or a replica that it needs, was away for `start_seconds`.
-        ConfigError: its settings promise less, or let it evict what is stored.
+        DependencyUnavailable: it or a required replica was unavailable for `start_seconds`.
+        ConfigError: its settings give less, or let it evict data.
     """
     redis = connect(url)
     confirmed_by = replicas if durability is Durability.REPLICATED else 0
@@ -89,7 +89,7 @@ async def _pings(redis: Redis) -> bool:
     try:
         return bool(await redis.ping())
     except (*AWAY, OSError) as error:
-        # A cluster's client says why only in passing.
+        # The cluster client has the reason only as the cause.
         if isinstance(error.__cause__ or error, exceptions.AuthenticationError):
             raise ConfigError(f"redis_url: {error}") from error
         return False
@@ -123,12 +123,12 @@ async def _check_settings(redis: Redis, durability: Durability, replicas: int) -
             raise ConfigError(
                 f"durability is replicated, and redis has min-replicas-to-write {needed}, "
                 f"min-replicas-max-lag {lag}: set them to {replicas} and 2 on every server, or an "
-                "isolated master goes on acknowledging what is lost"
+                "isolated master continues to acknowledge writes that are lost"
             )
 
 
 async def _check_no_failover(url: str, redis: Redis) -> None:
-    """What only the master has on its disk is lost when a replica takes its place by itself."""
+    """A failover promotes a replica without what only the master has on its disk."""
     topology = parse_redis_url(url).topology
     if not topology:
         return
@@ -148,7 +148,7 @@ async def _has_replicas(redis: Redis, replicas: int) -> bool:
     found = [answer["connected_slaves"] for answer in answers]
     if max(found) > replicas:
         raise ConfigError(
-            f"replicas is {replicas}, and a master has {max(found)}: one that need not confirm a "
-            f"write could be promoted without it; set replicas to {max(found)}"
+            f"replicas is {replicas}, and a master has {max(found)}: a replica that does not "
+            f"confirm a write could be promoted without it; set replicas to {max(found)}"
         )
     return bool(min(found) == replicas)

@@ -9,7 +9,7 @@ from typing import Any
 from services.chassis.redis.scripts import Scripts
 from trajectory_manager.model.records import SlotName
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, StepLease
-from trajectory_manager.store.errors import accepted
+from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS
 from trajectory_manager.store.redis import keys
 
@@ -21,7 +21,7 @@ class RedisLedgerStore:
         self._scripts = scripts
 
     async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
-        """See `LedgerStore`."""
+        """Make `trainer_id` the trainer, `step` the committed one."""
         _, epoch, pending, open_step = await self._commit(run_id, step, "", trainer_id)
         return Reconciled(epoch=int(epoch), pending_steps=tuple(pending), open_step=open_step)
 
@@ -36,34 +36,30 @@ class RedisLedgerStore:
         min_groups: int = 0,
         streaming: bool = False,
     ) -> LeaseAttempt:
-        """See `LedgerStore`."""
+        """The ledger entry of `step`, written now if enough groups are ready."""
         asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards, +streaming)
-        num_too_old, *entry = await self._call("lease_samples", run_id, *asked, MAX_DEAD_LETTERS)
+        num_too_old, *entry = await self._call("lease_step", run_id, *asked, MAX_DEAD_LETTERS)
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
     async def await_step(
         self, run_id: str, epoch: int, step: int, base_weight_version: int
     ) -> None:
-        """See `LedgerStore`."""
+        """Record that the trainer waits for `step`."""
         await self._call("await_step", run_id, epoch, step, base_weight_version)
 
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
-        """See `LedgerStore`."""
-        (seconds,) = await self._call("extend_samples", run_id, epoch, step)
+        """Renew the lease of a step; return the seconds it lives."""
+        (seconds,) = await self._call("extend_step", run_id, epoch, step)
         return float(seconds)
 
     async def commit(self, run_id: str, epoch: int, step: int) -> int:
-        """See `LedgerStore`."""
+        """Commit all entries up to `step`; return how many samples that covered."""
         num_samples, *_ = await self._commit(run_id, step, epoch, "")
         return int(num_samples)
 
-    async def release(self, run_id: str, epoch: int, step: int) -> None:
-        """See `LedgerStore`."""
-        await self._call("release", run_id, epoch, step)
-
     async def publish_wait(self, run_id: str, epoch: int, weight_version: int) -> PublishWait:
-        """See `LedgerStore`."""
+        """What a publish of `weight_version` would make too old."""
         reply = await self._call("publish_wait", run_id, epoch, weight_version)
         seconds, num_blocking_groups, running = reply
         return PublishWait(
@@ -73,33 +69,32 @@ class RedisLedgerStore:
         )
 
     async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
-        """See `LedgerStore`."""
+        """The committed step that trained each rollout; 0: none."""
         args: list[Any] = []
         for rollout_id in rollout_ids:
             # What was not made from a lease has no step.
             name = SlotName.parse(rollout_id) or SlotName("", 0, 0)
             args += [name.task_id, name.slot, name.attempt]
-        (steps,) = await self._call("committed_steps", run_id, *args)
+        (steps,) = await self._call("list_committed_steps", run_id, *args)
         return list(steps)
 
     async def _commit(self, run_id: str, step: int, epoch: int | str, trainer_id: str) -> list[Any]:
-        return await self._call("commit", run_id, step, epoch, trainer_id, MAX_DEAD_LETTERS)
+        return await self._call("commit_step", run_id, step, epoch, trainer_id, MAX_DEAD_LETTERS)
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return accepted(reply)
+        return unwrap(reply)
 
 
 def _step_lease(step: int, entry: bytes) -> StepLease:
     fields = json.loads(entry)
-    # What an older release did not write has its default.
     return StepLease(
         step=step,
         base_weight_version=fields["base"],
         sample_ids=tuple(fields["samples"]),
-        replayed_ids=tuple(fields.get("replayed", ())),
-        num_tokens=tuple(fields.get("tokens", ())),
-        num_shards=fields.get("shards", 1),
-        num_deliveries=fields.get("deliveries", 1),
+        replayed_ids=tuple(fields["replayed"]),
+        num_tokens=tuple(fields["tokens"]),
+        num_shards=fields["shards"],
+        num_deliveries=fields["deliveries"],
         is_open=fields.get("open", False),
     )

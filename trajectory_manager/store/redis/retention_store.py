@@ -8,7 +8,7 @@ from typing import Any
 
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import Scripts
-from trajectory_manager.store.errors import accepted
+from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.retention_interface import EndedGroup, Erased
 
@@ -20,48 +20,39 @@ class RedisRetentionStore:
         self._scripts = scripts
 
     async def needed(self, run_id: str, rollout_ids: Sequence[str]) -> set[str]:
-        """See `RetentionStore`."""
-        (names,) = await self._call("needed", run_id, *rollout_ids)
+        """Those of `rollout_ids` that must not be deleted."""
+        (names,) = await self._call("list_needed_rollouts", run_id, *rollout_ids)
         return {name.decode() for name in names}
 
     async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
-        """See `RetentionStore`."""
+        """Delete finished rollouts with their columns."""
         calls = [(keys.deleted_keys(run_id, name), (name,)) for name in rollout_ids]
         replies = await self._scripts.call_many("delete_rollout", calls)
-        return [
-            await self._erased(run_id, name, reply)
-            for name, reply in zip(rollout_ids, replies, strict=True)
-        ]
-
-    async def _erased(self, run_id: str, rollout_id: str, reply: Any) -> Erased:
-        if isinstance(reply, ServiceError):
-            raise reply
-        if reply[:2] == [b"refused", b"OLD_SCHEMA"]:
-            both = (
-                *keys.rollout_keys(run_id, rollout_id),
-                *keys.old_rollout_keys(run_id, rollout_id),
-            )
-            await self._scripts.call("migrate", keys=both, args=(rollout_id,))
-            return (await self.delete(run_id, [rollout_id]))[0]
-        what, *num_tokens = accepted(reply)
-        return Erased(
-            existed=what != b"gone",
-            running=what == b"running",
-            num_tokens=int(num_tokens[0]) if num_tokens else 0,
-        )
+        return [_erased(reply) for reply in replies]
 
     async def due(self, run_id: str, limit: int) -> list[EndedGroup]:
-        """See `RetentionStore`."""
-        (groups,) = await self._call("due", run_id, limit)
+        """The oldest groups that are past retention_steps."""
+        (groups,) = await self._call("list_retention_due", run_id, limit)
         found = [json.loads(group) for group in groups]
         return [EndedGroup(task_id=name, attempts=tuple(rest)) for name, *rest in found]
 
     async def forget(self, run_id: str, groups: Sequence[EndedGroup]) -> None:
-        """See `RetentionStore`."""
+        """Drop the records of groups whose rollouts are deleted."""
         if groups:
             members = [json.dumps([group.task_id, *group.attempts]) for group in groups]
-            await self._call("forget", run_id, *members)
+            await self._call("forget_groups", run_id, *members)
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return accepted(reply)
+        return unwrap(reply)
+
+
+def _erased(reply: Any) -> Erased:
+    if isinstance(reply, ServiceError):
+        raise reply
+    what, *num_tokens = unwrap(reply)
+    return Erased(
+        existed=what != b"gone",
+        running=what == b"running",
+        num_tokens=int(num_tokens[0]) if num_tokens else 0,
+    )

@@ -11,19 +11,18 @@ from trajectory_manager.model.records import Rollout
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
-    Closing,
-    Opening,
+    RolloutFinish,
     Tokens,
     Turn,
+    TurnBegin,
     TurnRecord,
 )
-from trajectory_manager.store.errors import accepted, refusal, refused
+from trajectory_manager.store.errors import reply_error, store_error, unwrap
 from trajectory_manager.store.redis import codec, keys
 
 _Header = dict[bytes, bytes]
 
-_REFUSED = b"refused"
-_OLD_SCHEMA = b"OLD_SCHEMA"
+_ERROR = b"error"
 
 
 class RedisTokenStore:
@@ -32,10 +31,10 @@ class RedisTokenStore:
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
-    async def create_rollout(self, rollout: Rollout, *, leased: bool) -> None:
-        """See `TokenStore`."""
+    async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
+        """Create the header of a rollout."""
         await self._call(
-            "create_rollout",
+            "start_rollout",
             rollout.run_id,
             rollout.rollout_id,
             int(leased),
@@ -45,93 +44,73 @@ class RedisTokenStore:
             rollout.required_weight_version,
         )
 
-    async def open_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, opening: Opening
+    async def begin_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
-        """See `TokenStore`."""
-        stored, live, segments, values = await self._call(
-            "open_turn",
+        """Create a turn or take it over; return its rollout and what it has."""
+        stored, live, chunks, values = await self._call(
+            "begin_turn",
             run_id,
             rollout_id,
             RUN_ID,
             credential_digest,
-            opening.turn_id,
-            opening.attempt_id,
-            codec.opening_text(opening),
-            opening.prompt_digest,
+            begin.turn_id,
+            begin.attempt_id,
+            codec.begin_text(begin),
+            begin.prompt_digest,
             *codec.HEADER_FIELDS,
         )
         header = _known(codec.HEADER_FIELDS, values)
-        record = codec.turn_record(opening.turn_id, stored, live)
+        record = codec.turn_record(begin.turn_id, stored, live)
         return (
             codec.rollout(run_id, rollout_id, header),
-            codec.with_segments(record, segments),
+            codec.with_chunks(record, chunks),
         )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
-        """See `TokenStore`."""
+        """Execute the appends in one atomic step per server."""
         parts = [
             (keys.rollout_keys(append.run_id, append.rollout_id), codec.append_args(append))
             for append in appends
         ]
-        replies = await self._scripts.call_each("append", parts, (RUN_ID,))
-        if old := [i for i, reply in enumerate(replies) if _is_old(reply)]:
-            for index in old:
-                await self._migrate(appends[index].run_id, appends[index].rollout_id)
-            again = await self.append([appends[index] for index in old])
-            answers = dict(zip(old, again, strict=True))
-            return [answers.get(i) or _appended(reply) for i, reply in enumerate(replies)]
+        replies = await self._scripts.call_each("append_tokens", parts, (RUN_ID,))
         return [_appended(reply) for reply in replies]
 
-    async def close(
-        self, run_id: str, closings: Sequence[Closing]
+    async def finish(
+        self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        """See `TokenStore`."""
+        """Finish rollouts that run; return each with the spans of its turns."""
         parts = [
-            (keys.rollout_keys(run_id, closing.rollout_id)[:1], codec.close_args(closing))
-            for closing in closings
+            (keys.rollout_keys(run_id, finish.rollout_id)[:1], codec.finish_args(finish))
+            for finish in finishes
         ]
-        replies = await self._scripts.call_each("close_rollout", parts)
+        replies = await self._scripts.call_each("finish_rollout", parts)
         return [
-            await self._closed(run_id, closing, reply)
-            for closing, reply in zip(closings, replies, strict=True)
+            _closed(run_id, finish.rollout_id, reply)
+            for finish, reply in zip(finishes, replies, strict=True)
         ]
-
-    async def _closed(
-        self, run_id: str, closing: Closing, reply: Any
-    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
-        if isinstance(reply, ServiceError):
-            return reply
-        if _is_old(reply):
-            await self._migrate(run_id, closing.rollout_id)
-            return (await self.close(run_id, [closing]))[0]
-        if reply[0] == _REFUSED:
-            return refused(reply)
-        header = _pairs(reply[1])
-        rollout = codec.rollout(run_id, closing.rollout_id, header)
-        return rollout, codec.turn_records(header)
 
     async def rollout(self, run_id: str, rollout_id: str) -> Rollout | None:
-        """See `TokenStore`."""
+        """The header, or None."""
         header = await self._fields(run_id, rollout_id, codec.HEADER_FIELDS)
         return codec.rollout(run_id, rollout_id, header) if header else None
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
-        """See `TokenStore`."""
+        """All turns in the order they began."""
         (header,) = await self._headers(run_id, [rollout_id])
         return [record.turn for record in codec.turn_records(header)]
 
-    async def newest(self, run_id: str, rollout_id: str) -> TurnRecord | None:
-        """See `TokenStore`."""
-        found = await self._call("newest_turn", run_id, rollout_id)
+    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+        """The turn that began last, with its tokens; None if there is none."""
+        found = await self._call("read_newest_turn", run_id, rollout_id)
         if not found:
             return None
-        turn_id, stored, live, segments = found
+        turn_id, stored, live, chunks = found
         record = codec.turn_record(turn_id.decode(), stored, live)
-        return codec.with_segments(record, segments)
+        return codec.with_chunks(record, chunks)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
-        """See `TokenStore`."""
+        """The own tokens of each turn."""
         if not turn_ids:
             return []
         return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
@@ -140,15 +119,17 @@ class RedisTokenStore:
         self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
     ) -> list[TurnRecord]:
         names = [name.encode() for name in turn_ids]
-        wanted = [part + name for name in names for part in (codec.TURN, codec.LIVE)]
-        header = await self._fields(run_id, rollout_id, wanted)
+        fields = [part + name for name in names for part in (codec.TURN, codec.TURN_STATE)]
+        header = await self._fields(run_id, rollout_id, fields)
         if not header:
-            raise refusal("UNKNOWN_ROLLOUT", rollout_id)
+            raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         for name in names:
             if codec.TURN + name not in header:
-                raise refusal("UNKNOWN_TURN", name.decode())
+                raise store_error("UNKNOWN_TURN", name.decode())
         found = [
-            codec.turn_record(name.decode(), header[codec.TURN + name], header[codec.LIVE + name])
+            codec.turn_record(
+                name.decode(), header[codec.TURN + name], header[codec.TURN_STATE + name]
+            )
             for name in names
         ]
         return (await self._filled(run_id, {rollout_id: found}))[rollout_id]
@@ -156,7 +137,7 @@ class RedisTokenStore:
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
     ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
-        """See `TokenStore`."""
+        """Rollouts with their turns; None for unknown ones."""
         found = await self._headers(run_id, rollout_ids)
         headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
         turns = {name: codec.turn_records(header) for name, header in headers.items()}
@@ -176,16 +157,16 @@ class RedisTokenStore:
             for name, records in turns.items()
             for record in records
         ]
-        segments = iter(await self._scripts.read(commands))
+        chunks = iter(await self._scripts.read(commands))
         return {
-            name: [codec.with_segments(record, next(segments)) for record in records]
+            name: [codec.with_chunks(record, next(chunks)) for record in records]
             for name, records in turns.items()
         }
 
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> list[bool]:
-        """See `TokenStore`."""
+        """Store whole finished rollouts; False for those stored before."""
         parts = [
             (
                 keys.rollout_keys(run_id, rollout.rollout_id),
@@ -193,60 +174,51 @@ class RedisTokenStore:
             )
             for rollout, turns in recorded
         ]
-        replies = await self._scripts.call_each("record", parts)
-        return [bool(_accepted(reply)[0]) for reply in replies]
+        replies = await self._scripts.call_each("record_rollout", parts)
+        return [bool(_unwrap(reply)[0]) for reply in replies]
 
     async def _headers(self, run_id: str, rollout_ids: Sequence[str]) -> list[_Header]:
         """Each rollout's whole header; empty: unknown."""
         names = [keys.rollout_keys(run_id, name)[0] for name in rollout_ids]
-        headers: list[_Header]
-        headers = await self._scripts.read([("HGETALL", name) for name in names])
-        for index, header in enumerate(headers):
-            if header and b"schema" not in header:
-                await self._migrate(run_id, rollout_ids[index])
-                (headers[index],) = await self._headers(run_id, [rollout_ids[index]])
-        return headers
+        return await self._scripts.read([("HGETALL", name) for name in names])
 
     async def _fields(self, run_id: str, rollout_id: str, names: Sequence[str | bytes]) -> _Header:
         """Those of the named fields that the header has, and its state; empty: unknown."""
-        wanted = ("state", "schema", *names)
+        fields = ("state", *names)
         header = keys.rollout_keys(run_id, rollout_id)[0]
-        (values,) = await self._scripts.read([("HMGET", header, *wanted)])
+        (values,) = await self._scripts.read([("HMGET", header, *fields)])
         if values[0] is None:
             return {}
-        if values[1] is None:
-            await self._migrate(run_id, rollout_id)
-            return await self._fields(run_id, rollout_id, names)
-        return _known(wanted, values)
+        return _known(fields, values)
 
     async def _call(self, script: str, run_id: str, rollout_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(
             script, keys=keys.rollout_keys(run_id, rollout_id), args=(rollout_id, *args)
         )
-        if _is_old(reply):
-            await self._migrate(run_id, rollout_id)
-            return await self._call(script, run_id, rollout_id, *args)
-        return accepted(reply)
-
-    async def _migrate(self, run_id: str, rollout_id: str) -> None:
-        both = (*keys.rollout_keys(run_id, rollout_id), *keys.old_rollout_keys(run_id, rollout_id))
-        accepted(await self._scripts.call("migrate", keys=both, args=(rollout_id,)))
+        return unwrap(reply)
 
 
 def _appended(reply: Any) -> Appended | ServiceError:
     if isinstance(reply, ServiceError):
         return reply
-    return refused(reply) if reply[0] == _REFUSED else Appended(*reply)
+    return reply_error(reply) if reply[0] == _ERROR else Appended(*reply)
 
 
-def _is_old(reply: Any) -> bool:
-    return not isinstance(reply, ServiceError) and reply[:2] == [_REFUSED, _OLD_SCHEMA]
+def _closed(
+    run_id: str, rollout_id: str, reply: Any
+) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+    if isinstance(reply, ServiceError):
+        return reply
+    if reply[0] == _ERROR:
+        return reply_error(reply)
+    header = _pairs(reply[1])
+    return codec.rollout(run_id, rollout_id, header), codec.turn_records(header)
 
 
-def _accepted(reply: Any) -> list[Any]:
+def _unwrap(reply: Any) -> list[Any]:
     if isinstance(reply, ServiceError):
         raise reply
-    return accepted(reply)
+    return unwrap(reply)
 
 
 def _known(names: Sequence[str | bytes], values: Sequence[bytes | None]) -> _Header:

@@ -37,7 +37,7 @@ class LeaseColumnRequest(google.protobuf.message.Message):
 
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Answer empty after this long. At most 60 s."""
+        """Time after which the response is empty. At most 60 s."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class LeaseColumnResponse(google.protobuf.message.Message):
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     LEASE_DURATION_FIELD_NUMBER: builtins.int
     lease_token: builtins.bytes
-    """Opaque; proves the lease."""
+    """Opaque proof of the lease."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
-        """Packed samples with the columns in `needs`; empty: time is up."""
+        """Packed samples with the columns in `needs`; empty after `wait`."""
 
     @property
     def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Write the column before this has passed, or the samples are leased to somebody else."""
+        """Time to write the column; then the samples may be leased to another consumer."""
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from seamflow.trajectory.v1 import column_service_pb2 as seamflow_dot_trajectory
 
 class ColumnServiceStub(object):
     """Columns of samples: what consumers other than the trainer compute (reference log-probs, rewards,
-    values), and who has seen what (the idea of TransferQueue, AsyncFlow section 3). Rows are samples;
-    a consumer asks for rows that have the columns it needs and lack the one it writes.
+    values), after TransferQueue (AsyncFlow, section 3). Rows are samples; a consumer leases rows that
+    have the columns it needs and lack the one it writes.
     """
 
     def __init__(self, channel):
@@ -36,8 +36,8 @@ class ColumnServiceStub(object):
 
 class ColumnServiceServicer(object):
     """Columns of samples: what consumers other than the trainer compute (reference log-probs, rewards,
-    values), and who has seen what (the idea of TransferQueue, AsyncFlow section 3). Rows are samples;
-    a consumer asks for rows that have the columns it needs and lack the one it writes.
+    values), after TransferQueue (AsyncFlow, section 3). Rows are samples; a consumer leases rows that
+    have the columns it needs and lack the one it writes.
     """
 
     def LeaseColumn(self, request, context):
@@ -49,7 +49,7 @@ class ColumnServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WriteColumn(self, request, context):
-        """Writes the column for leased samples. Idempotent; the first value stands. A group whose samples
+        """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
         have all required columns becomes ready for the trainer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -57,7 +57,7 @@ class ColumnServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSampleStatus(self, request, context):
-        """Which columns each sample has, and which consumers hold or have consumed it.
+        """Which columns each sample has, and which are leased.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,8 +90,8 @@ def add_ColumnServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ColumnService(object):
     """Columns of samples: what consumers other than the trainer compute (reference log-probs, rewards,
-    values), and who has seen what (the idea of TransferQueue, AsyncFlow section 3). Rows are samples;
-    a consumer asks for rows that have the columns it needs and lack the one it writes.
+    values), after TransferQueue (AsyncFlow, section 3). Rows are samples; a consumer leases rows that
+    have the columns it needs and lack the one it writes.
     """
 
     @staticmethod

@@ -19,8 +19,8 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class ColumnServiceStub:
     """Columns of samples: what consumers other than the trainer compute (reference log-probs, rewards,
-    values), and who has seen what (the idea of TransferQueue, AsyncFlow section 3). Rows are samples;
-    a consumer asks for rows that have the columns it needs and lack the one it writes.
+    values), after TransferQueue (AsyncFlow, section 3). Rows are samples; a consumer leases rows that
+    have the columns it needs and lack the one it writes.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -36,7 +36,7 @@ class ColumnServiceStub:
         seamflow.trajectory.v1.column_service_pb2.WriteColumnRequest,
         seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse,
     ]
-    """Writes the column for leased samples. Idempotent; the first value stands. A group whose samples
+    """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
     have all required columns becomes ready for the trainer.
     """
 
@@ -44,12 +44,12 @@ class ColumnServiceStub:
         seamflow.trajectory.v1.column_service_pb2.ListSampleStatusRequest,
         seamflow.trajectory.v1.column_service_pb2.ListSampleStatusResponse,
     ]
-    """Which columns each sample has, and which consumers hold or have consumed it."""
+    """Which columns each sample has, and which are leased."""
 
 class ColumnServiceAsyncStub:
     """Columns of samples: what consumers other than the trainer compute (reference log-probs, rewards,
-    values), and who has seen what (the idea of TransferQueue, AsyncFlow section 3). Rows are samples;
-    a consumer asks for rows that have the columns it needs and lack the one it writes.
+    values), after TransferQueue (AsyncFlow, section 3). Rows are samples; a consumer leases rows that
+    have the columns it needs and lack the one it writes.
     """
 
     LeaseColumn: grpc.aio.UnaryUnaryMultiCallable[
@@ -64,7 +64,7 @@ class ColumnServiceAsyncStub:
         seamflow.trajectory.v1.column_service_pb2.WriteColumnRequest,
         seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse,
     ]
-    """Writes the column for leased samples. Idempotent; the first value stands. A group whose samples
+    """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
     have all required columns becomes ready for the trainer.
     """
 
@@ -72,12 +72,12 @@ class ColumnServiceAsyncStub:
         seamflow.trajectory.v1.column_service_pb2.ListSampleStatusRequest,
         seamflow.trajectory.v1.column_service_pb2.ListSampleStatusResponse,
     ]
-    """Which columns each sample has, and which consumers hold or have consumed it."""
+    """Which columns each sample has, and which are leased."""
 
 class ColumnServiceServicer(metaclass=abc.ABCMeta):
     """Columns of samples: what consumers other than the trainer compute (reference log-probs, rewards,
-    values), and who has seen what (the idea of TransferQueue, AsyncFlow section 3). Rows are samples;
-    a consumer asks for rows that have the columns it needs and lack the one it writes.
+    values), after TransferQueue (AsyncFlow, section 3). Rows are samples; a consumer leases rows that
+    have the columns it needs and lack the one it writes.
     """
 
     @abc.abstractmethod
@@ -96,7 +96,7 @@ class ColumnServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.column_service_pb2.WriteColumnRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse]]:
-        """Writes the column for leased samples. Idempotent; the first value stands. A group whose samples
+        """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
         have all required columns becomes ready for the trainer.
         """
 
@@ -106,6 +106,6 @@ class ColumnServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.column_service_pb2.ListSampleStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.ListSampleStatusResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.ListSampleStatusResponse]]:
-        """Which columns each sample has, and which consumers hold or have consumed it."""
+        """Which columns each sample has, and which are leased."""
 
 def add_ColumnServiceServicer_to_server(servicer: ColumnServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -99,30 +99,30 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     num_groups: builtins.int
     """How many groups; 0: the run's groups_per_step."""
     packed: builtins.bool
-    """Answer packed_tokens and packed_loss_mask."""
+    """Respond with packed_tokens and packed_loss_mask."""
     num_shards: builtins.int
     """Cut the step into this many shards of whole samples, balanced by length; 0 and 1: one. The first
     lease of a step decides.
     """
     shard: builtins.int
-    """Answer only the samples of this shard."""
+    """Respond with the samples of this shard only."""
     first_sample: builtins.int
-    """Where to go on: next_sample of the answer before. 0: from the start."""
+    """Sample to continue from: next_sample of the previous response. 0: from the start."""
     max_bytes: builtins.int
-    """Answer no further sample once they have so many bytes. 0: all in one answer."""
+    """Size in bytes after which no sample is added to the response. 0: no limit."""
     min_groups: builtins.int
-    """Fewer than num_groups are enough, if at least so many are ready: part of a batch, for a trainer
-    that waits no longer. The step takes all that are ready, up to num_groups. 0: num_groups.
+    """The step may be smaller than num_groups if at least this many groups are ready; it takes all ready
+    groups, up to num_groups. 0: num_groups.
     """
     streaming: builtins.bool
-    """The caller trains on groups as they come: answer what the step has from first_sample on as soon as
-    that is anything. The step stays open and takes groups as they become ready, until it has
-    num_groups, or min_groups if these are given. An open step cannot be committed, and no other
-    follows it. Not with num_shards.
+    """The caller trains on groups as they become ready: respond as soon as the step has samples from
+    first_sample on. The step stays open and takes groups as they become ready, until it has
+    num_groups, or min_groups if given. An open step cannot be committed, and the next step cannot be
+    leased. Not with num_shards.
     """
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Answer empty after this long. At most 60 s."""
+        """Time after which the response is empty. At most 60 s."""
 
     def __init__(
         self,
@@ -159,18 +159,18 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     NUM_DELIVERIES_FIELD_NUMBER: builtins.int
     NEXT_SAMPLE_FIELD_NUMBER: builtins.int
     lease_token: builtins.bytes
-    """Opaque; proves the lease."""
+    """Opaque proof of the lease."""
     max_staleness: builtins.int
-    """Greatest staleness among the samples of this answer that are not replayed."""
+    """Greatest staleness among the fresh samples of this response."""
     num_deliveries: builtins.int
-    """How many trainers this step was delivered to; 1: the first time."""
+    """Trainers this step was delivered to; 1: the first time."""
     next_sample: builtins.int
-    """Where max_bytes cut the answer, or an open step may go on: ask again with it as first_sample.
-    0: that was all.
+    """First sample of the next page, where max_bytes ended this one or the step is open: pass it as
+    first_sample. 0: none.
     """
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
-        """Complete groups, members adjacent; empty: time is up."""
+        """Complete groups, members adjacent; empty after `wait`."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class CommitStepResponse(google.protobuf.message.Message):
 
     NUM_SAMPLES_FIELD_NUMBER: builtins.int
     num_samples: builtins.int
-    """Samples that are now consumed for good."""
+    """Samples that are committed."""
     def __init__(
         self,
         *,
@@ -271,40 +271,6 @@ class CommitStepResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["num_samples", b"num_samples"]) -> None: ...
 
 global___CommitStepResponse = CommitStepResponse
-
-@typing.final
-class ReleaseSamplesRequest(google.protobuf.message.Message):
-    """Request of ReleaseSamples."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    LEASE_TOKEN_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Training job."""
-    lease_token: builtins.bytes
-    """From LeaseSamples."""
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        lease_token: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "run_id", b"run_id"]) -> None: ...
-
-global___ReleaseSamplesRequest = ReleaseSamplesRequest
-
-@typing.final
-class ReleaseSamplesResponse(google.protobuf.message.Message):
-    """Response of ReleaseSamples."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___ReleaseSamplesResponse = ReleaseSamplesResponse
 
 @typing.final
 class AwaitPublishRequest(google.protobuf.message.Message):
@@ -324,7 +290,7 @@ class AwaitPublishRequest(google.protobuf.message.Message):
     """Version that is about to be published."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Answer after this long at the latest, whatever the policy says. At most 60 s."""
+        """Time after which the response is sent in any case. At most 60 s."""
 
     def __init__(
         self,
@@ -378,7 +344,7 @@ class ListSamplesRequest(google.protobuf.message.Message):
     page_token: builtins.str
     """From the previous page; empty: the first."""
     packed: builtins.bool
-    """Answer packed_tokens and packed_loss_mask."""
+    """Respond with packed_tokens and packed_loss_mask."""
     def __init__(
         self,
         *,
@@ -463,19 +429,19 @@ class GetReadinessRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     min_ready_groups: builtins.int
-    """Answer as soon as this many groups are ready and not kept back; 0: at once."""
+    """Respond as soon as this many groups are ready and not kept back; 0: immediately."""
     epoch: builtins.int
-    """Of a trainer that waits for the samples of `step`: from Reconcile. One that tells this before
-    each step gets no groups that are too old: while it trains, admission lets in what will be young
-    enough for the next steps, and the rest when it waits again.
+    """From Reconcile, of a trainer that waits for the samples of `step`. A trainer that reports this
+    before each step gets no groups that are too old: while it trains, only groups that will be fresh
+    enough for later steps are admitted, and the others when it waits again.
     """
     step: builtins.int
-    """Step that it waits for; 0: somebody who only looks."""
+    """Step that it waits for; 0: the caller only reads."""
     base_weight_version: builtins.int
-    """Weight version that step starts from, published or about to be."""
+    """Weight version that the step starts from, published or about to be."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Answer anyway after this long. At most 60 s."""
+        """Time after which the response is sent in any case. At most 60 s."""
 
     def __init__(
         self,

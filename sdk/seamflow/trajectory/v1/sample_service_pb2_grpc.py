@@ -35,11 +35,6 @@ class SampleServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.CommitStepRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.CommitStepResponse.FromString,
                 )
-        self.ReleaseSamples = channel.unary_unary(
-                '/seamflow.trajectory.v1.SampleService/ReleaseSamples',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesResponse.FromString,
-                )
         self.AwaitPublish = channel.unary_unary(
                 '/seamflow.trajectory.v1.SampleService/AwaitPublish',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitPublishRequest.SerializeToString,
@@ -62,15 +57,15 @@ class SampleServiceServicer(object):
     """
 
     def Reconcile(self, request, context):
-        """Says which step the trainer's newest durable checkpoint covers and takes over from any older
-        trainer. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
+        """Takes over as the trainer, at the step that its newest durable checkpoint covers; fences older
+        trainers. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaseSamples(self, request, context):
-        """Leases the samples of one step. Long-poll: answers empty when time is up. A step that was
+        """Leases the samples of one step. Long poll: the response is empty after `wait`. A step that was
         leased before gets the same samples in the same order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -91,23 +86,16 @@ class SampleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReleaseSamples(self, request, context):
-        """Gives the samples of an uncommitted step back.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def AwaitPublish(self, request, context):
         """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-        publish_wait_seconds are over; long-poll. Other policies answer at once.
+        publish_wait_seconds are over; long poll. Other policies answer immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSamples(self, request, context):
-        """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+        """Reads the samples of finished rollouts, oldest first, with any outcome: for export and tools.
         Strict prefix merge: a token of the tree is trainable in exactly one sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -143,11 +131,6 @@ def add_SampleServiceServicer_to_server(servicer, server):
                     servicer.CommitStep,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.CommitStepRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.CommitStepResponse.SerializeToString,
-            ),
-            'ReleaseSamples': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseSamples,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesResponse.SerializeToString,
             ),
             'AwaitPublish': grpc.unary_unary_rpc_method_handler(
                     servicer.AwaitPublish,
@@ -240,23 +223,6 @@ class SampleService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/CommitStep',
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.CommitStepRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.CommitStepResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def ReleaseSamples(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/ReleaseSamples',
-            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ReleaseSamplesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -25,15 +25,15 @@ class SampleServiceStub:
         seamflow.trajectory.v1.sample_service_pb2.ReconcileRequest,
         seamflow.trajectory.v1.sample_service_pb2.ReconcileResponse,
     ]
-    """Says which step the trainer's newest durable checkpoint covers and takes over from any older
-    trainer. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
+    """Takes over as the trainer, at the step that its newest durable checkpoint covers; fences older
+    trainers. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
     """
 
     LeaseSamples: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesRequest,
         seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesResponse,
     ]
-    """Leases the samples of one step. Long-poll: answers empty when time is up. A step that was
+    """Leases the samples of one step. Long poll: the response is empty after `wait`. A step that was
     leased before gets the same samples in the same order.
     """
 
@@ -49,25 +49,19 @@ class SampleServiceStub:
     ]
     """A durable checkpoint covers this step and all before it. Idempotent."""
 
-    ReleaseSamples: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesRequest,
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse,
-    ]
-    """Gives the samples of an uncommitted step back."""
-
     AwaitPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
     ]
     """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-    publish_wait_seconds are over; long-poll. Other policies answer at once.
+    publish_wait_seconds are over; long poll. Other policies answer immediately.
     """
 
     ListSamples: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.ListSamplesRequest,
         seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse,
     ]
-    """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+    """Reads the samples of finished rollouts, oldest first, with any outcome: for export and tools.
     Strict prefix merge: a token of the tree is trainable in exactly one sample.
     """
 
@@ -84,15 +78,15 @@ class SampleServiceAsyncStub:
         seamflow.trajectory.v1.sample_service_pb2.ReconcileRequest,
         seamflow.trajectory.v1.sample_service_pb2.ReconcileResponse,
     ]
-    """Says which step the trainer's newest durable checkpoint covers and takes over from any older
-    trainer. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
+    """Takes over as the trainer, at the step that its newest durable checkpoint covers; fences older
+    trainers. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
     """
 
     LeaseSamples: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesRequest,
         seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesResponse,
     ]
-    """Leases the samples of one step. Long-poll: answers empty when time is up. A step that was
+    """Leases the samples of one step. Long poll: the response is empty after `wait`. A step that was
     leased before gets the same samples in the same order.
     """
 
@@ -108,25 +102,19 @@ class SampleServiceAsyncStub:
     ]
     """A durable checkpoint covers this step and all before it. Idempotent."""
 
-    ReleaseSamples: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesRequest,
-        seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse,
-    ]
-    """Gives the samples of an uncommitted step back."""
-
     AwaitPublish: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
     ]
     """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-    publish_wait_seconds are over; long-poll. Other policies answer at once.
+    publish_wait_seconds are over; long poll. Other policies answer immediately.
     """
 
     ListSamples: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.sample_service_pb2.ListSamplesRequest,
         seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse,
     ]
-    """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+    """Reads the samples of finished rollouts, oldest first, with any outcome: for export and tools.
     Strict prefix merge: a token of the tree is trainable in exactly one sample.
     """
 
@@ -145,8 +133,8 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.sample_service_pb2.ReconcileRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ReconcileResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ReconcileResponse]]:
-        """Says which step the trainer's newest durable checkpoint covers and takes over from any older
-        trainer. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
+        """Takes over as the trainer, at the step that its newest durable checkpoint covers; fences older
+        trainers. Steps up to it are committed; later ledger entries are leased again, same ids, same order.
         """
 
     @abc.abstractmethod
@@ -155,7 +143,7 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.LeaseSamplesResponse]]:
-        """Leases the samples of one step. Long-poll: answers empty when time is up. A step that was
+        """Leases the samples of one step. Long poll: the response is empty after `wait`. A step that was
         leased before gets the same samples in the same order.
         """
 
@@ -176,21 +164,13 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         """A durable checkpoint covers this step and all before it. Idempotent."""
 
     @abc.abstractmethod
-    def ReleaseSamples(
-        self,
-        request: seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ReleaseSamplesResponse]]:
-        """Gives the samples of an uncommitted step back."""
-
-    @abc.abstractmethod
     def AwaitPublish(
         self,
         request: seamflow.trajectory.v1.sample_service_pb2.AwaitPublishRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse]]:
         """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-        publish_wait_seconds are over; long-poll. Other policies answer at once.
+        publish_wait_seconds are over; long poll. Other policies answer immediately.
         """
 
     @abc.abstractmethod
@@ -199,7 +179,7 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.sample_service_pb2.ListSamplesRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ListSamplesResponse]]:
-        """Reads the samples of closed rollouts, oldest first, whatever became of them: for export and tools.
+        """Reads the samples of finished rollouts, oldest first, with any outcome: for export and tools.
         Strict prefix merge: a token of the tree is trainable in exactly one sample.
         """
 

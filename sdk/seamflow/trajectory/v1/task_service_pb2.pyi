@@ -155,7 +155,7 @@ class LeaseTaskRequest(google.protobuf.message.Message):
     """Most rollouts to lease, at most 8; 0: one. The call waits for the first of them only."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Answer empty after this long. At most 60 s."""
+        """Time after which the response is empty. At most 60 s."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class TaskLease(google.protobuf.message.Message):
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
-    """Name for StartRollout."""
+    """Name of the rollout to start."""
     lease_token: builtins.str
     """Proves the lease."""
     @property
@@ -212,7 +212,7 @@ class LeaseTaskResponse(google.protobuf.message.Message):
     LEASE_DURATION_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
-    """Name for StartRollout."""
+    """Name of the rollout to start."""
     lease_token: builtins.str
     """Proves the lease."""
     @property

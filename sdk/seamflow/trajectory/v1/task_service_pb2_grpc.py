@@ -59,9 +59,9 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseTask(self, request, context):
-        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+        """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
         A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-        RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+        RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
         queued task out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -69,21 +69,21 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExtendTasks(self, request, context):
-        """Keeps task leases alive; tells which are gone.
+        """Keeps task leases alive; the response names those that are lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDeadLetters(self, request, context):
-        """Groups that left without being trained, newest last, with their reasons.
+        """Groups that were discarded without being trained, newest last, with their reasons.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequeueDeadLetters(self, request, context):
-        """Queues the tasks of dead letters once more, under admission like new ones.
+        """Queues the tasks of dead letters again, under admission like new ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,7 +91,7 @@ class TaskServiceServicer(object):
 
     def CompleteTask(self, request, context):
         """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-        FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+        Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

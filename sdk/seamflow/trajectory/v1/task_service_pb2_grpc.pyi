@@ -31,9 +31,9 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
-    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+    """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
     A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-    RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+    RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
     queued task out.
     """
 
@@ -41,26 +41,26 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.ExtendTasksRequest,
         seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse,
     ]
-    """Keeps task leases alive; tells which are gone."""
+    """Keeps task leases alive; the response names those that are lost."""
 
     ListDeadLetters: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.ListDeadLettersRequest,
         seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse,
     ]
-    """Groups that left without being trained, newest last, with their reasons."""
+    """Groups that were discarded without being trained, newest last, with their reasons."""
 
     RequeueDeadLetters: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
     ]
-    """Queues the tasks of dead letters once more, under admission like new ones."""
+    """Queues the tasks of dead letters again, under admission like new ones."""
 
     CompleteTask: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
     ]
     """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-    FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+    Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
     """
 
 class TaskServiceAsyncStub:
@@ -76,9 +76,9 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
     ]
-    """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+    """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
     A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-    RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+    RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
     queued task out.
     """
 
@@ -86,26 +86,26 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.ExtendTasksRequest,
         seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse,
     ]
-    """Keeps task leases alive; tells which are gone."""
+    """Keeps task leases alive; the response names those that are lost."""
 
     ListDeadLetters: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.ListDeadLettersRequest,
         seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse,
     ]
-    """Groups that left without being trained, newest last, with their reasons."""
+    """Groups that were discarded without being trained, newest last, with their reasons."""
 
     RequeueDeadLetters: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
     ]
-    """Queues the tasks of dead letters once more, under admission like new ones."""
+    """Queues the tasks of dead letters again, under admission like new ones."""
 
     CompleteTask: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
         seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
     ]
     """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-    FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+    Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
     """
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
@@ -125,9 +125,9 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse]]:
-        """Leases one rollout of one task, or several rollouts. Long-poll: answers empty when time is up.
+        """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
         A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-        RESOURCE_EXHAUSTED with RetryInfo when time is up and only the run's max_stored_tokens keeps a
+        RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
         queued task out.
         """
 
@@ -137,7 +137,7 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.ExtendTasksRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.ExtendTasksResponse]]:
-        """Keeps task leases alive; tells which are gone."""
+        """Keeps task leases alive; the response names those that are lost."""
 
     @abc.abstractmethod
     def ListDeadLetters(
@@ -145,7 +145,7 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.ListDeadLettersRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.ListDeadLettersResponse]]:
-        """Groups that left without being trained, newest last, with their reasons."""
+        """Groups that were discarded without being trained, newest last, with their reasons."""
 
     @abc.abstractmethod
     def RequeueDeadLetters(
@@ -153,7 +153,7 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse]]:
-        """Queues the tasks of dead letters once more, under admission like new ones."""
+        """Queues the tasks of dead letters again, under admission like new ones."""
 
     @abc.abstractmethod
     def CompleteTask(
@@ -162,7 +162,7 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse]]:
         """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-        FinishRollout has given the lease back already: a call after it changes nothing. Idempotent.
+        Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
         """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -37,7 +37,7 @@ class _RolloutStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """Closed with a failure class; never trained."""
 
 class RolloutState(_RolloutState, metaclass=_RolloutStateEnumTypeWrapper):
-    """Life of a rollout: RUNNING -> FINISHED | FAILED. Moved by FinishRollout or by an expired lease."""
+    """Life of a rollout: RUNNING -> FINISHED | FAILED. Changed by RolloutFinish or by an expired lease."""
 
 ROLLOUT_STATE_UNSPECIFIED: RolloutState.ValueType  # 0
 """Never sent."""
@@ -91,7 +91,7 @@ class _DurabilityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Never sent."""
     DURABILITY_FAST: _Durability.ValueType  # 1
     """Survives the crash of managers and gateways. The store itself may lose its last writes; a rollout
-    that goes on without them fails, it is never resampled.
+    that continues without them fails, it is never resampled.
     """
     DURABILITY_DURABLE: _Durability.ValueType  # 2
     """Survives the crash of any process, where the store is one server (every acknowledged write is fsynced)."""
@@ -105,7 +105,7 @@ DURABILITY_UNSPECIFIED: Durability.ValueType  # 0
 """Never sent."""
 DURABILITY_FAST: Durability.ValueType  # 1
 """Survives the crash of managers and gateways. The store itself may lose its last writes; a rollout
-that goes on without them fails, it is never resampled.
+that continues without them fails, it is never resampled.
 """
 DURABILITY_DURABLE: Durability.ValueType  # 2
 """Survives the crash of any process, where the store is one server (every acknowledged write is fsynced)."""
@@ -151,9 +151,9 @@ class ReplayConfig(google.protobuf.message.Message):
     strategy: global___ReplayStrategy.ValueType
     """How groups are drawn, without replacement, seeded by run and step."""
     capacity_groups: builtins.int
-    """Committed groups kept for replay; the oldest leave first."""
+    """Committed groups kept for replay; the oldest are dropped first."""
     groups_per_step: builtins.int
-    """Replayed groups that are leased with each step, beside groups_per_step fresh ones."""
+    """Replayed groups that are leased with each step, in addition to groups_per_step fresh ones."""
     reward_name: builtins.str
     """Reward whose mean weighs a group, for REWARD."""
     temperature: builtins.float
@@ -205,7 +205,7 @@ class RunConfig(google.protobuf.message.Message):
     zero_variance_reward: builtins.str
     """Drop groups whose samples all have the same reward under this name; empty: keep all."""
     durability: global___Durability.ValueType
-    """What the run asks of its store."""
+    """Durability that the run requires of its store."""
     num_extra_samples: builtins.int
     """Over-provisioning (k): a group starts k samples more than it needs and is complete with the first
     group_size; the others stop and keep what they recorded. Favours short answers; 0: off.
@@ -220,12 +220,12 @@ class RunConfig(google.protobuf.message.Message):
     """A step that was delivered to this many trainers without a commit goes to the dead letters; 0: never."""
     max_stored_tokens: builtins.int
     """Admission of TRAIN groups closes while the run stores more tokens than this; 0: no cap. With
-    retention_steps the groups_per_step groups of the next step are admitted all the same: only its
-    commit lets retention delete.
+    retention_steps the groups_per_step groups of the next step are still admitted: only its commit
+    lets retention delete.
     """
     retention_steps: builtins.int
-    """All rollouts of a group are deleted once more than this many steps were committed after it was
-    trained, or after it became a dead letter; 0: kept for ever. What may be replayed stays.
+    """All rollouts of a group are deleted when more than this many steps were committed after it was
+    trained, or after it became a dead letter; 0: never. Groups kept for replay stay.
     """
     @property
     def required_columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -261,7 +261,7 @@ global___RunConfig = RunConfig
 
 @typing.final
 class Drift(google.protobuf.message.Message):
-    """Where a caller re-tokenised what the policy had sampled and got other ids for the same text."""
+    """Where a caller retokenized sampled text and got other ids for the same text."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

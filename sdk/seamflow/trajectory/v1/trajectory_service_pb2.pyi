@@ -60,8 +60,8 @@ class CreateRunResponse(google.protobuf.message.Message):
 global___CreateRunResponse = CreateRunResponse
 
 @typing.final
-class StartRolloutRequest(google.protobuf.message.Message):
-    """Request of StartRollout."""
+class NewRollout(google.protobuf.message.Message):
+    """A rollout to start, under a task lease or without one. Idempotent by rollout_id."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -101,29 +101,36 @@ class StartRolloutRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "credential_digest", b"credential_digest", "lease_token", b"lease_token", "pinned_weight_version", b"pinned_weight_version", "purpose", b"purpose", "rollout_id", b"rollout_id", "run_id", b"run_id", "traceparent", b"traceparent"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_pinned_weight_version", b"_pinned_weight_version"]) -> typing.Literal["pinned_weight_version"] | None: ...
 
-global___StartRolloutRequest = StartRolloutRequest
+global___NewRollout = NewRollout
 
 @typing.final
-class StartRolloutResponse(google.protobuf.message.Message):
-    """Response of StartRollout."""
+class NewRolloutResult(google.protobuf.message.Message):
+    """The result of a NewRollout."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_ID_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     group_id: builtins.str
     """Group of the lease; empty without one."""
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """Set when it failed."""
+
     def __init__(
         self,
         *,
         group_id: builtins.str = ...,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "group_id", b"group_id"]) -> None: ...
 
-global___StartRolloutResponse = StartRolloutResponse
+global___NewRolloutResult = NewRolloutResult
 
 @typing.final
-class BeginTurnRequest(google.protobuf.message.Message):
-    """Request of BeginTurn."""
+class NewTurn(google.protobuf.message.Message):
+    """A turn to begin, or to take over: the same attempt gets the same epoch, another attempt the next."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -140,7 +147,7 @@ class BeginTurnRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
-    """Open rollout."""
+    """Running rollout."""
     turn_id: builtins.str
     """Client-made name."""
     attempt_id: builtins.str
@@ -152,7 +159,7 @@ class BeginTurnRequest(google.protobuf.message.Message):
     temperature: builtins.float
     """Kept for the trainer."""
     credential_digest: builtins.str
-    """Must equal the digest given to StartRollout."""
+    """Must equal the digest given in NewRollout."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Whole prompt as ids, when the caller has ids."""
@@ -177,11 +184,11 @@ class BeginTurnRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "credential_digest", b"credential_digest", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "rollout_id", b"rollout_id", "run_id", b"run_id", "temperature", b"temperature", "template_fingerprint", b"template_fingerprint", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
 
-global___BeginTurnRequest = BeginTurnRequest
+global___NewTurn = NewTurn
 
 @typing.final
-class BeginTurnResponse(google.protobuf.message.Message):
-    """Response of BeginTurn."""
+class NewTurnResult(google.protobuf.message.Message):
+    """The result of a NewTurn: the matched prefix and what the turn already has."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -194,19 +201,20 @@ class BeginTurnResponse(google.protobuf.message.Message):
     PINNED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     DIVERGENCE_FIELD_NUMBER: builtins.int
     REQUIRED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Fencing number for AppendTokens and EndTurn."""
+    """Fencing number for TokenAppend."""
     parent_turn_id: builtins.str
     """Turn that matched; empty: none."""
     num_matched_messages: builtins.int
     """Messages covered by the prefix."""
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
-    """Set when the turn is closed already."""
+    """Set when the turn has ended already."""
     pinned_weight_version: builtins.int
     """Generate with exactly this version."""
     required_weight_version: builtins.int
-    """Sample with this version or a newer one: by the time the group is trained, what an older one
-    sampled would be beyond max_staleness. It is published or about to be.
+    """Sample with this version or a newer one: by the time the group is trained, tokens of an older one
+    would be beyond max_staleness. It is published or about to be.
     """
     @property
     def prefix_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -220,6 +228,10 @@ class BeginTurnResponse(google.protobuf.message.Message):
     def divergence(self) -> global___Divergence:
         """Where the prompt leaves what is stored in the middle of sampled tokens."""
 
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """Set when it failed: also RESOURCE_EXHAUSTED, where the response would be too large a message."""
+
     def __init__(
         self,
         *,
@@ -232,15 +244,16 @@ class BeginTurnResponse(google.protobuf.message.Message):
         pinned_weight_version: builtins.int | None = ...,
         divergence: global___Divergence | None = ...,
         required_weight_version: builtins.int = ...,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "finish_reason", b"finish_reason", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "required_weight_version", b"required_weight_version", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "error", b"error", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "required_weight_version", b"required_weight_version", "tokens", b"tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_divergence", b"_divergence"]) -> typing.Literal["divergence"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pinned_weight_version", b"_pinned_weight_version"]) -> typing.Literal["pinned_weight_version"] | None: ...
 
-global___BeginTurnResponse = BeginTurnResponse
+global___NewTurnResult = NewTurnResult
 
 @typing.final
 class Divergence(google.protobuf.message.Message):
@@ -271,173 +284,60 @@ class Divergence(google.protobuf.message.Message):
 global___Divergence = Divergence
 
 @typing.final
-class OpenTurnsRequest(google.protobuf.message.Message):
-    """Request of OpenTurns: at most 1,024 of each."""
+class BeginTurnsRequest(google.protobuf.message.Message):
+    """Request of BeginTurns: at most 1,024 of each."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    STARTS_FIELD_NUMBER: builtins.int
-    BEGINS_FIELD_NUMBER: builtins.int
+    ROLLOUTS_FIELD_NUMBER: builtins.int
+    TURNS_FIELD_NUMBER: builtins.int
     @property
-    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StartRolloutRequest]:
-        """Rollouts, each as StartRollout would."""
+    def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NewRollout]:
+        """Rollouts to start."""
 
     @property
-    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeginTurnRequest]:
-        """Turns, each as BeginTurn would."""
+    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NewTurn]:
+        """Turns to begin."""
 
     def __init__(
         self,
         *,
-        starts: collections.abc.Iterable[global___StartRolloutRequest] | None = ...,
-        begins: collections.abc.Iterable[global___BeginTurnRequest] | None = ...,
+        rollouts: collections.abc.Iterable[global___NewRollout] | None = ...,
+        turns: collections.abc.Iterable[global___NewTurn] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begins", b"begins", "starts", b"starts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rollouts", b"rollouts", "turns", b"turns"]) -> None: ...
 
-global___OpenTurnsRequest = OpenTurnsRequest
+global___BeginTurnsRequest = BeginTurnsRequest
 
 @typing.final
-class StartResult(google.protobuf.message.Message):
-    """What became of one StartRolloutRequest."""
+class BeginTurnsResponse(google.protobuf.message.Message):
+    """Response of BeginTurns."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RESPONSE_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
+    ROLLOUTS_FIELD_NUMBER: builtins.int
+    TURNS_FIELD_NUMBER: builtins.int
     @property
-    def response(self) -> global___StartRolloutResponse:
-        """Set when it was opened."""
+    def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NewRolloutResult]:
+        """One for each of `rollouts`, in order."""
 
     @property
-    def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it was refused."""
+    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NewTurnResult]:
+        """One for each of `turns`, in order."""
 
     def __init__(
         self,
         *,
-        response: global___StartRolloutResponse | None = ...,
-        error: seamflow.common.v1.error_pb2.Status | None = ...,
+        rollouts: collections.abc.Iterable[global___NewRolloutResult] | None = ...,
+        turns: collections.abc.Iterable[global___NewTurnResult] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rollouts", b"rollouts", "turns", b"turns"]) -> None: ...
 
-global___StartResult = StartResult
+global___BeginTurnsResponse = BeginTurnsResponse
 
 @typing.final
-class BeginResult(google.protobuf.message.Message):
-    """What became of one BeginTurnRequest."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RESPONSE_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
-    @property
-    def response(self) -> global___BeginTurnResponse:
-        """Set when it was opened."""
-
-    @property
-    def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it was refused: RESOURCE_EXHAUSTED too where the answer would be too large a message."""
-
-    def __init__(
-        self,
-        *,
-        response: global___BeginTurnResponse | None = ...,
-        error: seamflow.common.v1.error_pb2.Status | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> None: ...
-
-global___BeginResult = BeginResult
-
-@typing.final
-class OpenTurnsResponse(google.protobuf.message.Message):
-    """Response of OpenTurns."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    STARTS_FIELD_NUMBER: builtins.int
-    BEGINS_FIELD_NUMBER: builtins.int
-    @property
-    def starts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StartResult]:
-        """One for each of `starts`, in order."""
-
-    @property
-    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeginResult]:
-        """One for each of `begins`, in order."""
-
-    def __init__(
-        self,
-        *,
-        starts: collections.abc.Iterable[global___StartResult] | None = ...,
-        begins: collections.abc.Iterable[global___BeginResult] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begins", b"begins", "starts", b"starts"]) -> None: ...
-
-global___OpenTurnsResponse = OpenTurnsResponse
-
-@typing.final
-class AppendTokensRequest(google.protobuf.message.Message):
-    """Request of AppendTokens."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    ROLLOUT_ID_FIELD_NUMBER: builtins.int
-    TURN_ID_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    OFFSET_FIELD_NUMBER: builtins.int
-    TOKENS_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Training job."""
-    rollout_id: builtins.str
-    """Open rollout."""
-    turn_id: builtins.str
-    """Open turn."""
-    epoch: builtins.int
-    """From BeginTurn."""
-    offset: builtins.int
-    """Tokens of this turn that come before these."""
-    @property
-    def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
-        """What to append."""
-
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        rollout_id: builtins.str = ...,
-        turn_id: builtins.str = ...,
-        epoch: builtins.int = ...,
-        offset: builtins.int = ...,
-        tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "offset", b"offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
-
-global___AppendTokensRequest = AppendTokensRequest
-
-@typing.final
-class AppendTokensResponse(google.protobuf.message.Message):
-    """Response of AppendTokens."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    NUM_TOKENS_FIELD_NUMBER: builtins.int
-    num_tokens: builtins.int
-    """Tokens of this turn now stored."""
-    def __init__(
-        self,
-        *,
-        num_tokens: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens"]) -> None: ...
-
-global___AppendTokensResponse = AppendTokensResponse
-
-@typing.final
-class Append(google.protobuf.message.Message):
-    """One append of an AppendSegmentsRequest."""
+class TokenAppend(google.protobuf.message.Message):
+    """Tokens to append to a turn. Idempotent."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -449,23 +349,28 @@ class Append(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
     MESSAGE_KEY_FIELD_NUMBER: builtins.int
+    DRIFT_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
-    """Open rollout."""
+    """Running rollout."""
     turn_id: builtins.str
-    """Open turn."""
+    """Turn."""
     epoch: builtins.int
-    """From BeginTurn."""
+    """From NewTurnResult."""
     offset: builtins.int
     """Tokens of this turn that come before these."""
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
-    """When given, closes the turn after these tokens, as EndTurn would."""
+    """When given, ends the turn after these tokens: STOP, LENGTH or CANCELLED."""
     message_key: builtins.str
-    """As in EndTurn."""
+    """With finish_reason: digest of the answer as a message; completes the turn's message_keys. Empty for ids."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """What to append; may be empty when finish_reason is given."""
+
+    @property
+    def drift(self) -> seamflow.trajectory.v1.trajectory_pb2.Drift:
+        """With finish_reason: what the gateway found when it compared the prompt with the record."""
 
     def __init__(
         self,
@@ -478,41 +383,16 @@ class Append(google.protobuf.message.Message):
         tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         message_key: builtins.str = ...,
+        drift: seamflow.trajectory.v1.trajectory_pb2.Drift | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "offset", b"offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "offset", b"offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
 
-global___Append = Append
+global___TokenAppend = TokenAppend
 
 @typing.final
-class AppendSegmentsRequest(google.protobuf.message.Message):
-    """Request of AppendSegments."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    APPENDS_FIELD_NUMBER: builtins.int
-    FINISHES_FIELD_NUMBER: builtins.int
-    @property
-    def appends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Append]:
-        """In order; those of one turn are applied in the order given."""
-
-    @property
-    def finishes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishRolloutRequest]:
-        """Rollouts to close after the appends, each as FinishRollout would."""
-
-    def __init__(
-        self,
-        *,
-        appends: collections.abc.Iterable[global___Append] | None = ...,
-        finishes: collections.abc.Iterable[global___FinishRolloutRequest] | None = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["appends", b"appends", "finishes", b"finishes"]) -> None: ...
-
-global___AppendSegmentsRequest = AppendSegmentsRequest
-
-@typing.final
-class AppendResult(google.protobuf.message.Message):
-    """What became of one append."""
+class TokenAppendResult(google.protobuf.message.Message):
+    """The result of a TokenAppend."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -522,7 +402,7 @@ class AppendResult(google.protobuf.message.Message):
     """Tokens of its turn now stored."""
     @property
     def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it was refused."""
+        """Set when it failed."""
 
     def __init__(
         self,
@@ -533,44 +413,58 @@ class AppendResult(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["error", b"error", "num_tokens", b"num_tokens"]) -> None: ...
 
-global___AppendResult = AppendResult
+global___TokenAppendResult = TokenAppendResult
 
 @typing.final
-class AppendSegmentsResponse(google.protobuf.message.Message):
-    """Response of AppendSegments."""
+class RolloutFinish(google.protobuf.message.Message):
+    """A rollout to finish and hand to its group. Idempotent."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    FINISH_RESULTS_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: builtins.int
+    CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
+    REWARDS_FIELD_NUMBER: builtins.int
+    FAILURE_CLASS_FIELD_NUMBER: builtins.int
+    FAILURE_MESSAGE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    rollout_id: builtins.str
+    """Rollout."""
+    credential_digest: builtins.str
+    """Must equal the digest given in NewRollout."""
+    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
+    """Set when it failed."""
+    failure_message: builtins.str
+    """For people."""
     @property
-    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AppendResult]:
-        """One for each append, in order."""
-
-    @property
-    def finish_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FinishResult]:
-        """One for each of `finishes`, in order."""
+    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
+        """By name."""
 
     def __init__(
         self,
         *,
-        results: collections.abc.Iterable[global___AppendResult] | None = ...,
-        finish_results: collections.abc.Iterable[global___FinishResult] | None = ...,
+        run_id: builtins.str = ...,
+        rollout_id: builtins.str = ...,
+        credential_digest: builtins.str = ...,
+        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
+        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
+        failure_message: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finish_results", b"finish_results", "results", b"results"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "failure_class", b"failure_class", "failure_message", b"failure_message", "rewards", b"rewards", "rollout_id", b"rollout_id", "run_id", b"run_id"]) -> None: ...
 
-global___AppendSegmentsResponse = AppendSegmentsResponse
+global___RolloutFinish = RolloutFinish
 
 @typing.final
-class FinishResult(google.protobuf.message.Message):
-    """What became of one FinishRolloutRequest."""
+class RolloutFinishResult(google.protobuf.message.Message):
+    """The result of a RolloutFinish."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: builtins.int
     @property
     def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it was refused."""
+        """Set when it failed."""
 
     def __init__(
         self,
@@ -580,7 +474,59 @@ class FinishResult(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
 
-global___FinishResult = FinishResult
+global___RolloutFinishResult = RolloutFinishResult
+
+@typing.final
+class AppendTokensRequest(google.protobuf.message.Message):
+    """Request of AppendTokens: at most 1,024 of each."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    APPENDS_FIELD_NUMBER: builtins.int
+    FINISHES_FIELD_NUMBER: builtins.int
+    @property
+    def appends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenAppend]:
+        """In order; those of one turn are applied in the order given."""
+
+    @property
+    def finishes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RolloutFinish]:
+        """Rollouts to finish after the appends."""
+
+    def __init__(
+        self,
+        *,
+        appends: collections.abc.Iterable[global___TokenAppend] | None = ...,
+        finishes: collections.abc.Iterable[global___RolloutFinish] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["appends", b"appends", "finishes", b"finishes"]) -> None: ...
+
+global___AppendTokensRequest = AppendTokensRequest
+
+@typing.final
+class AppendTokensResponse(google.protobuf.message.Message):
+    """Response of AppendTokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    FINISH_RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenAppendResult]:
+        """One for each of `appends`, in order."""
+
+    @property
+    def finish_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RolloutFinishResult]:
+        """One for each of `finishes`, in order."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[global___TokenAppendResult] | None = ...,
+        finish_results: collections.abc.Iterable[global___RolloutFinishResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_results", b"finish_results", "results", b"results"]) -> None: ...
+
+global___AppendTokensResponse = AppendTokensResponse
 
 @typing.final
 class RecordedRollout(google.protobuf.message.Message):
@@ -743,7 +689,7 @@ class DeleteTrajectoriesRequest(google.protobuf.message.Message):
     """Training job."""
     @property
     def rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Closed rollouts; one that a step, a group or the replay still needs is refused."""
+        """Finished rollouts; those that a step, a group or the replay still needs stay."""
 
     def __init__(
         self,
@@ -780,115 +726,6 @@ class DeleteTrajectoriesResponse(google.protobuf.message.Message):
 global___DeleteTrajectoriesResponse = DeleteTrajectoriesResponse
 
 @typing.final
-class EndTurnRequest(google.protobuf.message.Message):
-    """Request of EndTurn."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    ROLLOUT_ID_FIELD_NUMBER: builtins.int
-    TURN_ID_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    FINISH_REASON_FIELD_NUMBER: builtins.int
-    MESSAGE_KEY_FIELD_NUMBER: builtins.int
-    DRIFT_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Training job."""
-    rollout_id: builtins.str
-    """Open rollout."""
-    turn_id: builtins.str
-    """Open turn."""
-    epoch: builtins.int
-    """From BeginTurn."""
-    finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
-    """STOP, LENGTH or CANCELLED."""
-    message_key: builtins.str
-    """Digest of the answer as a message; completes the turn's message_keys. Empty for ids."""
-    @property
-    def drift(self) -> seamflow.trajectory.v1.trajectory_pb2.Drift:
-        """What the gateway found when it compared the prompt with what was recorded."""
-
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        rollout_id: builtins.str = ...,
-        turn_id: builtins.str = ...,
-        epoch: builtins.int = ...,
-        finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
-        message_key: builtins.str = ...,
-        drift: seamflow.trajectory.v1.trajectory_pb2.Drift | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drift", b"drift"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "rollout_id", b"rollout_id", "run_id", b"run_id", "turn_id", b"turn_id"]) -> None: ...
-
-global___EndTurnRequest = EndTurnRequest
-
-@typing.final
-class EndTurnResponse(google.protobuf.message.Message):
-    """Response of EndTurn."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___EndTurnResponse = EndTurnResponse
-
-@typing.final
-class FinishRolloutRequest(google.protobuf.message.Message):
-    """Request of FinishRollout."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    ROLLOUT_ID_FIELD_NUMBER: builtins.int
-    CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
-    REWARDS_FIELD_NUMBER: builtins.int
-    FAILURE_CLASS_FIELD_NUMBER: builtins.int
-    FAILURE_MESSAGE_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Training job."""
-    rollout_id: builtins.str
-    """Rollout to close."""
-    credential_digest: builtins.str
-    """Must equal the digest given to StartRollout."""
-    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
-    """Set when it failed."""
-    failure_message: builtins.str
-    """For people."""
-    @property
-    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
-        """By name."""
-
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        rollout_id: builtins.str = ...,
-        credential_digest: builtins.str = ...,
-        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
-        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
-        failure_message: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "failure_class", b"failure_class", "failure_message", b"failure_message", "rewards", b"rewards", "rollout_id", b"rollout_id", "run_id", b"run_id"]) -> None: ...
-
-global___FinishRolloutRequest = FinishRolloutRequest
-
-@typing.final
-class FinishRolloutResponse(google.protobuf.message.Message):
-    """Response of FinishRollout."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___FinishRolloutResponse = FinishRolloutResponse
-
-@typing.final
 class GetTrajectoryRequest(google.protobuf.message.Message):
     """Request of GetTrajectory."""
 
@@ -902,7 +739,7 @@ class GetTrajectoryRequest(google.protobuf.message.Message):
     rollout_id: builtins.str
     """Rollout."""
     credential_digest: builtins.str
-    """When given, must equal the digest given to StartRollout."""
+    """When given, must equal the digest given in NewRollout."""
     def __init__(
         self,
         *,

@@ -20,30 +20,15 @@ class TrajectoryServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunResponse.FromString,
                 )
-        self.StartRollout = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/StartRollout',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StartRolloutRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StartRolloutResponse.FromString,
-                )
-        self.BeginTurn = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/BeginTurn',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnResponse.FromString,
-                )
-        self.OpenTurns = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/OpenTurns',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsResponse.FromString,
+        self.BeginTurns = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/BeginTurns',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsResponse.FromString,
                 )
         self.AppendTokens = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/AppendTokens',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensResponse.FromString,
-                )
-        self.AppendSegments = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/AppendSegments',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsResponse.FromString,
                 )
         self.RecordGroups = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/RecordGroups',
@@ -54,16 +39,6 @@ class TrajectoryServiceStub(object):
                 '/seamflow.trajectory.v1.TrajectoryService/DeleteTrajectories',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.FromString,
-                )
-        self.EndTurn = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/EndTurn',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnResponse.FromString,
-                )
-        self.FinishRollout = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/FinishRollout',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.FinishRolloutRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.FinishRolloutResponse.FromString,
                 )
         self.GetTrajectory = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/GetTrajectory',
@@ -93,40 +68,19 @@ class TrajectoryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def StartRollout(self, request, context):
-        """Opens a rollout under a task lease, or without one. Idempotent by rollout_id.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def BeginTurn(self, request, context):
-        """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
-        the next. The answer holds the matched prefix and whatever the turn already has.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def OpenTurns(self, request, context):
-        """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
-        others. What depends on another part of the message comes in a later one.
+    def BeginTurns(self, request, context):
+        """Starts rollouts and begins turns, of many callers in one message. Each part succeeds or fails by
+        itself, concurrently with the others: a turn of a rollout that is started comes in a later message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AppendTokens(self, request, context):
-        """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
-        rollout, a stale epoch ABORTED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AppendSegments(self, request, context):
-        """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
-        An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+        """Appends tokens to any turns at their offsets: identical stored tokens are OK, different ones
+        ALREADY_EXISTS, a gap fails the rollout, a stale epoch is ABORTED. Each append succeeds or fails by
+        itself and may end its turn; then rollouts are finished. RESOURCE_EXHAUSTED with RetryInfo when too
+        many bytes are in flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,21 +95,7 @@ class TrajectoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTrajectories(self, request, context):
-        """Deletes closed rollouts that no step needs any more.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EndTurn(self, request, context):
-        """Closes a turn. Idempotent.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FinishRollout(self, request, context):
-        """Closes a rollout and hands it to its group. Idempotent.
+        """Deletes finished rollouts that no step needs any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,7 +116,7 @@ class TrajectoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTrajectory(self, request, context):
-        """Change feed of a rollout: its turns as they grow, until it closes.
+        """Change feed of a rollout: its turns as they grow, until it finishes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,30 +130,15 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunResponse.SerializeToString,
             ),
-            'StartRollout': grpc.unary_unary_rpc_method_handler(
-                    servicer.StartRollout,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StartRolloutRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StartRolloutResponse.SerializeToString,
-            ),
-            'BeginTurn': grpc.unary_unary_rpc_method_handler(
-                    servicer.BeginTurn,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnResponse.SerializeToString,
-            ),
-            'OpenTurns': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenTurns,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsResponse.SerializeToString,
+            'BeginTurns': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginTurns,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsResponse.SerializeToString,
             ),
             'AppendTokens': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendTokens,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensResponse.SerializeToString,
-            ),
-            'AppendSegments': grpc.unary_unary_rpc_method_handler(
-                    servicer.AppendSegments,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsResponse.SerializeToString,
             ),
             'RecordGroups': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordGroups,
@@ -224,16 +149,6 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.DeleteTrajectories,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.SerializeToString,
-            ),
-            'EndTurn': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndTurn,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnResponse.SerializeToString,
-            ),
-            'FinishRollout': grpc.unary_unary_rpc_method_handler(
-                    servicer.FinishRollout,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.FinishRolloutRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.FinishRolloutResponse.SerializeToString,
             ),
             'GetTrajectory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrajectory,
@@ -279,7 +194,7 @@ class TrajectoryService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def StartRollout(request,
+    def BeginTurns(request,
             target,
             options=(),
             channel_credentials=None,
@@ -289,43 +204,9 @@ class TrajectoryService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/StartRollout',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StartRolloutRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.StartRolloutResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def BeginTurn(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/BeginTurn',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def OpenTurns(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/OpenTurns',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.OpenTurnsResponse.FromString,
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/BeginTurns',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
@@ -343,23 +224,6 @@ class TrajectoryService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/AppendTokens',
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendTokensResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def AppendSegments(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/AppendSegments',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.AppendSegmentsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
@@ -394,40 +258,6 @@ class TrajectoryService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/DeleteTrajectories',
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def EndTurn(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/EndTurn',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.EndTurnResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def FinishRollout(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/FinishRollout',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.FinishRolloutRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.FinishRolloutResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -27,42 +27,22 @@ class TrajectoryServiceStub:
     ]
     """Creates a run, or checks that the existing one has the same rules. Idempotent."""
 
-    StartRollout: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutResponse,
+    BeginTurns: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsResponse,
     ]
-    """Opens a rollout under a task lease, or without one. Idempotent by rollout_id."""
-
-    BeginTurn: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnResponse,
-    ]
-    """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
-    the next. The answer holds the matched prefix and whatever the turn already has.
-    """
-
-    OpenTurns: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse,
-    ]
-    """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
-    others. What depends on another part of the message comes in a later one.
+    """Starts rollouts and begins turns, of many callers in one message. Each part succeeds or fails by
+    itself, concurrently with the others: a turn of a rollout that is started comes in a later message.
     """
 
     AppendTokens: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensResponse,
     ]
-    """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
-    rollout, a stale epoch ABORTED.
-    """
-
-    AppendSegments: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse,
-    ]
-    """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
-    An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+    """Appends tokens to any turns at their offsets: identical stored tokens are OK, different ones
+    ALREADY_EXISTS, a gap fails the rollout, a stale epoch is ABORTED. Each append succeeds or fails by
+    itself and may end its turn; then rollouts are finished. RESOURCE_EXHAUSTED with RetryInfo when too
+    many bytes are in flight.
     """
 
     RecordGroups: grpc.UnaryUnaryMultiCallable[
@@ -77,19 +57,7 @@ class TrajectoryServiceStub:
         seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse,
     ]
-    """Deletes closed rollouts that no step needs any more."""
-
-    EndTurn: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.EndTurnRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.EndTurnResponse,
-    ]
-    """Closes a turn. Idempotent."""
-
-    FinishRollout: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutResponse,
-    ]
-    """Closes a rollout and hands it to its group. Idempotent."""
+    """Deletes finished rollouts that no step needs any more."""
 
     GetTrajectory: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.GetTrajectoryRequest,
@@ -107,7 +75,7 @@ class TrajectoryServiceStub:
         seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryResponse,
     ]
-    """Change feed of a rollout: its turns as they grow, until it closes."""
+    """Change feed of a rollout: its turns as they grow, until it finishes."""
 
 class TrajectoryServiceAsyncStub:
     """Records tokens. The gateway writes, tools read."""
@@ -118,42 +86,22 @@ class TrajectoryServiceAsyncStub:
     ]
     """Creates a run, or checks that the existing one has the same rules. Idempotent."""
 
-    StartRollout: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutResponse,
+    BeginTurns: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsResponse,
     ]
-    """Opens a rollout under a task lease, or without one. Idempotent by rollout_id."""
-
-    BeginTurn: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnResponse,
-    ]
-    """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
-    the next. The answer holds the matched prefix and whatever the turn already has.
-    """
-
-    OpenTurns: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse,
-    ]
-    """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
-    others. What depends on another part of the message comes in a later one.
+    """Starts rollouts and begins turns, of many callers in one message. Each part succeeds or fails by
+    itself, concurrently with the others: a turn of a rollout that is started comes in a later message.
     """
 
     AppendTokens: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensResponse,
     ]
-    """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
-    rollout, a stale epoch ABORTED.
-    """
-
-    AppendSegments: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse,
-    ]
-    """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
-    An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+    """Appends tokens to any turns at their offsets: identical stored tokens are OK, different ones
+    ALREADY_EXISTS, a gap fails the rollout, a stale epoch is ABORTED. Each append succeeds or fails by
+    itself and may end its turn; then rollouts are finished. RESOURCE_EXHAUSTED with RetryInfo when too
+    many bytes are in flight.
     """
 
     RecordGroups: grpc.aio.UnaryUnaryMultiCallable[
@@ -168,19 +116,7 @@ class TrajectoryServiceAsyncStub:
         seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse,
     ]
-    """Deletes closed rollouts that no step needs any more."""
-
-    EndTurn: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.EndTurnRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.EndTurnResponse,
-    ]
-    """Closes a turn. Idempotent."""
-
-    FinishRollout: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutResponse,
-    ]
-    """Closes a rollout and hands it to its group. Idempotent."""
+    """Deletes finished rollouts that no step needs any more."""
 
     GetTrajectory: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.GetTrajectoryRequest,
@@ -198,7 +134,7 @@ class TrajectoryServiceAsyncStub:
         seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryResponse,
     ]
-    """Change feed of a rollout: its turns as they grow, until it closes."""
+    """Change feed of a rollout: its turns as they grow, until it finishes."""
 
 class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
     """Records tokens. The gateway writes, tools read."""
@@ -212,31 +148,13 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
         """Creates a run, or checks that the existing one has the same rules. Idempotent."""
 
     @abc.abstractmethod
-    def StartRollout(
+    def BeginTurns(
         self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutRequest,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.StartRolloutResponse]]:
-        """Opens a rollout under a task lease, or without one. Idempotent by rollout_id."""
-
-    @abc.abstractmethod
-    def BeginTurn(
-        self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnResponse]]:
-        """Opens a turn, or takes an open one over: the same attempt gets the same epoch, another attempt
-        the next. The answer holds the matched prefix and whatever the turn already has.
-        """
-
-    @abc.abstractmethod
-    def OpenTurns(
-        self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.OpenTurnsResponse]]:
-        """Rollouts and turns of many callers in one message, each opened or refused by itself, beside the
-        others. What depends on another part of the message comes in a later one.
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsResponse]]:
+        """Starts rollouts and begins turns, of many callers in one message. Each part succeeds or fails by
+        itself, concurrently with the others: a turn of a rollout that is started comes in a later message.
         """
 
     @abc.abstractmethod
@@ -245,18 +163,10 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.AppendTokensResponse]]:
-        """Appends at an offset: stored and identical is OK, different ALREADY_EXISTS, a gap fails the
-        rollout, a stale epoch ABORTED.
-        """
-
-    @abc.abstractmethod
-    def AppendSegments(
-        self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.AppendSegmentsResponse]]:
-        """Many appends of any turns in one message, each accepted or refused by itself as AppendTokens would.
-        An append may close its turn; rollouts may be closed after them. Answers RESOURCE_EXHAUSTED with RetryInfo when too many wait.
+        """Appends tokens to any turns at their offsets: identical stored tokens are OK, different ones
+        ALREADY_EXISTS, a gap fails the rollout, a stale epoch is ABORTED. Each append succeeds or fails by
+        itself and may end its turn; then rollouts are finished. RESOURCE_EXHAUSTED with RetryInfo when too
+        many bytes are in flight.
         """
 
     @abc.abstractmethod
@@ -275,23 +185,7 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse]]:
-        """Deletes closed rollouts that no step needs any more."""
-
-    @abc.abstractmethod
-    def EndTurn(
-        self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.EndTurnRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.EndTurnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.EndTurnResponse]]:
-        """Closes a turn. Idempotent."""
-
-    @abc.abstractmethod
-    def FinishRollout(
-        self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.FinishRolloutResponse]]:
-        """Closes a rollout and hands it to its group. Idempotent."""
+        """Deletes finished rollouts that no step needs any more."""
 
     @abc.abstractmethod
     def GetTrajectory(
@@ -315,6 +209,6 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryResponse], collections.abc.AsyncIterator[seamflow.trajectory.v1.trajectory_service_pb2.WatchTrajectoryResponse]]:
-        """Change feed of a rollout: its turns as they grow, until it closes."""
+        """Change feed of a rollout: its turns as they grow, until it finishes."""
 
 def add_TrajectoryServiceServicer_to_server(servicer: TrajectoryServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

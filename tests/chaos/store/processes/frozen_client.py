@@ -13,12 +13,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import PreconditionError
 from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2, trajectory_service_pb2
 
+from bench.harness.store_calls import packed, send
 from tests.chaos.calls import CREDENTIAL, Caller, call_retrying, tokens_of
 
 __all__ = ["CHUNK", "main"]
@@ -72,14 +74,10 @@ def hold_trainer(caller: Caller, first_id: int) -> Held:
     lease = sample_service_pb2.LeaseSamplesRequest(run_id=run_id, epoch=epoch, step=1)
     leased = call_retrying(samples.LeaseSamples, lease)
     extend = sample_service_pb2.ExtendLeaseRequest(run_id=run_id, lease_token=leased.lease_token)
-    release = sample_service_pb2.ReleaseSamplesRequest(
-        run_id=run_id, lease_token=leased.lease_token
-    )
     commit = sample_service_pb2.CommitStepRequest(run_id=run_id, epoch=epoch, step=1)
     following = sample_service_pb2.LeaseSamplesRequest(run_id=run_id, epoch=epoch, step=2)
     after: list[Call] = [
         (samples.CommitStep, commit),
-        (samples.ReleaseSamples, release),
         (samples.LeaseSamples, following),
     ]
     held = {"sample_ids": [sample.sample_id for sample in leased.samples]}
@@ -91,21 +89,19 @@ HOLDS = {"turn": hold_turn, "task": hold_task, "trainer": hold_trainer}
 
 def start_rollout(caller: Caller, rollout_id: str, lease_token: str = "") -> None:
     """Open a rollout, EVAL unless leased."""
-    request = trajectory_service_pb2.StartRolloutRequest(
+    request = trajectory_service_pb2.NewRollout(
         run_id=caller.run_id,
         rollout_id=rollout_id,
         lease_token=lease_token,
         purpose=tokens_pb2.PURPOSE_TRAIN if lease_token else tokens_pb2.PURPOSE_EVAL,
         credential_digest=CREDENTIAL,
     )
-    call_retrying(caller.trajectories.StartRollout, request)
+    call_retrying(partial(send, caller.trajectories), request)
 
 
-def begin(
-    caller: Caller, rollout_id: str, attempt_id: str
-) -> trajectory_service_pb2.BeginTurnResponse:
+def begin(caller: Caller, rollout_id: str, attempt_id: str) -> trajectory_service_pb2.NewTurnResult:
     """Open the rollout's one turn, or take it over."""
-    request = trajectory_service_pb2.BeginTurnRequest(
+    request = trajectory_service_pb2.NewTurn(
         run_id=caller.run_id,
         rollout_id=rollout_id,
         turn_id="turn",
@@ -114,8 +110,8 @@ def begin(
         temperature=1.0,
         credential_digest=CREDENTIAL,
     )
-    answer: trajectory_service_pb2.BeginTurnResponse = call_retrying(
-        caller.trajectories.BeginTurn, request
+    answer: trajectory_service_pb2.NewTurnResult = call_retrying(
+        partial(send, caller.trajectories), request
     )
     return answer
 
@@ -127,39 +123,39 @@ def appends(
     for start in itertools.count(0, CHUNK):
         ids = range(first_id + start, first_id + start + CHUNK)
         yield (
-            caller.trajectories.AppendTokens,
-            trajectory_service_pb2.AppendTokensRequest(
+            partial(send, caller.trajectories),
+            trajectory_service_pb2.TokenAppend(
                 run_id=caller.run_id,
                 rollout_id=rollout_id,
                 turn_id="turn",
                 epoch=epoch,
                 offset=offset + start,
-                tokens=tokens_of(ids, tokens_pb2.ORIGIN_POLICY),
+                tokens=packed(tokens_of(ids, tokens_pb2.ORIGIN_POLICY)),
             ),
         )
 
 
 def ended(caller: Caller, rollout_id: str, epoch: int) -> Call:
     """The end of the turn."""
-    request = trajectory_service_pb2.EndTurnRequest(
+    request = trajectory_service_pb2.TokenAppend(
         run_id=caller.run_id,
         rollout_id=rollout_id,
         turn_id="turn",
         epoch=epoch,
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
     )
-    return caller.trajectories.EndTurn, request
+    return partial(send, caller.trajectories), request
 
 
 def finished(caller: Caller, rollout_id: str) -> Call:
     """The end of the rollout, with a reward."""
-    request = trajectory_service_pb2.FinishRolloutRequest(
+    request = trajectory_service_pb2.RolloutFinish(
         run_id=caller.run_id,
         rollout_id=rollout_id,
         credential_digest=CREDENTIAL,
         rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
     )
-    return caller.trajectories.FinishRollout, request
+    return partial(send, caller.trajectories), request
 
 
 def write(caller: Caller, writes: Iterator[Call], after: list[Call]) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
 __all__ = ["SCRIPTS_VARIABLE", "unfenced_scripts"]
 
 SCRIPTS_VARIABLE = "CHAOS_SCRIPTS"
-# "if <stale> then return {'refused', 'STALE_TURN'", on one line or on two.
-_FENCE = re.compile(r"\bif [^\n]* then(?=\s+return \{'refused', 'STALE_TURN')")
+# "if <stale> then return {'error', 'STALE_TURN'", on one line or on two.
+_FENCE = re.compile(r"\bif [^\n]* then(?=\s+return \{'error', 'STALE_TURN')")
 _NO_FENCE = "if false then"
-_MUST_CHANGE = "append"
+_MUST_CHANGE = "append_tokens"
 
 
 def unfenced_scripts(folder: Path) -> Path:

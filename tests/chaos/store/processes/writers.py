@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, cast
@@ -27,6 +28,7 @@ from seamflow.trajectory.v1 import task_service_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
+from bench.harness.store_calls import send_async
 from rollout.gateway.record.recorder import Recorder
 from tests.chaos.calls import CREDENTIAL, call_retrying_async, tokens_of
 from tests.chaos.store.history import Log
@@ -115,19 +117,19 @@ class Writer:
 
     async def _rollout(self, lease: task_service_pb2.LeaseTaskResponse) -> None:
         run_id, rollout_id = self._settings.run_id, lease.rollout_id
-        started = trajectory_service_pb2.StartRolloutRequest(
+        started = trajectory_service_pb2.NewRollout(
             run_id=run_id,
             rollout_id=rollout_id,
             lease_token=lease.lease_token,
             purpose=tokens_pb2.PURPOSE_TRAIN,
             credential_digest=CREDENTIAL,
         )
-        await call_retrying_async(self._trajectories.StartRollout, started)
+        await call_retrying_async(partial(send_async, self._trajectories), started)
         sequence: list[int] = []
         for number in range(TURNS):
             prompt = [*sequence, *self._fresh(self._random.randint(*PROMPT_TOKENS))]
             sequence = await self._turn(rollout_id, f"turn-{number}", prompt)
-        finished = trajectory_service_pb2.FinishRolloutRequest(
+        finished = trajectory_service_pb2.RolloutFinish(
             run_id=run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
@@ -163,7 +165,7 @@ class Writer:
     async def _begin(
         self, rollout_id: str, turn_id: str, prompt: Sequence[int], attempt: int
     ) -> _Turn:
-        request = trajectory_service_pb2.BeginTurnRequest(
+        request = trajectory_service_pb2.NewTurn(
             run_id=self._settings.run_id,
             rollout_id=rollout_id,
             turn_id=turn_id,
@@ -172,7 +174,7 @@ class Writer:
             temperature=1.0,
             credential_digest=CREDENTIAL,
         )
-        opened, _ = await call_retrying_async(self._trajectories.BeginTurn, request)
+        opened, _ = await call_retrying_async(partial(send_async, self._trajectories), request)
         own = list(opened.tokens.token_ids)
         turn = _Turn(
             rollout_id=rollout_id,

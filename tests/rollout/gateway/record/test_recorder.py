@@ -29,10 +29,10 @@ async def recording(store: FakeStore, **bounds: int) -> AsyncIterator[Recorder]:
         sending.cancel()
 
 
-def append(turn_id: str, num_tokens: int = 1, offset: int = 0) -> pb.Append:
+def append(turn_id: str, num_tokens: int = 1, offset: int = 0) -> pb.TokenAppend:
     """Some tokens for a turn."""
     tokens = tokens_pb2.PackedTokens(token_ids=bytes(4 * num_tokens))
-    return pb.Append(turn_id=turn_id, offset=offset, tokens=tokens)
+    return pb.TokenAppend(turn_id=turn_id, offset=offset, tokens=tokens)
 
 
 def sent(store: FakeStore) -> list[list[str]]:

@@ -1,14 +1,13 @@
-"""Opening in batches: few messages, one answer per part, with stores of either kind."""
+"""Opening in batches: few messages, one answer per part."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from rollout.gateway.record.turn_opener import TurnOpener
@@ -31,19 +30,19 @@ class Store:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def OpenTurns(self, request: pb.OpenTurnsRequest) -> pb.OpenTurnsResponse:
+    async def BeginTurns(self, request: pb.BeginTurnsRequest) -> pb.BeginTurnsResponse:
         """See `TrajectoryService`."""
-        self.messages.append([part.rollout_id for part in (*request.starts, *request.begins)])
+        self.messages.append([part.rollout_id for part in (*request.rollouts, *request.turns)])
         await self.may_answer.wait()
         if self.failures:
             raise self.failures.pop(0)
-        answer = pb.OpenTurnsResponse()
-        for start in request.starts:
-            if not self._refused(answer.starts.add(), start.rollout_id):
-                answer.starts[-1].response.group_id = start.rollout_id
-        for begin in request.begins:
-            if not self._refused(answer.begins.add(), begin.rollout_id):
-                answer.begins[-1].response.epoch = len(begin.rollout_id)
+        answer = pb.BeginTurnsResponse()
+        for new in request.rollouts:
+            if not self._refused(answer.rollouts.add(), new.rollout_id):
+                answer.rollouts[-1].group_id = new.rollout_id
+        for turn in request.turns:
+            if not self._refused(answer.turns.add(), turn.rollout_id):
+                answer.turns[-1].epoch = len(turn.rollout_id)
         return answer
 
     def _refused(self, result: Any, name: str) -> bool:
@@ -53,34 +52,6 @@ class Store:
             self.full.remove(name)
             result.error.CopyFrom(FULL)
         return bool(result.HasField("error"))
-
-
-class OldStore:
-    """Of a release before OpenTurns; away for the first call of each rollout."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    async def OpenTurns(self, request: pb.OpenTurnsRequest) -> pb.OpenTurnsResponse:
-        """No such call."""
-        raise failed(grpc.StatusCode.UNIMPLEMENTED)
-
-    async def StartRollout(self, request: pb.StartRolloutRequest) -> pb.StartRolloutResponse:
-        """See `TrajectoryService`."""
-        self._call(request.rollout_id)
-        return pb.StartRolloutResponse(group_id=request.rollout_id)
-
-    async def BeginTurn(self, request: pb.BeginTurnRequest) -> pb.BeginTurnResponse:
-        """See `TrajectoryService`."""
-        self._call(request.rollout_id)
-        return pb.BeginTurnResponse(epoch=len(request.rollout_id))
-
-    def _call(self, rollout_id: str) -> None:
-        self.calls.append(rollout_id)
-        if self.calls.count(rollout_id) == 1:
-            raise failed(grpc.StatusCode.UNAVAILABLE)
-        if rollout_id == "bad":
-            raise failed(grpc.StatusCode.NOT_FOUND)
 
 
 @asynccontextmanager
@@ -94,14 +65,14 @@ async def opening(store: Any) -> AsyncIterator[TurnOpener]:
         sending.cancel()
 
 
-def start(rollout_id: str) -> pb.StartRolloutRequest:
+def start(rollout_id: str) -> pb.NewRollout:
     """What opens a rollout."""
-    return pb.StartRolloutRequest(rollout_id=rollout_id)
+    return pb.NewRollout(rollout_id=rollout_id)
 
 
-def begin(rollout_id: str) -> pb.BeginTurnRequest:
+def begin(rollout_id: str) -> pb.NewTurn:
     """What opens a turn."""
-    return pb.BeginTurnRequest(rollout_id=rollout_id)
+    return pb.NewTurn(rollout_id=rollout_id)
 
 
 async def test_callers_that_come_together_share_a_message() -> None:
@@ -120,10 +91,9 @@ async def test_callers_that_come_together_share_a_message() -> None:
     assert [task.result().epoch for task in begun] == [2, 4]
 
 
-@pytest.mark.parametrize("make", [Store, OldStore], ids=["new", "before OpenTurns"])
-async def test_each_caller_gets_its_own_refusal(make: Callable[[], Any]) -> None:
-    """Also from a manager that is not upgraded yet, which opens one by one."""
-    async with opening(make()) as opener:
+async def test_each_caller_gets_its_own_refusal() -> None:
+    """The other parts of the message are not affected."""
+    async with opening(Store()) as opener:
         answers: list[Any] = await asyncio.gather(
             opener.start(start("a")),
             opener.begin(begin("bad")),

@@ -1,7 +1,7 @@
--- Extends task leases. ARGV: run_id, then rollout_id, nonce for each. Answers 1 for each that is held.
+-- Extends task leases. ARGV: run_id, then rollout_id and nonce of each. Returns 1 for each that is held, else 0.
 local config, leases, nonces = KEYS[1], KEYS[9], KEYS[10]
 local rules = redis.call('GET', config)
-if not rules then return {'refused', 'UNKNOWN_RUN', ARGV[1]} end
+if not rules then return {'error', 'UNKNOWN_RUN', ARGV[1]} end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local expires, held = now + cjson.decode(rules).lease_seconds * 1000, {}

@@ -1,0 +1,67 @@
+"""BeginTurns and AppendTokens with one part per message, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
+
+__all__ = ["Part", "packed", "send", "send_async"]
+
+Part = pb.NewRollout | pb.NewTurn | pb.TokenAppend | pb.RolloutFinish
+
+_FIELDS = {
+    pb.NewRollout: ("BeginTurns", pb.BeginTurnsRequest, "rollouts", "rollouts"),
+    pb.NewTurn: ("BeginTurns", pb.BeginTurnsRequest, "turns", "turns"),
+    pb.TokenAppend: ("AppendTokens", pb.AppendTokensRequest, "appends", "results"),
+    pb.RolloutFinish: ("AppendTokens", pb.AppendTokensRequest, "finishes", "finish_results"),
+}
+"""By part: rpc, request, field of the request, field of the response."""
+
+
+def send(stub: Any, part: Part, **options: Any) -> Any:
+    """The result of `part`, by a blocking stub.
+
+    Raises:
+        grpc.RpcError: the call or the part failed.
+    """
+    rpc, request, field, results = _FIELDS[type(part)]
+    response = getattr(stub, rpc)(request(**{field: [part]}), **options)
+    return _result(getattr(response, results)[0])
+
+
+async def send_async(stub: Any, part: Part, **options: Any) -> Any:
+    """The result of `part`, by a stub of grpc.aio.
+
+    Raises:
+        grpc.aio.AioRpcError: the call or the part failed.
+    """
+    rpc, request, field, results = _FIELDS[type(part)]
+    response = await getattr(stub, rpc)(request(**{field: [part]}), **options)
+    return _result(getattr(response, results)[0])
+
+
+def packed(tokens: tokens_pb2.Tokens) -> tokens_pb2.PackedTokens:
+    """The same tokens as bytes."""
+    return tokens_pb2.PackedTokens(
+        token_ids=pack_ids(tokens.token_ids),
+        logprobs=pack_logprobs(tokens.logprobs),
+        spans=tokens.spans,
+    )
+
+
+def _result(result: Any) -> Any:
+    """`result`, or its error as that of a call with one part."""
+    if not result.HasField("error"):
+        return result
+    error = result.error
+    codes = {code.value[0]: code for code in grpc.StatusCode}
+    details = grpc.aio.Metadata(("grpc-status-details-bin", error.SerializeToString()))
+    raise grpc.aio.AioRpcError(
+        codes[error.code], grpc.aio.Metadata(), details, details=error.message
+    )

@@ -1,0 +1,45 @@
+-- Creates a turn or takes it over. KEYS: header and chunks. ARGV: rollout_id, server, credential, turn_id,
+-- attempt_id, begin as JSON, prompt digest, then fields of the header. Returns the turn's record, its state, its
+-- chunks, and the values of those fields.
+local header = KEYS[1]
+local rollout_id, server, credential, turn_id, attempt_id, begin, digest = unpack(ARGV, 1, 7)
+
+local function reply(record, state)
+  local chunks = redis.call('LRANGE', KEYS[2] .. turn_id, 0, -1)
+  return {'ok', record, state, chunks, redis.call('HMGET', header, unpack(ARGV, 8))}
+end
+
+local head = redis.call('HMGET', header, 'state', 'credential', 'incarnation', 'server',
+  'turn:' .. turn_id, 'state:' .. turn_id)
+local record, state = head[5], head[6]
+if not head[1] then return {'error', 'UNKNOWN_ROLLOUT', rollout_id} end
+if head[2] ~= credential then return {'error', 'BAD_CREDENTIAL', rollout_id} end
+local stored, inc, count, attempt, spans, ended = '0', '', '1', attempt_id, '-', ''
+if record then
+  if string.match(record, '^%d+ (%S+)') ~= digest then return {'error', 'OTHER_PROMPT', turn_id} end
+  stored, inc, count, attempt, spans, ended = string.match(state, '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
+  if ended ~= '' then return reply(record, state) end
+end
+if head[1] ~= '1' then return {'error', 'FINISHED_ROLLOUT', rollout_id, head[1]} end
+-- A restarted server may have lost its last writes, epochs among them. The incarnation is at least the time of the
+-- first access after each restart, so no epoch is given out twice.
+local incarnation = head[3]
+if head[4] ~= server then
+  incarnation = math.max(tonumber(incarnation or '0') + 1, tonumber(redis.call('TIME')[1]))
+  incarnation = string.format('%d', incarnation)
+end
+if not record then
+  local number = redis.call('HINCRBY', header, 'num_turns', 1)
+  record = string.format('%d ', number) .. digest .. ' ' .. begin
+elseif inc ~= incarnation then
+  count = '1'
+elseif attempt ~= attempt_id then
+  count = string.format('%d', tonumber(count) + 1)
+end
+state = stored .. ' ' .. incarnation .. ' ' .. count .. ' ' .. attempt_id .. ' ' .. spans
+local changes = {
+  'incarnation', incarnation, 'server', server, 'turn:' .. turn_id, record, 'state:' .. turn_id, state
+}
+if not head[5] then table.insert(changes, 'newest_turn') table.insert(changes, turn_id) end
+redis.call('HSET', header, unpack(changes))
+return reply(record, state)

@@ -1,0 +1,51 @@
+-- Leases the oldest queued cells of a column whose samples have the columns it needs.
+-- ARGV: run_id, column, max_samples, required column... Returns the epoch, its seconds and the samples.
+-- A cell is "number" when queued, "number epoch" when leased, "=epoch" when written.
+local config, counters, cells, queue, leases = KEYS[1], KEYS[2], KEYS[19], KEYS[20], KEYS[21]
+local column, max_samples, page_size = ARGV[2], tonumber(ARGV[3]), 512
+local rules = redis.call('GET', config)
+if not rules then return {'error', 'UNKNOWN_RUN', ARGV[1]} end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local expiry = string.format('%.3f', now)
+for _, cell in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', expiry)) do
+  local number = string.match(redis.call('HGET', cells, cell), '^%d+')
+  redis.call('HSET', cells, cell, number)
+  redis.call('ZADD', queue, 0, (string.gsub(cell, ' ', ' ' .. number .. ' ')))
+end
+redis.call('ZREMRANGEBYSCORE', leases, '-inf', expiry)
+
+local function has_needed_columns(sample)
+  for i = 4, #ARGV do
+    local cell = redis.call('HGET', cells, ARGV[i] .. ' ' .. sample)
+    if not cell or string.sub(cell, 1, 1) ~= '=' then return false end
+  end
+  return true
+end
+
+local found, start, page = {}, '[' .. column .. ' ', nil
+repeat
+  page = redis.call('ZRANGEBYLEX', queue, start, '(' .. column .. '!', 'LIMIT', 0, page_size)
+  for _, name in ipairs(page) do
+    local number, sample = string.match(name, ' (%d+) (.+)$')
+    if #found < max_samples and has_needed_columns(sample) then
+      table.insert(found, {name = name, number = number, sample = sample})
+    end
+  end
+  start = '(' .. (page[#page] or '')
+until #page < page_size or #found == max_samples
+if #found == 0 then return {'ok'} end
+
+-- At least the time in ms: an epoch that a failover lost is never given out again.
+local epoch = math.max(tonumber(redis.call('HGET', counters, 'column_epoch') or 0) + 1, math.floor(now))
+epoch = string.format('%d', epoch)
+redis.call('HSET', counters, 'column_epoch', epoch)
+local seconds, samples = cjson.decode(rules).lease_seconds, {}
+for i, cell in ipairs(found) do
+  local field = column .. ' ' .. cell.sample
+  redis.call('ZREM', queue, cell.name)
+  redis.call('HSET', cells, field, cell.number .. ' ' .. epoch)
+  redis.call('ZADD', leases, string.format('%.3f', now + seconds * 1000), field)
+  samples[i] = cell.sample
+end
+return {'ok', epoch, tostring(seconds), samples}

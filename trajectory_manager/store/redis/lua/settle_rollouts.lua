@@ -1,0 +1,133 @@
+-- requires: _dead_letters
+-- Applies the results of finished rollouts to their groups. Idempotent: only the leased attempt of a slot counts.
+-- ARGV: run_id, max_replacements, max_dead_letters, then rollout_id and result of each.
+-- Returns of each the effect and, for a discarded group, the reason.
+local config, counters, tasks, groups, leases, nonces, outbox, ready =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[13]
+local open_slots = {['1'] = KEYS[6], ['2'] = KEYS[7]}
+local run_id, max_replacements, max_dead_letters = unpack(ARGV, 1, 3)
+local rules = redis.call('GET', config)
+if not rules then return {'error', 'UNKNOWN_RUN', run_id} end
+rules = cjson.decode(rules)
+
+local function settle(rollout_id, result)
+  redis.call('ZREM', outbox, rollout_id)
+  redis.call('ZREM', leases, rollout_id)
+  redis.call('HDEL', nonces, rollout_id)
+
+  local task_id, index, attempt = string.match(rollout_id, '^(.+)/(%d+)/(%d+)$')
+  local encoded = task_id and redis.call('HGET', groups, task_id)
+  if not encoded then return {'ignored'} end
+  local group = cjson.decode(encoded)
+  local slot = group.slots[tonumber(index) + 1]
+  if not slot or slot.state ~= 'leased' or slot.attempt ~= tonumber(attempt) then
+    return {'ignored'}
+  end
+  result = cjson.decode(result)
+
+  local function save() redis.call('HSET', groups, task_id, cjson.encode(group)) end
+
+  -- The group needs no running rollout any more: the sweep finishes them.
+  local function end_leases()
+    for i, other in ipairs(group.slots) do
+      local name = string.format('%s/%d/%d', task_id, i - 1, other.attempt)
+      redis.call('ZADD', leases, 'XX', 0, name)
+      redis.call('HDEL', nonces, name)
+    end
+  end
+
+  local function discard(reason, message)
+    end_leases()
+    local committed = redis.call('HGET', counters, 'committed_step') or 0
+    dead_letter(task_id, group, reason, message, committed, max_dead_letters)
+    if group.purpose == '1' then redis.call('HINCRBY', counters, 'discarded', 1) end
+    redis.call('HINCRBY', counters, 'version:tasks', 1)
+    redis.call('HINCRBY', counters, 'version:ready', 1)
+    return {'discarded', reason}
+  end
+
+  local function replace()
+    group.replaced = group.replaced + 1
+    redis.call('HINCRBY', counters, 'replaced', 1)
+    if group.replaced > tonumber(max_replacements) then return discard(FAILURES, result.message) end
+    slot.state = 'open'
+    save()
+    redis.call('LPUSH', open_slots[group.purpose], task_id .. '/' .. index)
+    redis.call('HINCRBY', counters, 'version:tasks', 1)
+    return {'replaced'}
+  end
+
+  -- The reward of all samples of the group, if there are several and they have the same one.
+  local function common_reward()
+    local reward
+    for _, other in ipairs(group.slots) do
+      if other.state == 'done' then
+        if other.reward == '' or other.reward ~= (reward or other.reward) then return nil end
+        reward = other.reward
+      end
+    end
+    return group.done > 1 and reward
+  end
+
+  -- Queues a cell for each required column of each sample; complete_cells.lua makes the group ready.
+  -- Returns whether there are any.
+  local function queue_cells()
+    local missing, cells, queue = 0, KEYS[19], KEYS[20]
+    local required = rules.required_columns
+    for _, other in ipairs(#required > 0 and group.slots or {}) do
+      for _, sample in ipairs(other.samples or {}) do
+        local number = string.format('%012d', redis.call('HINCRBY', counters, 'column_samples', 1))
+        for _, column in ipairs(required) do
+          redis.call('HSET', cells, column .. ' ' .. sample, number)
+          redis.call('ZADD', queue, 0, column .. ' ' .. number .. ' ' .. sample)
+          missing = missing + 1
+        end
+      end
+    end
+    if missing == 0 then return false end
+    redis.call('HSET', cells, task_id, missing)
+    redis.call('HINCRBY', counters, 'incomplete', 1)
+    redis.call('HINCRBY', counters, 'version:columns', 1)
+    return true
+  end
+
+  local function complete()
+    if group.purpose ~= '1' then
+      redis.call('HDEL', groups, task_id)
+      return {'complete'}
+    end
+    local reward = rules.zero_variance_reward ~= '' and common_reward()
+    if reward then return discard(ZERO_VARIANCE, 'all rewards are ' .. reward) end
+    if queue_cells() then return {'complete'} end
+    redis.call('RPUSH', ready, task_id)
+    redis.call('HINCRBY', counters, 'version:ready', 1)
+    return {'complete'}
+  end
+
+  -- num_samples are done: the group is complete without its other slots.
+  local function close_group()
+    end_leases()
+    for _, other in ipairs(group.slots) do
+      if other.state ~= 'done' then
+        other.state = 'surplus'
+      elseif #other.samples > 0 then
+        group.min_version = math.min(group.min_version or other.min_version, other.min_version)
+      end
+    end
+    group.min_version = group.min_version or 0
+    save()
+    return complete()
+  end
+
+  if not result.finished then return replace() end
+  slot.state, slot.reward, slot.rewards = 'done', result.reward, result.rewards
+  slot.min_version, slot.samples, slot.tokens = result.min_version, result.samples, result.tokens
+  group.done = group.done + 1
+  if group.done == cjson.decode(redis.call('HGET', tasks, task_id)).num_samples then return close_group() end
+  save()
+  return {'done'}
+end
+
+local effects = {}
+for i = 4, #ARGV, 2 do table.insert(effects, settle(ARGV[i], ARGV[i + 1])) end
+return {'ok', effects}
