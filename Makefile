@@ -14,7 +14,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler chaos-trainer model-store \
-	test test-sglang test-trackers test-algorithms test-sdk-range check proto descriptors up down clean help .venv-sglang
+	test test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
 
 help: ## What there is to make.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -114,6 +114,9 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
 # Generated with the oldest toolchain we support: what it makes loads on every newer protobuf.
+docs: $(VENV)/.dev ## Generate docs/configuration.md, its JSON Schema and docs/benchmarks.md.
+	$(RUN) tools.reference
+
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 	.venv-proto/bin/python -m grpc_tools.protoc -Iprotos \
 		--plugin=protoc-gen-mypy=.venv-proto/bin/protoc-gen-mypy \

@@ -1,7 +1,8 @@
 """The one form of every measurement: a JSON line for programs, a table for people.
 
 {"bench": name, "figures": {name: number}, "raw": {name: [samples]}, "seeds": [],
- "versions": {package: version}, "peers": {name: {package: version}}}
+ "versions": {package: version}, "peers": {name: {package: version}},
+ "commit": commit, "date": day, "machine": processor, "runs": samples per figure, "code": digest}
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from bench.provenance import provenance
 
 __all__ = ["Report", "percentile", "ratio", "ratios"]
 
@@ -68,6 +71,7 @@ class Report:
             "seeds": list(self.seeds),
             "versions": {"python": platform.python_version(), **_versions(self.packages)},
             "peers": {name: dict(versions) for name, versions in self.peers.items()},
+            **provenance(self.bench, self.raw),
         }
 
 

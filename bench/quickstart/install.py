@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.provenance import provenance
+
 __all__ = ["main"]
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -26,9 +28,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="seamflow-install-") as folder:
         figures = measure(Path(folder) / "seamflow")
     versions = {"python": platform.python_version()}
-    line = json.dumps(
-        {"bench": "install", "figures": figures, "raw": {}, "seeds": [0], "versions": versions}
-    )
+    result = {"bench": "install", "figures": figures, "raw": {}, "seeds": [0], "versions": versions}
+    line = json.dumps(result | provenance("install", {}))
     for name, value in figures.items():
         print(f"{name:32} {value:12,.1f}")
     (RESULTS / "install.json").write_text(line + "\n")

@@ -1,0 +1,3 @@
+from tools.reference.pages import main
+
+main()

@@ -1,0 +1,61 @@
+"""docs/benchmarks.md, from bench/results/*.json and bench/benchmarks.toml."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.provenance import benchmarks, code_digest
+
+__all__ = ["benchmarks_page"]
+
+_HEADER = """# Benchmarks
+
+Generated from `bench/results/*.json` by `make docs`; do not edit.
+
+Every figure is of a machine with two CPU cores and no GPU. Ratios are of interleaved runs on
+the same machine, ours over the other side's; `_lowest` and `_highest` are single rounds. A
+result marked *older than the code* was measured before the code it measures last changed: the
+figure may differ today.
+"""
+
+
+def benchmarks_page(root: Path) -> str:
+    """The page as Markdown."""
+    parts = [_HEADER]
+    for name, about in benchmarks().items():
+        file = root / "bench" / "results" / f"{name}.json"
+        if file.exists():
+            parts.append(_section(name, about, json.loads(file.read_text(encoding="utf-8"))))
+    return "\n".join(parts)
+
+
+def _section(name: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    note = f"\n{about['note']}\n" if "note" in about else ""
+    rows = "\n".join(f"| `{figure}` | {value:,.4g} |" for figure, value in _shown(about, result))
+    return (
+        f"## {about['title']}\n\n`{about['command']}` · {_origin(about, result)} · "
+        f"[all figures](../bench/results/{name}.json)\n{note}\n"
+        f"| figure | value |\n|---|---|\n{rows}\n"
+    )
+
+
+def _origin(about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """Commit, date, machine and runs, and whether the code has changed since."""
+    parts = [f"commit {result['commit']}", result["date"], result["machine"]]
+    age = "" if result["code"] == code_digest(about["code"]) else "; *older than the code*"
+    return f"{', '.join([*parts, _runs(result['runs'])])}{age}"
+
+
+def _runs(number: int) -> str:
+    return f"{number} sample{'s' * (number != 1)} per figure at most"
+
+
+def _shown(about: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for pattern in about["figures"]:
+        for figure, value in result["figures"].items():
+            if fnmatch.fnmatchcase(figure, pattern):
+                yield figure, value

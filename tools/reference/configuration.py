@@ -1,0 +1,186 @@
+"""The reference of all settings, from the settings classes themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel, SecretStr, TypeAdapter
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from services.chassis.config.settings import ServerConfig, secret_names
+
+__all__ = ["TABLES", "configuration_page", "json_schema", "settings_of"]
+
+TABLES: Mapping[str, str] = {
+    "launcher": "services.launcher.config:LauncherConfig",
+    "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
+    "rollout_gateway": "rollout.gateway.config:GatewayConfig",
+    "rollout_server": "rollout.server.config:RolloutServerConfig",
+    "trainer": "trainer.config:TrainerConfig",
+    "scheduler": "scheduler.config:SchedulerConfig",
+    "weights": "services.weights.config:WeightsConfig",
+    "node_agent": "services.node_agent.config:NodeAgentConfig",
+    "dataloader": "services.dataloader.config:DataloaderConfig",
+    "ranker": "services.ranker.config:RankerConfig",
+    "scoring": "services.scoring.config:ScoringConfig",
+    "run": "deploy.create_run:CreateRunConfig",
+}
+"""Settings class of each table of a configuration file."""
+
+_HEADER = """# Configuration
+
+Generated from the settings classes by `make docs`; do not edit.
+
+A setting is given, in order of precedence, by a flag (`--log-level`, nested
+`--optimizer.learning-rate`), an environment variable (`SEAMFLOW_TRAINER_LOG_LEVEL`, nested
+`SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE`) or the process's table in the TOML file of
+`--config`. Lists in flags and variables are comma-separated or JSON, tables are JSON. A secret
+can also be read from a mounted file: `token_file`, `SEAMFLOW_TRAINER_TOKEN_FILE`,
+`--token-file`. Unknown names are errors. `--print-config` shows every value with its origin.
+[configuration.schema.json](configuration.schema.json) is a JSON Schema for editors: begin the
+TOML file with `#:schema docs/configuration.schema.json`.
+"""
+_COLUMNS = "| setting | type | unit | range | default | meaning |\n|---|---|---|---|---|---|"
+_UNITS = {"seconds": "s", "bytes": "bytes", "tokens": "tokens", "steps": "steps"}
+_BOUNDS = {
+    "exclusiveMinimum": "> {}",
+    "minimum": "≥ {}",
+    "exclusiveMaximum": "< {}",
+    "maximum": "≤ {}",
+}
+
+
+def configuration_page() -> str:
+    """docs/configuration.md."""
+    parts = [_HEADER, "## Every process\n", _table(ServerConfig, ServerConfig.model_fields)]
+    for table, settings in settings_of().items():
+        own = {
+            name: field
+            for name, field in settings.model_fields.items()
+            if not _is_inherited(name, field)
+        }
+        parts.append(f"\n## [{table}]\n\n{_summary(settings)}\n")
+        parts.extend(_tables(table, settings, own))
+    return "\n".join(parts)
+
+
+def json_schema() -> str:
+    """docs/configuration.schema.json: one property for each table."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for table, settings in settings_of().items():
+        schema = TypeAdapter(settings).json_schema(ref_template="#/$defs/{model}")
+        definitions |= schema.pop("$defs", {})
+        for name in sorted(secret_names(settings)):
+            schema["properties"][f"{name}_file"] = {"type": "string", "format": "path"}
+            if name in schema.get("required", ()):
+                schema["required"].remove(name)
+        # What the file lacks may come from the environment or the command line.
+        schema.pop("required", None)
+        properties[table] = schema
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "seamflow configuration",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "$defs": definitions,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def settings_of() -> dict[str, type[ServerConfig]]:
+    """The settings class of each table."""
+    found = {}
+    for table, path in TABLES.items():
+        module, _, name = path.partition(":")
+        found[table] = getattr(import_module(module), name)
+    return found
+
+
+def _is_inherited(name: str, field: FieldInfo) -> bool:
+    base = ServerConfig.model_fields.get(name)
+    return base is not None and repr(base) == repr(field)
+
+
+def _tables(
+    table: str, settings: type[BaseModel], fields: Mapping[str, FieldInfo]
+) -> Iterator[str]:
+    """The settings of a table, then those of its nested tables."""
+    nested = {name: f.annotation for name, f in fields.items() if _is_table(f.annotation)}
+    yield _table(settings, {name: f for name, f in fields.items() if name not in nested})
+    for name, annotation in nested.items():
+        assert annotation is not None
+        yield f"\n### [{table}.{name}]\n\n{_summary(annotation)}\n"
+        yield from _tables(f"{table}.{name}", annotation, annotation.model_fields)
+
+
+def _is_table(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _summary(settings: type[BaseModel]) -> str:
+    return (settings.__doc__ or "").partition("\n")[0]
+
+
+def _table(settings: type[BaseModel], fields: Mapping[str, FieldInfo]) -> str:
+    properties = settings.model_json_schema().get("properties", {})
+    rows = [_row(name, field, properties.get(name, {})) for name, field in fields.items()]
+    return "\n".join([_COLUMNS, *rows])
+
+
+def _row(name: str, field: FieldInfo, schema: Mapping[str, Any]) -> str:
+    cells = [f"`{name}`", _type(field, schema), _unit(name), _range(schema), _default(field)]
+    meaning = " ".join((field.description or "").split())
+    return f"| {' | '.join([*cells, meaning.replace('|', chr(92) + '|')])} |"
+
+
+def _type(field: FieldInfo, schema: Mapping[str, Any]) -> str:
+    if SecretStr in (field.annotation, *getattr(field.annotation, "__args__", ())):
+        return "secret"
+    kinds = [entry for entry in schema.get("anyOf", [schema]) if entry.get("type") != "null"]
+    return ", ".join(_kind(kind) for kind in kinds)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if choices := schema.get("enum"):
+        return " \\| ".join(f"`{choice}`" for choice in choices)
+    if schema.get("type") == "array":
+        items = schema.get("items", {})
+        return f"list of {_kind(items)}" if "type" in items else "list of tables"
+    if "$ref" in schema or schema.get("type") == "object":
+        return "table"
+    names = {"integer": "integer", "number": "number", "boolean": "true/false", "string": "text"}
+    return "path" if schema.get("format") == "path" else names.get(schema.get("type", ""), "text")
+
+
+def _unit(name: str) -> str:
+    if name.endswith("bytes_per_second"):
+        return "bytes/s"
+    return next((u for end, u in _UNITS.items() if name == end or name.endswith(f"_{end}")), "")
+
+
+def _range(schema: Mapping[str, Any]) -> str:
+    found = [
+        text.format(entry[key])
+        for entry in schema.get("anyOf", [schema])
+        for key, text in _BOUNDS.items()
+        if key in entry
+    ]
+    return ", ".join(found)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "**required**"
+    if field.default is None:
+        return "unset"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    if isinstance(field.default, tuple):
+        return f"`{json.dumps(list(field.default))}`"
+    return f"`{json.dumps(field.default)}`"
