@@ -16,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 	chaos-store chaos-scheduler chaos-trainer model-store \
 	test test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
 
-help: ## What there is to make.
+help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
 
 quickstart: $(VENV)/.quickstart ## Train an agent through every service, on this machine, in minutes.
@@ -35,7 +35,7 @@ bench-modes: $(VENV)/.quickstart ## The quickstart multiplexed and disaggregated
 bench-lag: $(VENV)/.quickstart ## The quickstart on samples that are older and older, with and without correction.
 	$(RUN) bench.quickstart.lag
 
-bench-streaming: $(VENV)/.dev ## Steps that begin with their first group beside steps that wait for all.
+bench-streaming: $(VENV)/.dev ## Steps that start with their first group next to steps that wait for all.
 	$(RUN) bench.train.streaming
 
 bench-algorithms: $(VENV)/.quickstart ## The quickstart with each algorithm: what each learns, and how soon.
@@ -44,25 +44,25 @@ bench-algorithms: $(VENV)/.quickstart ## The quickstart with each algorithm: wha
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
 	$(PYTHON) -m bench.quickstart.install
 
-bench-store: $(VENV)/.dev ## Appends beside other stores, in turn; PEERS=all adds Ray, Reverb and TransferQueue.
+bench-store: $(VENV)/.dev ## Appends next to other stores, interleaved; PEERS=all adds Ray, Reverb and TransferQueue.
 	$(RUN) bench.trajectory_manager.store --peers $(PEERS)
 
 bench-growth: $(VENV)/.dev ## Latency, memory and leases from 1,000 to 100,000 live trajectories.
 	$(RUN) bench.trajectory_manager.growth
 
-bench-generation: $(VENV)/.dev ## The embedded engine beside transformers' generate; PEERS=all adds vLLM on the CPU.
+bench-generation: $(VENV)/.dev ## The embedded engine next to transformers' generate; PEERS=all adds vLLM on the CPU.
 	$(RUN) bench.rollout.generation --peers $(PEERS)
 
-bench-train: $(VENV)/.dev ## Whole training runs; PEERS=all: beside TRL; LEARN=1: seconds until a task is learned instead.
+bench-train: $(VENV)/.dev ## Whole training runs; PEERS=all: next to TRL; LEARN=1: seconds until a task is learned instead.
 	$(RUN) bench.train --peers $(PEERS) $(if $(LEARN),--learn)
 
 bench-backpressure: $(VENV)/.dev ## A stopped trainer, a slow store, a full store.
 	$(RUN) tests.chaos.store.backpressure
 
-bench-weights: $(VENV)/.dev ## Shards beside a plain socket copy, deltas, relays, the stall of an update.
+bench-weights: $(VENV)/.dev ## Shards next to a plain socket copy, deltas, relays, the stall of an update.
 	$(RUN) bench.rollout.weights
 
-bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through everything beside SGLang by itself; then bench-generation.
+bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through all services next to SGLang alone; then bench-generation.
 	$(RUN) bench.rollout.sglang
 	$(RUN) bench.rollout.generation --peers $(PEERS)
 
@@ -78,7 +78,7 @@ bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then 
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
 	$(RUN) tests.chaos.store
 
-chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: nobody holds one twice.
+chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: no node has two owners.
 	$(RUN) tests.chaos.scheduler
 
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
@@ -87,7 +87,7 @@ chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the wei
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.trajectory_manager.state_machine
 
-test: $(VENV)/.dev ## All tests, shared out by files to WORKERS processes (2; 0: in this one).
+test: $(VENV)/.dev ## All tests, distributed by file over WORKERS processes (2; 0: in this one).
 	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
@@ -97,7 +97,7 @@ test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs 
 	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
 	$(RUN) pytest tests/trainer/tracking/test_trackers.py
 
-test-algorithms: $(VENV)/.dev ## Each algorithm beside its formula and beside TRL's loss, with figures; installs TRL.
+test-algorithms: $(VENV)/.dev ## Each algorithm next to its formula and to TRL's loss, with figures; installs TRL.
 	$(VENV)/bin/python -m pip install --quiet 'trl==1.16.0'
 	$(RUN) pytest tests/trainer/algorithms/test_algorithms.py tests/trainer/algorithms/test_trl.py
 	$(RUN) tests.trainer.algorithms

@@ -135,14 +135,14 @@ class _Rig:
             "sim.emulation.trainer",
             run_id=_RUN,
             model=self._model,
-            checkpoint_folder=self._folder / "checkpoints",
-            metrics_file=self.readings.trainer_file,
+            checkpoint__folder=self._folder / "checkpoints",
+            tracking__metrics_file=self.readings.trainer_file,
             trajectory_manager=self._manager,
             weights=weights,
-            gang_nodes=split.gang,
+            gang__nodes=split.gang,
             num_steps=(setting.warm_up + setting.steps + 2) * setting.mode.parts,
-            publish_every=setting.mode.parts,
-            request_ahead_seconds=0,
+            publish__every=setting.mode.parts,
+            gang__request_ahead_seconds=0,
             **({"scheduler": self._scheduler} if split.both else {}),
         )
         await self._nodes(stack, weights, trainer)
@@ -292,7 +292,7 @@ class _Rig:
         given = {"port": 0, "admin_port": -1, "log_level": "warning", "drain_seconds": 1, **flags}
         command = ["-m", module]
         for name, value in given.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+            command += [f"--{name.replace('__', '.').replace('_', '-')}", str(value)]
         ready = self._folder / f"{module}.port"
         environment = {"SEAMFLOW_PORT_FILE": str(ready)}
         process = await stack.enter_async_context(_process(command, ready, environment))

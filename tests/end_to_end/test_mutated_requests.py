@@ -88,7 +88,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Itera
             folder,
             run_id=RUN,
             model=make_model(folder / "trained"),
-            checkpoint_folder=folder / "checkpoints",
+            checkpoint__folder=folder / "checkpoints",
             trajectory_manager=processes["trajectory_manager"].address,
             weights=processes["weights"].address,
         )

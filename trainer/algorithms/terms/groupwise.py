@@ -93,7 +93,7 @@ class GroupwiseObjective:
                     "use algorithm.beta"
                 )
         for name, usual in (("staleness_decay", 1.0), ("loss_aggregation", "algorithm")):
-            if (given := getattr(config.algorithm.name, name)) != usual:
+            if (given := getattr(config.algorithm, name)) != usual:
                 raise ValueError(
                     f"algorithm.{name} is {given!r}: the objective compares whole rollouts "
                     f"with equal weights; set it to {usual!r}"
