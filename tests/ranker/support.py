@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -32,7 +33,7 @@ async def manager(
         started(served, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        stub: Any = TrajectoryServiceStub(channel)
+        stub = async_stub(TrajectoryServiceStub, channel)
         rules = trajectory_pb2.RunConfig(
             group_size=group_size,
             groups_per_step=1000,

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
+from seamflow.stubs import async_stub
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import LengthQuery, load_lengths
@@ -42,7 +43,7 @@ async def ranker(run_id: str, address: str) -> AsyncIterator[tuple[str, Any]]:
         started(service, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield f"127.0.0.1:{port}", RankerServiceStub(channel)
+        yield f"127.0.0.1:{port}", async_stub(RankerServiceStub, channel)
 
 
 async def learned(stub: Any, run_id: str) -> pb.GetRankerResponse:

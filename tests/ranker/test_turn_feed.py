@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2 import LeaseTaskRequest, SubmitTasksRequest, Task
@@ -134,7 +135,7 @@ class Shorter:
 
 async def started_rollout(channel: grpc.aio.Channel, stub: Any) -> str:
     """A leased rollout without a turn; its name."""
-    tasks: Any = TaskServiceStub(channel)
+    tasks = async_stub(TaskServiceStub, channel)
     task = Task(task_id="task", payload_json="{}", purpose=tokens_pb2.PURPOSE_TRAIN)
     await tasks.SubmitTasks(SubmitTasksRequest(run_id="run", tasks=[task]))
     lease = await tasks.LeaseTask(LeaseTaskRequest(run_id="run"))

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -14,6 +14,7 @@ from seamflow.channel import connect
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 
 from scheduler.policy.roofline import train_priority
 from scheduler.pool.heartbeats import NodeLeases
@@ -30,6 +31,9 @@ from tests.scheduler.support import (
     running_scheduler,
 )
 
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+
 
 def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesRequest:
     forecast = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
@@ -40,7 +44,7 @@ def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
     return pb.SetRunPolicyRequest(run_id=RUN, policy=pb.RunPolicy(**fields))
 
 
-async def _nodes(stub: SchedulerServiceStub, run_id: str) -> list[pb.Node]:
+async def _nodes(stub: SchedulerServiceAsyncStub, run_id: str) -> list[pb.Node]:
     return list((await stub.ListNodes(pb.ListNodesRequest(run_id=run_id))).nodes)
 
 
@@ -311,7 +315,7 @@ async def test_assignments_survive_a_killed_scheduler(
     try:
         address = f"127.0.0.1:{process.port}"
         async with connect(address) as channel, AsyncExitStack() as later:
-            stub = SchedulerServiceStub(channel)
+            stub = async_stub(SchedulerServiceStub, channel)
             await register(stub, "a", *BOTH, priority=1.0)
             await register(stub, "b", *BOTH)
             epoch = (await request_nodes(stub, "g")).nodes[0].assignment.epoch
@@ -320,7 +324,9 @@ async def test_assignments_survive_a_killed_scheduler(
 
             process.end(signal.SIGKILL)
             await process.start()
-            stub = SchedulerServiceStub(await later.enter_async_context(connect(address)))
+            stub = async_stub(
+                SchedulerServiceStub, await later.enter_async_context(connect(address))
+            )
             assert (await heartbeat(stub, "a", epoch)).epoch == epoch
             after = await list_nodes(stub)
             assert {name: entry.assignment for name, entry in after.items()} == {

@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 from seamflow.channel import connect
 from seamflow.errors import StaleEpochError
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
@@ -84,14 +85,14 @@ class Child:
         return await self.process.wait(), output.decode()
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[trainer_grpc.TrainerServiceStub]:
+    async def client(self) -> AsyncIterator[trainer_grpc.TrainerServiceAsyncStub]:
         """A client, once it serves."""
         while not self.port_file.exists():
             assert self.process.returncode is None
             await asyncio.sleep(0.02)
         port = json.loads(self.port_file.read_text())["port"]
         async with connect(f"127.0.0.1:{port}") as channel:
-            yield trainer_grpc.TrainerServiceStub(channel)
+            yield async_stub(trainer_grpc.TrainerServiceStub, channel)
 
 
 async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_ready(

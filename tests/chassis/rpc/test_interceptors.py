@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from seamflow.channel import connect
 from seamflow.common.v1 import error_pb2
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
+from seamflow.stubs import async_stub
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason
@@ -261,7 +262,7 @@ async def test_a_peers_refusal_is_passed_on_without_addresses() -> None:
     class Relay(DemoServicer):
         async def StartRollout(self, request: Any, context: Any) -> Any:
             async with connect("127.0.0.1:1") as nobody:
-                stub = rollout_service_pb2_grpc.RolloutServiceStub(nobody)
+                stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, nobody)
                 return await stub.StartRollout(request, timeout=5)
 
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server

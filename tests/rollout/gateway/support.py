@@ -18,6 +18,7 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     add_RolloutServerServiceServicer_to_server,
 )
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -133,7 +134,7 @@ async def gateway(
             ) as agent,
             grpc.aio.insecure_channel(f"127.0.0.1:{manager}") as inside,
         ):
-            yield RolloutServiceStub(agent), TrajectoryServiceStub(inside)
+            yield async_stub(RolloutServiceStub, agent), async_stub(TrajectoryServiceStub, inside)
 
 
 def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Tokens:

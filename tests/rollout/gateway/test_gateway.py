@@ -20,6 +20,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceServicer,
     add_SchedulerServiceServicer_to_server,
 )
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import make_byte_model
@@ -90,7 +91,7 @@ async def engine(**settings: Any) -> AsyncIterator[tuple[str, Client]]:
         started(service, config, "rollout_server") as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield f"127.0.0.1:{port}", Client(RolloutServerServiceStub(channel))
+        yield f"127.0.0.1:{port}", Client(async_stub(RolloutServerServiceStub, channel))
 
 
 async def ids_of(call: Any) -> list[int]:

@@ -13,6 +13,7 @@ import grpc.aio
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 
 from rollout.server.cli import build
 from rollout.server.config import RolloutServerConfig
@@ -65,7 +66,7 @@ async def serving(config: RolloutServerConfig) -> AsyncIterator[Client]:
         started(service, config, "rollout_server") as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield Client(RolloutServerServiceStub(channel))
+        yield Client(async_stub(RolloutServerServiceStub, channel))
 
 
 def fake_config(**fields: Any) -> RolloutServerConfig:

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import (
@@ -85,7 +86,7 @@ async def trainer(store: Store) -> AsyncIterator[Trainer]:
         port = await stack.enter_async_context(started(service, config))
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         await stack.enter_async_context(channel)
-        yield Trainer(SampleServiceStub(channel), Run(store, uuid.uuid4().hex))
+        yield Trainer(async_stub(SampleServiceStub, channel), Run(store, uuid.uuid4().hex))
 
 
 def ids(samples: Any) -> list[str]:

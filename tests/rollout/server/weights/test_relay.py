@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -64,7 +65,7 @@ async def bytes_sent_by_service(
         )
         port = await stack.enter_async_context(started(service, config, "weights"))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-        stub: Any = WeightServiceStub(channel)
+        stub = async_stub(WeightServiceStub, channel)
         addresses = free_addresses(SERVERS + dead)
         for address in addresses if relaying else ():
             await stub.GetSources(pb.GetSourcesRequest(run_id="run", address=address))

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -35,7 +36,7 @@ async def most_at_once(stack: AsyncExitStack, folder: Path, limit: int | None) -
     service = in_memory(config)
     port = await stack.enter_async_context(started(service, config, "weights"))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-    stub: Any = WeightServiceStub(channel)
+    stub = async_stub(WeightServiceStub, channel)
     inside = most = 0
 
     async def change(number: int) -> None:
@@ -71,7 +72,7 @@ async def test_at_once_takes_all(tmp_path: Path) -> None:
 async def test_a_silent_weights_service_holds_no_update_back() -> None:
     """A wait for a slot ends at its timeout, and the swap proceeds."""
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        stub: Any = WeightServiceStub(channel)
+        stub = async_stub(WeightServiceStub, channel)
         order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
         async with asyncio.timeout(10), SwapSchedule(order=order, wait_seconds=0.1).slot():
             pass

@@ -14,6 +14,7 @@ import pytest
 import torch
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as weights_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -216,7 +217,7 @@ async def test_versions_of_the_real_weights_service_are_followed(tmp_path: Path)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         await client.serving(0)
         for step in (1, 2):
-            version = await publish(WeightServiceStub(channel), step)
+            version = await publish(async_stub(WeightServiceStub, channel), step)
             await client.serving(version)
             assert (await read(client.generate()))[1] == [version] * 32
 
