@@ -86,7 +86,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def _knows(client: Redis, num_nodes: int) -> bool:
-    info = client.cluster("info")
+    info: dict[str, str] = client.cluster("info")
     return info["cluster_known_nodes"] == str(num_nodes)
 
 
@@ -94,6 +94,7 @@ def _is_up(client: Redis) -> bool:
     try:
         replication = client.info("replication")
         linked = replication["role"] == "master" or replication["master_link_status"] == "up"
-        return linked and client.cluster("info")["cluster_state"] == "ok"
+        info: dict[str, str] = client.cluster("info")
+        return bool(linked) and info["cluster_state"] == "ok"
     except RedisError:
         return False

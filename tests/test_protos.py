@@ -143,5 +143,5 @@ def test_a_changed_field_is_noticed() -> None:
     """Negative control: another type under the same number is a break."""
     old = released()["seamflow/common/v1/tokens.proto"]
     new = FileDescriptorProto.FromString(old.SerializeToString())
-    new.message_type[0].field[0].type = 9
+    new.message_type[0].field[0].type = FieldDescriptorProto.TYPE_STRING
     assert breaks(old, new) == [f"{old.message_type[0].name}.{old.message_type[0].field[0].name}"]

@@ -173,7 +173,7 @@ class Workers:
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
         """Serve both; gives their address."""
-        servicers = [
+        servicers: list[tuple[Callable[[Any, Any], None], object]] = [
             (add_RolloutServerServiceServicer_to_server, self.rollout),
             (add_TrainerServiceServicer_to_server, self.trainer),
             (add_WorkerServiceServicer_to_server, self.worker),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -96,4 +97,4 @@ def prompts(number: int, seed: int = 0) -> list[list[int]]:
 
 def length(prompt: Sequence[int]) -> int:
     """What the hard words of a prompt make of ten tokens."""
-    return round(10 * np.exp(sum((word - 40) / 8 for word in prompt if word > 40)))
+    return round(10 * math.exp(sum((word - 40) / 8 for word in prompt if word > 40)))

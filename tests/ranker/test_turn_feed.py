@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 from typing import Any
 
 import grpc.aio
@@ -54,7 +59,7 @@ async def test_a_list_that_has_become_shorter_is_read_on() -> None:
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30)])
         assert len(await read(feed)) == 30
         shorter = Shorter(stub, 20)
-        feed._closed._store = shorter
+        feed._closed._store = cast("TrajectoryServiceAsyncStub", shorter)
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30, 45)])
         turns = await read(feed)
         assert [t.start.task_id for t in turns] == [f"{i}" for i in range(30, 45)]
@@ -117,7 +122,7 @@ async def test_turns_that_did_not_end_by_themselves_tell_nothing() -> None:
 class Shorter:
     """A store whose list has lost its first rollouts."""
 
-    def __init__(self, stub: Any, num_lost: int) -> None:
+    def __init__(self, stub: TrajectoryServiceAsyncStub, num_lost: int) -> None:
         self._stub = stub
         self._num_lost = num_lost
         self.GetTrajectory = stub.GetTrajectory
@@ -129,8 +134,7 @@ class Shorter:
         asked = pb.ListTrajectoriesRequest()
         asked.CopyFrom(request)
         asked.page_token = str(int(request.page_token or 0) + self._num_lost)
-        response: pb.ListTrajectoriesResponse = await self._stub.ListTrajectories(asked)
-        return response
+        return await self._stub.ListTrajectories(asked)
 
 
 async def started_rollout(channel: grpc.aio.Channel, stub: Any) -> str:

@@ -44,6 +44,15 @@ def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
     return pb.SetRunPolicyRequest(run_id=RUN, policy=pb.RunPolicy(**fields))
 
 
+async def _events(
+    watch: grpc.aio.UnaryStreamCall[pb.WatchAllocationsRequest, pb.WatchAllocationsResponse],
+) -> list[pb.AllocationEvent]:
+    """The events of the next message."""
+    message = await watch.read()
+    assert isinstance(message, pb.WatchAllocationsResponse)
+    return list(message.events)
+
+
 async def _nodes(stub: SchedulerServiceAsyncStub, run_id: str) -> list[pb.Node]:
     return list((await stub.ListNodes(pb.ListNodesRequest(run_id=run_id))).nodes)
 
@@ -182,15 +191,15 @@ async def test_audit_log_can_be_followed_from_anywhere() -> None:
     async with running_scheduler() as (_, stub):
         lent = await register(stub, "a", *BOTH)
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id=RUN))
-        seen = list((await watch.read()).events)
+        seen = await _events(watch)
         assert [event.kind for event in seen] == ["registered", "assigned"]
         await heartbeat(stub, "a", lent.epoch)
-        seen += (await watch.read()).events
+        seen += await _events(watch)
         watch.cancel()
         await request_nodes(stub, "g")
         request = pb.WatchAllocationsRequest(after_sequence=seen[-1].sequence)
         watch = stub.WatchAllocations(request)
-        seen += (await watch.read()).events
+        seen += await _events(watch)
         watch.cancel()
         assert [event.kind for event in seen[2:]] == ["reported", "assigned"]
         assert [event.sequence for event in seen] == [1, 2, 3, 4]
@@ -234,7 +243,7 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
         assert dict(listed[1].num_nodes) == {"rollout": 1}
 
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id="other"))
-        message = [event for event in (await watch.read()).events if not event.HasField("node")]
+        message = [event for event in await _events(watch) if not event.HasField("node")]
         watch.cancel()
         assert [(event.kind, event.run_id) for event in message] == [
             ("policy", "other"),
@@ -278,7 +287,10 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, capability_tags=["train"])),
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, node_id="a")),
         ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_LOST)),
-        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=to_duration(9.0))),
+        (
+            "Heartbeat",
+            pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_ACTIVE, wait=to_duration(9.0)),
+        ),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
         (
@@ -292,7 +304,10 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("SetRunPolicy", pb.SetRunPolicyRequest()),
         ("SetRunPolicy", _policy(max_nodes=-1)),
         ("SetRunPolicy", _policy(rollout_share=float("nan"))),
-        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, switch_seconds=-1.0)),
+        (
+            "Heartbeat",
+            pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_ACTIVE, switch_seconds=-1.0),
+        ),
         ("WatchAllocations", pb.WatchAllocationsRequest(after_sequence=-1)),
         ("DrainNode", pb.DrainNodeRequest()),
     ],

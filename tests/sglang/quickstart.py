@@ -125,7 +125,7 @@ async def _all(address: str, run_id: str) -> list[trajectory_pb2.Trajectory]:
     async with connect(address) as channel:
         stub = async_stub(TrajectoryServiceStub, channel)
         while True:
-            page = await stub.ListTrajectories(request)  # type: ignore[misc]
+            page = await stub.ListTrajectories(request)
             found += page.trajectories
             request.page_token = page.next_page_token
             if not request.page_token:

@@ -42,9 +42,11 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 async def _send(channel: grpc.aio.Channel, method: str, data: bytes, **options: Any) -> None:
     """Call `method` with raw bytes and read the whole answer."""
     if method == START:
-        await channel.unary_unary(method)(data, **options)
+        unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        await unary(data, **options)
         return
-    async for _ in channel.unary_stream(method)(data, **options):
+    stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+    async for _ in stream(data, **options):
         pass
 
 
@@ -234,7 +236,9 @@ async def test_a_token_is_required_of_every_call_but_health(method: str) -> None
             async with connect(f"127.0.0.1:{port}", token=token) as channel:
                 error = await _refusal(channel, method, "a")
                 assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-                await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+                check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")
+                await check(b"")
         async with connect(f"127.0.0.1:{port}", token="s3cret") as channel:
             await _send(channel, method, b"")
 

@@ -83,7 +83,9 @@ async def test_reflection_is_served_in_development_only() -> None:
     ):
         config = ServerConfig(development=development)
         async with started(Service(), config) as port, connect(f"127.0.0.1:{port}") as channel:
-            call = channel.stream_stream(method)(iter([]))
+            reflect: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+            reflect = channel.stream_stream(method)
+            call = reflect(iter([]))
             assert await call.code() is expected
 
 

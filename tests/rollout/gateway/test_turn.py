@@ -133,8 +133,8 @@ async def test_drift_is_reported_and_stored(world: World) -> None:
     drift = finish.drift
     assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
     turn = (await world.recorded())["t2"]
-    drift = turn.drift
-    assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
+    stored = turn.drift
+    assert (stored.position, stored.recorded_text, stored.retokenized_text) == expected
     assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
     assert turn.finish_reason == STOP
     assert world.server.prompts[1] == prompt

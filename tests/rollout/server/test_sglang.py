@@ -67,7 +67,7 @@ async def test_killed_engine_comes_back_with_the_newest_weights(
         config = sglang_config(folders[0], weights=f"127.0.0.1:{port}")
         async with serving(config) as client:
             await client.serving(3)
-            turn = client.generate(max_new_tokens=400, **{"seed": None, "temperature": 0.0})
+            turn = client.generate(max_new_tokens=400, seed=None, temperature=0.0)
             await anext(aiter(turn))
             engine = engines_of(os.getpid())
             assert len(engine) > 1

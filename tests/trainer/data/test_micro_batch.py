@@ -57,7 +57,7 @@ def tokens_of(batch: MicroBatch, packed: bool) -> int:
 )
 def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
     lengths: list[int], ranks: int, budget: int, packed: bool, group_size: int
-):
+) -> None:
     """Whatever the lengths: nothing lost or doubled, budget kept, equal counts, groups whole."""
     sequences = [
         of_length(length, str(n), str(n // (group_size or 4))) for n, length in enumerate(lengths)
@@ -94,7 +94,7 @@ def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
 @pytest.mark.parametrize(("packed", "share"), [(True, 1.0), (False, 0.85)])
 def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     packed: bool, share: float
-):
+) -> None:
     """Lognormal lengths: nothing or 15 % of what is computed, ranks differ by less than 10 %."""
     lengths = np.random.default_rng(5).lognormal(4, 0.7, 128).astype(int) + 2
     sequences = [of_length(int(length), str(n)) for n, length in enumerate(lengths)]
@@ -112,7 +112,7 @@ def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     assert len(shares[0]) <= least + 2, "few passes"
 
 
-def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
+def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit() -> None:
     """Each row is half the budget, and all sixteen take a few micro-batches."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 1000, 400)
@@ -128,7 +128,7 @@ def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
     assert all(tokens_of(batch, packed=True) <= 900 for batch in share)
 
 
-def test_answers_that_are_all_alike_are_one_micro_batch_however_long():
+def test_answers_that_are_all_alike_are_one_micro_batch_however_long() -> None:
     """Nothing can be gained by cutting them: they are computed once."""
     sequences = [of_length(50, "7") for _ in range(5)]
     (share,) = plan_micro_batches(
@@ -138,7 +138,7 @@ def test_answers_that_are_all_alike_are_one_micro_batch_however_long():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool):
+def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool) -> None:
     """Ids, log-probs, versions and masks of a row are those of its sample."""
     sequences = [sequence(sample) for sample in make_samples(6)]
     given = credited(np.arange(12.0))

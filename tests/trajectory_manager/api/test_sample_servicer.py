@@ -241,7 +241,8 @@ async def test_samples_are_listed_with_their_outcome(trainer: Trainer) -> None:
     await run.turn("running", "t", [1], [2])
     await trainer.lease(1)
     await trainer.commit(1)
-    found, token = [], ""
+    found: list[pb.ListedSample] = []
+    token = ""
     while True:
         page = await trainer.listed(page_size=2, page_token=token)
         found += page.samples

@@ -84,7 +84,7 @@ async def bytes_sent_by_service(
         begun = await stub.BeginPublish(
             pb.BeginPublishRequest(run_id="run", step=1, epoch=1, idempotency_key="1")
         )
-        version = make_version(tmp_path / "made", **contents)
+        version = make_version(tmp_path / "made", 1, **contents)
         for name, data in contents.items():
             (Path(begun.folder) / name).write_bytes(data)
         await stub.CommitPublish(
