@@ -44,6 +44,10 @@ def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
     return pb.SetRunPolicyRequest(run_id=RUN, policy=pb.RunPolicy(**fields))
 
 
+def _heartbeat(**fields: Any) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_ACTIVE, **fields)
+
+
 async def _events(
     watch: grpc.aio.UnaryStreamCall[pb.WatchAllocationsRequest, pb.WatchAllocationsResponse],
 ) -> list[pb.AllocationEvent]:

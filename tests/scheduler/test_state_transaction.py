@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from scheduler.model.records import EventKind, NodeReport, NodeState, RunPolicy, State

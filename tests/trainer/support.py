@@ -101,7 +101,9 @@ def make_sample(
                 num_tokens=size,
                 origin=tokens_pb2.ORIGIN_POLICY if policy else tokens_pb2.ORIGIN_ENVIRONMENT,
                 weight_version=int(rng.integers(0, newest_version + 1)) if policy else 0,
-                version_source=tokens_pb2.VERSION_SOURCE_ENGINE if policy else 0,
+                version_source=tokens_pb2.VERSION_SOURCE_ENGINE
+                if policy
+                else tokens_pb2.VERSION_SOURCE_UNSPECIFIED,
             )
         )
         start += size

@@ -146,6 +146,7 @@ async def _placed(stub: SchedulerServiceAsyncStub) -> None:
 
 async def _causes(stub: SchedulerServiceAsyncStub) -> list[str]:
     watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
-    events = (await watch.read()).events
+    message = await watch.read()
     watch.cancel()
-    return [event.cause for event in events if "kept" in event.cause]
+    assert isinstance(message, pb.WatchAllocationsResponse)
+    return [event.cause for event in message.events if "kept" in event.cause]

@@ -241,8 +241,8 @@ async def test_leases_are_kept_alive_until_they_are_committed(
     ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
     config = in_process(tmp_path, model, neighbours, num_steps=4, checkpoint__every=4)
     async with build(config) as service, asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(service.background[1]())
-        training = tasks.create_task(service.background[0]())
+        keeping = tasks.create_task(completed(service.background[1]()))
+        training = tasks.create_task(completed(service.background[0]()))
         await ledger.extended.wait()
         ledger.ready.set()
         await training
@@ -271,7 +271,7 @@ async def test_a_checkpoint_asked_for_during_a_step_is_of_that_step(
     config = in_process(tmp_path, model, neighbours, num_steps=6, checkpoint__every=6, **JOB_CONFIG)
     async with build(config) as service:
         [(_, servicer)] = service.servicers
-        training = asyncio.create_task(service.background[0]())
+        training = asyncio.ensure_future(service.background[0]())
         await computing.wait()
         status = await servicer.GetStatus(trainer_pb2.GetStatusRequest(), None)
         assert (status.step, status.checkpoint_step) == (4, 0)
@@ -312,7 +312,7 @@ async def test_a_checkpoint_gives_back_nodes_that_it_took_while_they_were_lent(
                 await servicer.Suspend(trainer_pb2.SuspendRequest(epoch=epoch), None)
 
         lender.switch = switch
-        training = asyncio.create_task(service.background[0]())
+        training = asyncio.ensure_future(service.background[0]())
         await ledger.awaited.wait()
         saved = await servicer.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), None)
         assert (saved.step, ledger.committed) == (2, 2)

@@ -103,7 +103,7 @@ from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
 async def main():
     async with connect(sys.argv[1]) as channel:
-        stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
+        stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
         async for event in stub.Generate(rollout_service_pb2.GenerateRequest()):
             print("heard", flush=True)
 

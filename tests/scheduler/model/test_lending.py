@@ -379,7 +379,7 @@ def _pool(mode: LendingMode) -> State:
 
 def _arrived(state: State) -> State:
     """All nodes have taken up their assignments."""
-    for entry in state.nodes.values():
+    for name in state.nodes:
 
         def report(tx: StateTransaction, name: str = name) -> None:
             epoch = tx.state.nodes[name].assignment.epoch

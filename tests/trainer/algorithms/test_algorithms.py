@@ -178,7 +178,7 @@ def test_any_algorithm_takes_any_weights_of_tokens(way: str) -> None:
     """DAPO as weighted by the others is what their weights make of it."""
     samples, logits = make_case(1)
     rollouts = rollouts_of(samples, logits)
-    scales = {
+    scales: dict[str, Callable[[int], float]] = {
         "token_mean": lambda n: 1 / sum(len(r.start) for r in rollouts),
         "sequence_mean": lambda n: 1 / (n * len(rollouts)),
         "sequence_sum": lambda n: 1 / len(rollouts),
@@ -214,13 +214,13 @@ def test_any_algorithm_takes_any_weights_of_tokens(way: str) -> None:
     ],
 )
 def test_tokens_that_were_left_out_or_held_back_are_counted(
-    settings: dict[str, object], counted: Callable[[np.ndarray], tuple[int, int]] | None
+    settings: dict[str, Any], counted: Callable[[np.ndarray], tuple[int, int]] | None
 ) -> None:
     """By the ratio that the algorithm goes by: of GSPO's sequences none is held back."""
     samples, logits = make_case(2)
     rho = np.concatenate([np.exp(r.start - r.behaviour) for r in rollouts_of(samples, logits)])
     found = {"clip_fraction": 0.0, "cap_fraction": 0.0}
-    ours(samples, logits, config(**{"algorithm": "decoupled_ppo", **settings}), sums=found)
+    ours(samples, logits, config(**({"algorithm": "decoupled_ppo"} | settings)), sums=found)
     if counted is None:
         assert found["clip_fraction"] > 0
         assert found["cap_fraction"] == 0

@@ -36,7 +36,9 @@ def tokens(
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "tba"])
-def test_a_group_that_is_cut_gives_another_gradient(algorithm: str, monkeypatch) -> None:
+def test_a_group_that_is_cut_gives_another_gradient(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: were groups not kept whole, small micro-batches would change the step."""
     samples, logits = make_case(0)
     whole = ours(samples, logits, config(algorithm), budget=10_000)

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
+from trainer.policy.policy import Policy
 
 
-class Weights:
+class Weights(Policy):
     """Stands for a policy with one parameter."""
 
     def __init__(self, size: int) -> None:
@@ -63,7 +64,9 @@ def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path)
         "step_000000010",
     ]
     checkpoint_files.complete(begun(tmp_path, 12), state(12), keep=2)
-    assert checkpoint_files.newest(tmp_path)[1].step == 12
+    newest = checkpoint_files.newest(tmp_path)
+    assert newest is not None
+    assert newest[1].step == 12
     assert list(tmp_path.glob(".partial_*")) == []
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.trainer.ranks.gradients import config
 from tests.trainer.support import make_samples
-from trainer.algorithms.base import Rollouts, make_algorithm
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights, make_algorithm
 from trainer.algorithms.terms import baselines
 from trainer.data.advantages import compute_advantages, overlong_penalty
 from trainer.data.token_sequence import sequence
@@ -18,11 +19,19 @@ DAPO = config("dapo")
 class Identity:
     """Rewards as they are."""
 
-    def advantages(self, rollouts):
+    whole_step = whole_groups = critic = False
+
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         return rollouts.rewards_R
 
-    def token_weights(self, num_tokens_R):  # noqa: N803 -- named by the contract
+    def token_weights(
+        self,
+        num_tokens_R: NDArray[np.int64],  # noqa: N803 -- named by the contract
+    ) -> TokenWeights:
         return make_algorithm(DAPO).token_weights(num_tokens_R)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        return make_algorithm(DAPO).loss(tokens)
 
 
 def rollouts(rewards: list[float], groups: str) -> Rollouts:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from tests.trainer.support import make_samples
 from trainer.data.advantages import SequenceAdvantages
@@ -34,7 +34,7 @@ def of_length(length: int, name: str, group: str = "g") -> TokenSequence:
     )
 
 
-def credited(advantages: Sequence[float]) -> SequenceAdvantages:
+def credited(advantages: ArrayLike) -> SequenceAdvantages:
     """With these advantages."""
     values = np.array(advantages, np.float64)
     return SequenceAdvantages(advantages_N=values, weights_N=2 * values, denominator=1.0)
@@ -71,7 +71,8 @@ def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
         whole_groups=group_size > 0,
     )
     assert len({len(share) for share in shares}) == 1
-    found, groups = [], []
+    found: list[tuple[float, int, int]] = []
+    groups: list[int] = []
     for batch in (batch for share in shares for batch in share):
         here = set(batch.groups_B.tolist()) if batch.advantages_B.all() else set()
         groups += here
@@ -145,7 +146,7 @@ def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool
     (share,) = plan_micro_batches(
         sequences, given, num_ranks=1, micro_batch_tokens=64, packed=packed
     )
-    groups = {}
+    groups: dict[str, set[int]] = {}
     for batch in share:
         for row, index in enumerate(batch.advantages_B.astype(int)):
             item = sequences[index]

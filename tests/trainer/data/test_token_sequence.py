@@ -59,7 +59,9 @@ def test_a_column_of_log_probs_is_cut_with_its_tokens() -> None:
         ("ref_logprobs", bytes(4), r"column 'ref_logprobs' has 1 values for \d+ tokens"),
     ],
 )
-def test_a_column_that_is_not_there_or_not_of_tokens_is_named(name, values, message) -> None:
+def test_a_column_that_is_not_there_or_not_of_tokens_is_named(
+    name: str, values: bytes, message: str
+) -> None:
     """With what to do about it."""
     sample = make_sample(np.random.default_rng(3), "s", "g")
     sample.columns[0].values = values
@@ -76,7 +78,7 @@ def test_rewards_of_one_name_add_up_over_turns() -> None:
 
 
 @pytest.mark.parametrize("field", ["logprobs", "loss_mask", "spans"])
-def test_parallel_fields_of_different_length_are_rejected(field) -> None:
+def test_parallel_fields_of_different_length_are_rejected(field: str) -> None:
     """The message names the sample and the field."""
     sample = make_sample(np.random.default_rng(3), "bad", "g")
     if field == "loss_mask":
@@ -102,7 +104,7 @@ def test_packed_samples_are_the_same_sequences() -> None:
     ("field", "size"),
     [("token_ids", 3), ("token_ids", 4), ("logprobs", 3), ("logprobs", 4), ("loss_mask", 1)],
 )
-def test_packed_fields_of_different_length_are_rejected(field, size) -> None:
+def test_packed_fields_of_different_length_are_rejected(field: str, size: int) -> None:
     """The error of truncated bytes names sample and field."""
     sample = pack(make_sample(np.random.default_rng(3), "bad", "g"))
     if field == "loss_mask":

@@ -40,7 +40,11 @@ from trainer.model.lora import (
 )
 from trainer.publish.weight_folder import write_folder
 
-LORA = {**JOB_CONFIG, "lora__rank": 4, "lora__targets": ["q_proj", "v_proj", "down_proj"]}
+LORA: dict[str, Any] = {
+    **JOB_CONFIG,
+    "lora__rank": 4,
+    "lora__targets": ["q_proj", "v_proj", "down_proj"],
+}
 
 
 def run(model: Path, out: Path, **job: Any) -> Path:

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 import json
 from pathlib import Path
 from statistics import fmean
@@ -51,14 +56,15 @@ PADDED = {
 }
 
 
-def make(kind: str, **extra: Any) -> torch.nn.Module:
+def make(kind: str, **extra: Any) -> PreTrainedModel:
     """A tiny model of an architecture, in float64 if it can be."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SMALL, **extra)
     model = AutoModelForCausalLM.from_config(config).eval()
     # The kernel of its experts has no float64.
+    assert isinstance(model, PreTrainedModel)
     return model if kind == "mixtral" else model.double()
 
 
@@ -132,7 +138,7 @@ def test_a_critic_sees_the_same_packed_or_padded() -> None:
     """Values and their gradients, into the head and into the model."""
     model, batch = make("qwen3"), batch_of(random_rows(0))
     add_value_head(model)
-    torch.nn.init.normal_(model.get_submodule("value_head").weight)
+    torch.nn.init.normal_(model.get_parameter("value_head.weight"))
     expected = gradients(model, batch, packed=False)
     assert expected["value_head.weight"].abs().max() > 0
     assert can_pack(model)
