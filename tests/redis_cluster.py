@@ -67,14 +67,14 @@ class RedisCluster:
         share = -(-_SLOTS // self._masters)
         for index, client in enumerate(clients[: self._masters]):
             last = min(share * (index + 1), _SLOTS) - 1
-            client.execute_command("CLUSTER ADDSLOTSRANGE", share * index, last)
-            client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)
+            client.execute_command("CLUSTER ADDSLOTSRANGE", share * index, last)  # type: ignore[no-untyped-call]
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)  # type: ignore[no-untyped-call]
         for node, bus in zip(self.nodes[1:], self._buses[1:], strict=True):
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)  # type: ignore[no-untyped-call]
         _wait(lambda: all(_knows(client, len(clients)) for client in clients))
         for index, client in enumerate(clients[self._masters :]):
             master = clients[index % self._masters]
-            client.execute_command("CLUSTER REPLICATE", master.cluster("myid"))
+            client.execute_command("CLUSTER REPLICATE", master.cluster("myid"))  # type: ignore[no-untyped-call]
         _wait(lambda: all(_is_up(client) for client in clients))
 
 

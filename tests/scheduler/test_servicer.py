@@ -291,10 +291,7 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, capability_tags=["train"])),
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, node_id="a")),
         ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_LOST)),
-        (
-            "Heartbeat",
-            pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_ACTIVE, wait=to_duration(9.0)),
-        ),
+        ("Heartbeat", _heartbeat(wait=to_duration(9.0))),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
         (
@@ -308,10 +305,7 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("SetRunPolicy", pb.SetRunPolicyRequest()),
         ("SetRunPolicy", _policy(max_nodes=-1)),
         ("SetRunPolicy", _policy(rollout_share=float("nan"))),
-        (
-            "Heartbeat",
-            pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_ACTIVE, switch_seconds=-1.0),
-        ),
+        ("Heartbeat", _heartbeat(switch_seconds=-1.0)),
         ("WatchAllocations", pb.WatchAllocationsRequest(after_sequence=-1)),
         ("DrainNode", pb.DrainNodeRequest()),
     ],

@@ -63,7 +63,7 @@ def make_classifier(folder: Path, num_labels: int) -> Path:
         head_dim=8,
     )
     settings.num_labels = num_labels
-    Qwen3ForSequenceClassification(settings).save_pretrained(folder)
+    Qwen3ForSequenceClassification(settings).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
 

@@ -76,7 +76,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(folder)
     vocabulary = {chr(97 + index): index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
 

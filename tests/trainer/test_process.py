@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -233,6 +233,11 @@ async def test_a_postponed_publish_is_due_at_the_next_step(
     assert [manifest.step for manifest in neighbours.weights.manifests] == [3, 4]
 
 
+async def _completed(loop: Awaitable[None]) -> None:
+    """Wait for `loop`: a task group takes coroutines only."""
+    await loop
+
+
 async def test_leases_are_kept_alive_until_they_are_committed(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:
@@ -241,8 +246,8 @@ async def test_leases_are_kept_alive_until_they_are_committed(
     ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
     config = in_process(tmp_path, model, neighbours, num_steps=4, checkpoint__every=4)
     async with build(config) as service, asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(completed(service.background[1]()))
-        training = tasks.create_task(completed(service.background[0]()))
+        keeping = tasks.create_task(_completed(service.background[1]()))
+        training = tasks.create_task(_completed(service.background[0]()))
         await ledger.extended.wait()
         ledger.ready.set()
         await training

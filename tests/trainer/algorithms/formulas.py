@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -210,7 +211,20 @@ def recursive_advantages(rewards: Sequence[float], values: Sequence[float]) -> l
     return found[::-1]
 
 
-def actor_critic(size: int | None) -> Objective:
+class ActorCriticObjective(Protocol):
+    """An objective that may be given a critic's values instead of those of the rollouts."""
+
+    def __call__(
+        self,
+        rollouts: Sequence[Rollout],
+        now: Sequence[np.ndarray],
+        values: Sequence[np.ndarray] | None = None,
+    ) -> float:
+        """The objective under the log-probs `now`."""
+        ...
+
+
+def actor_critic(size: int | None) -> ActorCriticObjective:
     """PPO's surrogate by the advantages of actions, less the critic's squared error."""
 
     def objective(

@@ -51,7 +51,7 @@ def test_a_group_that_is_cut_gives_another_gradient(
 def test_a_group_without_a_preference_gives_no_gradient() -> None:
     """All alike: nothing to prefer; the other group learns as ever."""
     given = tokens([1.0, 1.0, 0.0, 1.0], [7, 7, 3, 3])
-    make_algorithm(config("dpo")).loss(given).loss.backward()
+    make_algorithm(config("dpo")).loss(given).loss.backward()  # type: ignore[no-untyped-call]
     gradient = given.logprobs_BT.grad
     assert gradient is not None
     assert gradient[:2].abs().max() == 0
@@ -68,7 +68,7 @@ def test_a_rewritten_history_counts_as_one_rollout(algorithm: str) -> None:
     one = tokens([1.0, 0.0], [0, 0], logprobs=joined)
     losses = [make_algorithm(config(algorithm)).loss(given).loss for given in (parts, one)]
     torch.testing.assert_close(*losses)
-    losses[0].backward()
+    losses[0].backward()  # type: ignore[no-untyped-call]
     gradient = parts.logprobs_BT.grad
     assert gradient is not None
     torch.testing.assert_close(gradient[0], gradient[1])

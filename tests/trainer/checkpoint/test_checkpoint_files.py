@@ -19,7 +19,7 @@ class Weights(Policy):
     """Stands for a policy with one parameter."""
 
     def __init__(self, size: int) -> None:
-        self.shards = {"w": torch.zeros(size)}
+        self.shards = {"w": torch.nn.Parameter(torch.zeros(size), requires_grad=False)}
         self.loaded: dict[str, torch.Tensor] = {}
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -122,6 +122,6 @@ def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) 
     chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
     for rank, chunk in enumerate(chunks):
         policy = Weights(0)
-        policy.shards = {"w": torch.zeros_like(chunk)}
+        policy.shards = {"w": torch.nn.Parameter(torch.zeros_like(chunk))}
         checkpoint_files.load_shards(policy, tmp_path, rank, world_size)
         assert policy.loaded["parameter.w"].equal(chunk)

@@ -62,7 +62,7 @@ def make(kind: str, **extra: Any) -> PreTrainedModel:
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SMALL, **extra)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     # The kernel of its experts has no float64.
     assert isinstance(model, PreTrainedModel)
     return model if kind == "mixtral" else model.double()
@@ -109,7 +109,7 @@ def gradients(model: torch.nn.Module, batch: MicroBatch, packed: bool) -> dict[s
     terms_BT = found.logprobs_BT * weights_BT
     if found.values_BT is not None:
         terms_BT = terms_BT + (found.values_BT - 1).square() * weights_BT
-    (terms_BT * mask_BT).sum().backward()
+    (terms_BT * mask_BT).sum().backward()  # type: ignore[no-untyped-call]
     kept = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {**kept, "logprobs": found.logprobs_BT.detach() * mask_BT}
 
@@ -167,7 +167,7 @@ def test_a_model_that_computes_no_numbers_is_padded() -> None:
     model = make("qwen3")
     before = model.config._attn_implementation
     with torch.no_grad():
-        model.get_output_embeddings().weight.fill_(float("nan"))
+        model.get_output_embeddings().weight.fill_(float("nan"))  # type: ignore[no-untyped-call]
     assert not can_pack(model)
     assert model.config._attn_implementation == before
 

@@ -121,7 +121,7 @@ def ours(
         ]
         tokens = policy_tokens(batch, [logits[n] for n in rows], critic=algorithm.critic)
         terms = algorithm.loss(tokens)
-        (terms.loss / given.denominator).backward()
+        (terms.loss / given.denominator).backward()  # type: ignore[no-untyped-call]
         found_sums = {**terms.sums, "loss": terms.loss.detach() / given.denominator}
         for name in sums or ():
             sums[name] += found_sums[name].item()  # type: ignore[index]
