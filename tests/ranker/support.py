@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import numpy as np
@@ -19,6 +19,9 @@ from services.chassis.rpc.server import started
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import build, service
 from trajectory_manager.config import TrajectoryManagerConfig
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 
 @asynccontextmanager
@@ -80,7 +83,9 @@ def group(task_id: str, *rollouts: Sequence[pb.RecordedTurn]) -> pb.RecordedGrou
     return pb.RecordedGroup(task_id=task_id, payload_json="{}", rollouts=recorded)
 
 
-async def record(stub: Any, run_id: str, groups: Sequence[pb.RecordedGroup]) -> None:
+async def record(
+    stub: TrajectoryServiceAsyncStub, run_id: str, groups: Sequence[pb.RecordedGroup]
+) -> None:
     """As a tool that imports finished groups does."""
     for first in range(0, len(groups), 32):
         batch = groups[first : first + 32]

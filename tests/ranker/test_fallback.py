@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 from seamflow.agent import Task
@@ -30,6 +30,10 @@ from rollout.server.config import RolloutServerConfig
 from services.chassis.rpc.server import started
 from tests.end_to_end.support import NUM_WORDS, Process, make_tokenizer_folder
 from tests.ranker.support import manager
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 RUN = "ranked"
 GROUP_SIZE = 4
@@ -55,8 +59,8 @@ class Fleet:
     """The ranker's process, and the run that it is to learn."""
 
     ranker: Process
-    tasks: Any
-    samples: Any
+    tasks: TaskServiceAsyncStub
+    samples: SampleServiceAsyncStub
     num_tasks: int = 0
 
     async def wave(self) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-from typing import Any
 
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
@@ -137,7 +136,7 @@ class Shorter:
         return await self._stub.ListTrajectories(asked)
 
 
-async def started_rollout(channel: grpc.aio.Channel, stub: Any) -> str:
+async def started_rollout(channel: grpc.aio.Channel, stub: TrajectoryServiceAsyncStub) -> str:
     """A leased rollout without a turn; its name."""
     tasks = async_stub(TaskServiceStub, channel)
     task = Task(task_id="task", payload_json="{}", purpose=tokens_pb2.PURPOSE_TRAIN)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -30,6 +30,10 @@ from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.store.interface import Store
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
 FORGETFUL = (
@@ -110,7 +114,7 @@ async def scripted(server: ScriptedServer) -> AsyncIterator[str]:
 @asynccontextmanager
 async def gateway(
     model: Path, kept: Store | None = None, **settings: Any
-) -> AsyncIterator[tuple[Any, Any]]:
+) -> AsyncIterator[tuple[RolloutServiceAsyncStub, TrajectoryServiceAsyncStub]]:
     """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; both stubs."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -33,6 +33,10 @@ from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, script
 from tests.rollout.server.client import Client, fake_config
 from tests.trajectory_manager.client import RULES
 
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 PROMPT = [3, 4, 5]
 
 
@@ -40,8 +44,8 @@ PROMPT = [3, 4, 5]
 class Agent:
     """One rollout whose turns may run concurrently."""
 
-    stub: Any
-    store: Any
+    stub: RolloutServiceAsyncStub
+    store: TrajectoryServiceAsyncStub
     credential: str
 
     def request(self, turn_id: str, **fields: Any) -> pb.GenerateRequest:

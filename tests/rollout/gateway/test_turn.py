@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import grpc.aio
 import pytest
@@ -24,6 +24,10 @@ from rollout.gateway.record import token_messages
 from tests.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, sampled, scripted
 from tests.trajectory_manager.client import RULES
 
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 RUN = "run"
 STOP = tokens_pb2.FINISH_REASON_STOP
 
@@ -32,8 +36,8 @@ STOP = tokens_pb2.FINISH_REASON_STOP
 class World:
     """An agent with one rollout, and what is behind its gateway."""
 
-    gateway: Any
-    store: Any
+    gateway: RolloutServiceAsyncStub
+    store: TrajectoryServiceAsyncStub
     server: ScriptedServer
     template: ChatTemplate
     credential: str = ""

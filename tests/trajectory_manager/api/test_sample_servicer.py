@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -30,12 +30,15 @@ from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.interface import Store
 
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+
 
 @dataclass(slots=True)
 class Trainer:
     """A caller of SampleService, and the agents of its run."""
 
-    stub: Any
+    stub: SampleServiceAsyncStub
     run: Run
     epoch: int = 0
 

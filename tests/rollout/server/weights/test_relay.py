@@ -17,6 +17,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.weights.relay_server import LocalShards
 from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.errors import ServiceError
 from services.chassis.rpc.server import started
 from services.lib.weight_files.shard_chunks import decode_chunk
@@ -134,7 +135,7 @@ class Arriving:
         return self.incoming
 
 
-class Here:
+class Here(WeightCache):
     """A cache with one whole version."""
 
     run_id, model = "run", "policy"
@@ -177,7 +178,7 @@ async def test_a_link_into_a_shared_folder_is_passed_on(tmp_path: Path) -> None:
         (tmp_path / "cache" / path.name).symlink_to(path)
     linked = LocalVersion(manifest=version.manifest, folder=tmp_path / "cache")
     name = version.manifest.files[1].name
-    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:  # type: ignore[arg-type]
+    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:
         shard = await found.open(version.manifest.files[1])
         assert shard.read(0, 100) == (version.folder / name).read_bytes()[:100]
         shard.file.close()
