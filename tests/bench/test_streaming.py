@@ -135,6 +135,6 @@ def test_the_configuration_is_one() -> None:
     config = load(LauncherConfig, "launcher", [*given, "--model", "m", "--tasks", "t"])
     assert [node.tags for node in config.node_plans()] == [("rollout",), ("train",)]
     run = [*given, "--run-id", "r"]
-    streamed = ["--stream-groups", "1", "--model", "m", "--checkpoint-folder", "c"]
+    streamed = ["--batch.stream-groups", "1", "--model", "m", "--checkpoint.folder", "c"]
     load(TrainerConfig, "trainer", [*run, *streamed])
     load(DataloaderConfig, "dataloader", [*run, "--tasks", "t"])

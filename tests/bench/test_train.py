@@ -176,7 +176,7 @@ def test_the_configuration_of_our_side_is_one() -> None:
     assert config.group_size * config.groups_per_step == 64
     assert config.max_staleness < throughput.WARM_UP_STEPS
     run = ["--config", str(ROOT / file), "--run-id", "r"]
-    load(TrainerConfig, "trainer", [*run, "--model", "m", "--checkpoint-folder", "c"])
+    load(TrainerConfig, "trainer", [*run, "--model", "m", "--checkpoint.folder", "c"])
     load(DataloaderConfig, "dataloader", [*run, "--tasks", "t"])
     assert throughput.threads("trainer") == read_config(file)["trainer"].get("threads", 1)
 
