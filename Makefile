@@ -109,7 +109,8 @@ test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf 
 check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
-	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples
+	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples tests \
+		deploy/create_run.py deploy/generate_secrets.py
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 

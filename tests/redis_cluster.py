@@ -67,14 +67,14 @@ class RedisCluster:
         share = -(-_SLOTS // self._masters)
         for index, client in enumerate(clients[: self._masters]):
             last = min(share * (index + 1), _SLOTS) - 1
-            client.execute_command("CLUSTER ADDSLOTSRANGE", share * index, last)
-            client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)
+            client.execute_command("CLUSTER ADDSLOTSRANGE", share * index, last)  # type: ignore[no-untyped-call]
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", index + 1)  # type: ignore[no-untyped-call]
         for node, bus in zip(self.nodes[1:], self._buses[1:], strict=True):
-            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)
+            clients[0].execute_command("CLUSTER MEET", "127.0.0.1", node.port, bus)  # type: ignore[no-untyped-call]
         _wait(lambda: all(_knows(client, len(clients)) for client in clients))
         for index, client in enumerate(clients[self._masters :]):
             master = clients[index % self._masters]
-            client.execute_command("CLUSTER REPLICATE", master.cluster("myid"))
+            client.execute_command("CLUSTER REPLICATE", master.cluster("myid"))  # type: ignore[no-untyped-call]
         _wait(lambda: all(_is_up(client) for client in clients))
 
 
@@ -86,7 +86,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def _knows(client: Redis, num_nodes: int) -> bool:
-    info = client.cluster("info")
+    info: dict[str, str] = client.cluster("info")
     return info["cluster_known_nodes"] == str(num_nodes)
 
 
@@ -94,6 +94,7 @@ def _is_up(client: Redis) -> bool:
     try:
         replication = client.info("replication")
         linked = replication["role"] == "master" or replication["master_link_status"] == "up"
-        return linked and client.cluster("info")["cluster_state"] == "ok"
+        info: dict[str, str] = client.cluster("info")
+        return bool(linked) and info["cluster_state"] == "ok"
     except RedisError:
         return False

@@ -72,7 +72,9 @@ class RedisSentinel:
             votes = 0
             for port in self._ports:
                 with _client(port) as sentinel:
-                    votes += sentinel.sentinel_get_master_addr_by_name(SERVICE)[1] == server.port
+                    address = sentinel.sentinel_get_master_addr_by_name(SERVICE)
+                    assert isinstance(address, tuple)
+                    votes += address[1] == server.port
             if votes > len(self._ports) // 2:
                 return server
         raise RuntimeError("the Sentinels do not agree on a master")
@@ -115,8 +117,9 @@ class RedisSentinel:
 
     def _is_complete(self, sentinel: Redis) -> bool:
         state = sentinel.sentinel_master(SERVICE)
+        assert isinstance(state, dict)
         others = len(self._ports) - 1
-        return state["num-slaves"] == 2 and state["num-other-sentinels"] == others
+        return bool(state["num-slaves"] == 2 and state["num-other-sentinels"] == others)
 
 
 @contextmanager

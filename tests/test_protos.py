@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FileDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 ROOT = Path(__file__).parents[1]
 PROTOS = sorted(path.relative_to(ROOT / "protos") for path in (ROOT / "protos").rglob("*.proto"))
@@ -143,5 +147,5 @@ def test_a_changed_field_is_noticed() -> None:
     """Negative control: another type under the same number is a break."""
     old = released()["seamflow/common/v1/tokens.proto"]
     new = FileDescriptorProto.FromString(old.SerializeToString())
-    new.message_type[0].field[0].type = 9
+    new.message_type[0].field[0].type = FieldDescriptorProto.TYPE_STRING
     assert breaks(old, new) == [f"{old.message_type[0].name}.{old.message_type[0].field[0].name}"]

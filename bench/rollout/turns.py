@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import uvloop
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from seamflow import Client

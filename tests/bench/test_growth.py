@@ -40,6 +40,6 @@ async def test_memory_of_a_token_is_counted_on_both_sides() -> None:
     (work,) = make_trajectories(Options(seed=0, trajectories=1, writers=1, batch=1))
     short = recut(work, 8)
     assert max(segment.token_ids.size for segment in short.segments) == 8
-    ids = [np.concatenate([s.token_ids for s in one.segments]) for one in (work, short)]
-    assert np.array_equal(*ids)
+    whole, cut = (np.concatenate([s.token_ids for s in one.segments]) for one in (work, short))
+    assert np.array_equal(whole, cut)
     assert await bytes_per_token([work]) > 8

@@ -113,7 +113,7 @@ def test_what_a_run_prepared_is_not_prepared_again(
 def test_a_trainer_that_is_held_back_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """DAPO's loss after one sleep, with correction and without; these two are not the same."""
     slept: list[float] = []
-    monkeypatch.setattr(lag.time, "sleep", slept.append)
+    monkeypatch.setattr("bench.quickstart.lag.time.sleep", slept.append)
     tokens, losses = off_policy_tokens(0), []
     for importance in ("truncate", "none"):
         usual = make_algorithm(trainer_config("--algorithm.importance", importance))

@@ -19,6 +19,7 @@ from bench.train.task import user_message
 from services.chassis.config.load import load
 from services.dataloader.config import DataloaderConfig
 from services.launcher.config import LauncherConfig
+from tests.rendering import rendered_ids
 from trainer.config import TrainerConfig
 
 WINDOW = Window(warm_up=1, steps=2)
@@ -49,7 +50,7 @@ def arrivals() -> dict[str, float]:
 def test_a_step_is_late_by_what_follows_its_last_rollout() -> None:
     """To the end of the optimizer step: what is published after it does not count."""
     found = read_run([line(step) for step in range(1, 5)], arrivals(), WINDOW)
-    assert found.shares == [pytest.approx(0.15)] * 2
+    assert found.shares == pytest.approx([0.15] * 2)
     assert found.figures["after_arrival_share"] == pytest.approx(0.15)
     assert found.figures["after_last_sample_share"] == pytest.approx(0.1)
     assert found.figures["training_share"] == pytest.approx(0.2)
@@ -106,7 +107,7 @@ def test_a_group_is_a_part_and_a_pass(tmp_path: Path) -> None:
     size = read_config(streaming.CONFIG)["launcher"]["group_size"]
     for terms in ([0, 9], [4, 55], [99, 10]):
         asked = [{"role": "user", "content": user_message({"terms": terms})}]
-        prompt = len(tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"])
+        prompt = len(rendered_ids(tokenizer, asked, add_generation_prompt=True))
         budget = streaming.part_tokens(size)
         assert prompt + size * ANSWER_TOKENS <= budget <= size * (prompt + ANSWER_TOKENS)
 
@@ -134,6 +135,6 @@ def test_the_configuration_is_one() -> None:
     config = load(LauncherConfig, "launcher", [*given, "--model", "m", "--tasks", "t"])
     assert [node.tags for node in config.node_plans()] == [("rollout",), ("train",)]
     run = [*given, "--run-id", "r"]
-    streamed = ["--stream-groups", "1", "--model", "m", "--checkpoint-folder", "c"]
+    streamed = ["--batch.stream-groups", "1", "--model", "m", "--checkpoint.folder", "c"]
     load(TrainerConfig, "trainer", [*run, *streamed])
     load(DataloaderConfig, "dataloader", [*run, "--tasks", "t"])

@@ -21,6 +21,7 @@ from examples.quickstart import prepare
 from services.chassis.config.load import load
 from services.dataloader.config import DataloaderConfig
 from services.launcher.config import LauncherConfig
+from tests.rendering import rendered_ids
 from trainer.config import TrainerConfig
 
 WINDOW_OF_TWO = Window(warm_up=1, steps=2)
@@ -157,7 +158,7 @@ def test_the_model_can_be_asked_all_of_the_task(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     asked = [{"role": "user", "content": "4 5 + 7 ="}]
-    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True)["input_ids"]
+    ids = rendered_ids(tokenizer, asked, add_generation_prompt=True)
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.eos_token_id in ids
     config = json.loads((folder / "config.json").read_text())
@@ -175,7 +176,7 @@ def test_the_configuration_of_our_side_is_one() -> None:
     assert config.group_size * config.groups_per_step == 64
     assert config.max_staleness < throughput.WARM_UP_STEPS
     run = ["--config", str(ROOT / file), "--run-id", "r"]
-    load(TrainerConfig, "trainer", [*run, "--model", "m", "--checkpoint-folder", "c"])
+    load(TrainerConfig, "trainer", [*run, "--model", "m", "--checkpoint.folder", "c"])
     load(DataloaderConfig, "dataloader", [*run, "--tasks", "t"])
     assert throughput.threads("trainer") == read_config(file)["trainer"].get("threads", 1)
 
@@ -199,7 +200,7 @@ def test_trl_plays_the_conversation_that_the_agent_has() -> None:
         asked[1],
         {"role": "assistant", "content": "13"},
     ]
-    rendered = tokenizer.apply_chat_template(whole)["input_ids"]
+    rendered = rendered_ids(tokenizer, whole)
     for prompt, completion in zip(found["prompt_ids"], found["completion_ids"], strict=True):
         assert prompt + completion == rendered
     assert found["answers"] == [["13 14", "13"]] * 2

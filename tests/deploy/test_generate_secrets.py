@@ -76,7 +76,8 @@ def test_half_a_set_is_refused_not_overwritten(tmp_path: Path, lost: str) -> Non
     out = secrets(tmp_path)
     (tmp_path / lost).unlink()
     before = content(tmp_path)
-    command = [sys.executable, SCRIPT, "--authority", tmp_path / "authority", "--out", out]
+    authority = tmp_path / "authority"
+    command: list[str | Path] = [sys.executable, SCRIPT, "--authority", authority, "--out", out]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 78
     assert "empty both folders" in ended.stderr

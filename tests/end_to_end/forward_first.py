@@ -37,5 +37,5 @@ class ForwardFirst(Recorder):
 
 
 if __name__ == "__main__":
-    cli.Recorder = ForwardFirst  # type: ignore[misc]
+    cli.Recorder = ForwardFirst  # type: ignore[attr-defined]  # what `main` imported
     cli.main()

@@ -102,7 +102,7 @@ def make_tokenizer_folder(folder: Path) -> Path:
     words = ["<end>", "<user>", "<assistant>", *(f"w{i}" for i in range(NUM_WORDS - 3))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="w0")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="w0")  # type: ignore[no-untyped-call]
     fast.chat_template = _TEMPLATE
     fast.save_pretrained(folder)
     Qwen3Config(vocab_size=NUM_WORDS).save_pretrained(folder)

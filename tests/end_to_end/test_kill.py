@@ -13,6 +13,7 @@ import pytest
 from seamflow import Client, SeamflowError
 from seamflow.channel import connect
 from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -151,7 +152,7 @@ async def stored(system: System) -> AsyncIterator[trajectory_pb2.Trajectory]:
     """Everything the store holds."""
     async with connect(system.manager_target) as channel:
         request = pb.ListTrajectoriesRequest(run_id=RUN, page_size=1000)
-        answer = await TrajectoryServiceStub(channel).ListTrajectories(request)
+        answer = await async_stub(TrajectoryServiceStub, channel).ListTrajectories(request)
         for trajectory in answer.trajectories:
             yield trajectory
 
@@ -167,7 +168,7 @@ async def create_run(system: System) -> None:
         durability=trajectory_pb2.DURABILITY_FAST,
     )
     async with connect(system.manager_target) as channel:
-        stub = TrajectoryServiceStub(channel)
+        stub = async_stub(TrajectoryServiceStub, channel)
         await stub.CreateRun(pb.CreateRunRequest(run_id=RUN, config=config))
 
 

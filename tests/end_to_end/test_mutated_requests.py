@@ -206,7 +206,10 @@ async def test_no_request_makes_a_process_fail(
     seen: Counter[grpc.StatusCode] = Counter()
     async with grpc.aio.insecure_channel(addresses[process]) as channel:
         streams = method.server_streaming
-        call = (channel.unary_stream if streams else channel.unary_unary)(path)
+        call: (
+            grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+            | grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        ) = (channel.unary_stream if streams else channel.unary_unary)(path)
 
         async def one(request: bytes) -> None:
             async with slots:

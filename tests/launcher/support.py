@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -12,10 +13,10 @@ from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import Layout, free_ports
 
 
-def make_config(**changes: object) -> LauncherConfig:
+def make_config(**changes: Any) -> LauncherConfig:
     """A valid configuration, with some fields changed."""
     fields = {"name": "run", "model": "{run}/model", "tasks": "t.jsonl", "agent": "a:B", **changes}
-    return LauncherConfig(**fields)  # type: ignore[arg-type]
+    return LauncherConfig(**fields)
 
 
 def make_layout(config: LauncherConfig, folder: Path) -> Layout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seamflow.rollout.v1 import rollout_server_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
@@ -13,7 +13,6 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     add_RolloutServerServiceServicer_to_server,
 )
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
-from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import (
     TrainerServiceServicer,
@@ -31,6 +30,9 @@ from services.node_agent.agent import NodeAgent
 from services.node_agent.cli import build
 from services.node_agent.config import NodeAgentConfig
 from tests.scheduler.support import BOTH, RUN, list_nodes
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 
 class Journal:
@@ -171,7 +173,7 @@ class Workers:
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
         """Serve both; gives their address."""
-        servicers = [
+        servicers: list[tuple[Callable[[Any, Any], None], object]] = [
             (add_RolloutServerServiceServicer_to_server, self.rollout),
             (add_TrainerServiceServicer_to_server, self.trainer),
             (add_WorkerServiceServicer_to_server, self.worker),
@@ -213,7 +215,7 @@ async def running_agent(
         yield
 
 
-async def active(stub: SchedulerServiceStub, name: str, tag: str) -> None:
+async def active(stub: SchedulerServiceAsyncStub, name: str, tag: str) -> None:
     """Wait until the scheduler knows that `name` does `tag`, as assigned."""
     watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
     try:
@@ -227,7 +229,9 @@ async def active(stub: SchedulerServiceStub, name: str, tag: str) -> None:
         watch.cancel()
 
 
-async def state_of(stub: SchedulerServiceStub, name: str, state: pb.NodeState) -> None:
+async def state_of(
+    stub: SchedulerServiceAsyncStub, name: str, state: pb.NodeState.ValueType
+) -> None:
     """Wait until the scheduler knows `name` in `state`."""
     watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
     try:

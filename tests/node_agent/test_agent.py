@@ -11,6 +11,7 @@ from seamflow.channel import connect
 from seamflow.rollout.v1 import rollout_server_service_pb2 as rollout_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 from structlog.testing import capture_logs
 
 from tests.node_agent.support import Workers, active, agent_config, running_agent, state_of
@@ -162,7 +163,7 @@ async def test_frozen_agent_fences_itself(tmp_path: Path, redis_server: RedisSer
     async with AsyncExitStack() as stack:
         stack.callback(process.end, signal.SIGKILL)
         channel = await stack.enter_async_context(connect(f"127.0.0.1:{process.port}"))
-        stub = SchedulerServiceStub(channel)
+        stub = async_stub(SchedulerServiceStub, channel)
         nodes = {}
         for name, module in (("a", "services.node_agent"), ("b", "tests.node_agent.unfenced")):
             workers = Workers()
@@ -190,7 +191,7 @@ async def test_frozen_agent_fences_itself(tmp_path: Path, redis_server: RedisSer
         # Back again, both return under new epochs and do as they are told.
         await process.start()
         again = await stack.enter_async_context(connect(f"127.0.0.1:{process.port}"))
-        stub = SchedulerServiceStub(again)
+        stub = async_stub(SchedulerServiceStub, again)
         await active(stub, "a", "train")
         await active(stub, "b", "train")
         assert nodes["a"][0].journal.entries[-1] == "train"

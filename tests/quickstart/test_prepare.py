@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from examples.quickstart import prepare, task
+from tests.rendering import rendered_ids
 
 MESSAGES = [
     {"role": "user", "content": "at 12 up to 14"},
@@ -19,9 +20,11 @@ def test_the_chat_template_only_appends() -> None:
     tokenizer = prepare.build_tokenizer()
 
     def text(count: int, generation: bool) -> str:
-        return tokenizer.apply_chat_template(
+        rendered = tokenizer.apply_chat_template(
             MESSAGES[:count], tokenize=False, add_generation_prompt=generation
         )
+        assert isinstance(rendered, str)
+        return rendered
 
     assert text(2, False).startswith(text(1, True))
     assert text(3, True).startswith(text(2, False))
@@ -31,10 +34,12 @@ def test_sampled_text_renders_to_the_sampled_tokens() -> None:
     """Decoding an answer and rendering it as a message gives the same token ids."""
     tokenizer = prepare.build_tokenizer()
     sampled = tokenizer.convert_tokens_to_ids(["13", "14", "<eos>"])
+    assert isinstance(sampled, list)
     answer = tokenizer.decode(sampled, skip_special_tokens=True)
+    assert isinstance(answer, str)
     messages = [MESSAGES[0], {"role": "assistant", "content": answer}]
-    rendered = tokenizer.apply_chat_template(messages)["input_ids"]
-    prompt = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True)["input_ids"]
+    rendered = rendered_ids(tokenizer, messages)
+    prompt = rendered_ids(tokenizer, MESSAGES[:1], add_generation_prompt=True)
     assert rendered == prompt + sampled
 
 
@@ -48,7 +53,7 @@ def test_demonstrations_look_like_the_agents_conversations() -> None:
         messages.append({"role": "user", "content": task.user_message(payload, turn)})
         messages.append({"role": "assistant", "content": answer})
     example = prepare._example(tokenizer, payload, answers)
-    assert example.token_ids == tokenizer.apply_chat_template(messages)["input_ids"]
+    assert example.token_ids == rendered_ids(tokenizer, messages)
     assert tokenizer.unk_token_id not in example.token_ids
 
 

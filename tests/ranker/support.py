@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import numpy as np
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -17,6 +19,9 @@ from services.chassis.rpc.server import started
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import build, service
 from trajectory_manager.config import TrajectoryManagerConfig
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 
 @asynccontextmanager
@@ -32,7 +37,7 @@ async def manager(
         started(served, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        stub: Any = TrajectoryServiceStub(channel)
+        stub = async_stub(TrajectoryServiceStub, channel)
         rules = trajectory_pb2.RunConfig(
             group_size=group_size,
             groups_per_step=1000,
@@ -78,7 +83,9 @@ def group(task_id: str, *rollouts: Sequence[pb.RecordedTurn]) -> pb.RecordedGrou
     return pb.RecordedGroup(task_id=task_id, payload_json="{}", rollouts=recorded)
 
 
-async def record(stub: Any, run_id: str, groups: Sequence[pb.RecordedGroup]) -> None:
+async def record(
+    stub: TrajectoryServiceAsyncStub, run_id: str, groups: Sequence[pb.RecordedGroup]
+) -> None:
     """As a tool that imports finished groups does."""
     for first in range(0, len(groups), 32):
         batch = groups[first : first + 32]
@@ -95,4 +102,4 @@ def prompts(number: int, seed: int = 0) -> list[list[int]]:
 
 def length(prompt: Sequence[int]) -> int:
     """What the hard words of a prompt make of ten tokens."""
-    return round(10 * np.exp(sum((word - 40) / 8 for word in prompt if word > 40)))
+    return round(10 * math.exp(sum((word - 40) / 8 for word in prompt if word > 40)))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 from seamflow.agent import Task
@@ -18,6 +18,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 from seamflow.runner.agent_runner import AgentRunner, RunnerConfig
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
@@ -29,6 +30,10 @@ from rollout.server.config import RolloutServerConfig
 from services.chassis.rpc.server import started
 from tests.end_to_end.support import NUM_WORDS, Process, make_tokenizer_folder
 from tests.ranker.support import manager
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
 RUN = "ranked"
 GROUP_SIZE = 4
@@ -54,8 +59,8 @@ class Fleet:
     """The ranker's process, and the run that it is to learn."""
 
     ranker: Process
-    tasks: Any
-    samples: Any
+    tasks: TaskServiceAsyncStub
+    samples: SampleServiceAsyncStub
     num_tasks: int = 0
 
     async def wave(self) -> None:
@@ -83,7 +88,7 @@ class Fleet:
         """What the ranker knows, once it knows something."""
         request = ranker_pb.GetRankerRequest(run_id=RUN)
         async with connect(self.ranker.address) as channel:
-            stub = RankerServiceStub(channel)
+            stub = async_stub(RankerServiceStub, channel)
             while not (facts := await stub.GetRanker(request)).num_turns:
                 await asyncio.sleep(0.02)
         return facts
@@ -128,8 +133,8 @@ async def fleet(folder: Path) -> AsyncIterator[Fleet]:
             try:
                 yield Fleet(
                     ranker=ranker,
-                    tasks=TaskServiceStub(channel),
-                    samples=SampleServiceStub(channel),
+                    tasks=async_stub(TaskServiceStub, channel),
+                    samples=async_stub(SampleServiceStub, channel),
                 )
             finally:
                 await asyncio.to_thread(ranker.stop)

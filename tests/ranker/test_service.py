@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
+from seamflow.stubs import async_stub
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import LengthQuery, load_lengths
@@ -24,6 +25,9 @@ from services.ranker.cli import build
 from services.ranker.config import RankerConfig
 from services.ranker.learner import recall_of_longest
 from tests.ranker.support import group, length, manager, prompts, record, turn
+
+if TYPE_CHECKING:
+    from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
 
 
 @asynccontextmanager
@@ -42,10 +46,10 @@ async def ranker(run_id: str, address: str) -> AsyncIterator[tuple[str, Any]]:
         started(service, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield f"127.0.0.1:{port}", RankerServiceStub(channel)
+        yield f"127.0.0.1:{port}", async_stub(RankerServiceStub, channel)
 
 
-async def learned(stub: Any, run_id: str) -> pb.GetRankerResponse:
+async def learned(stub: RankerServiceAsyncStub, run_id: str) -> pb.GetRankerResponse:
     """What it knows, once it knows something."""
     async with asyncio.timeout(30):
         while True:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2 import LeaseTaskRequest, SubmitTasksRequest, Task
@@ -53,7 +58,7 @@ async def test_a_list_that_has_become_shorter_is_read_on() -> None:
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30)])
         assert len(await read(feed)) == 30
         shorter = Shorter(stub, 20)
-        feed._closed._store = shorter
+        feed._closed._store = cast("TrajectoryServiceAsyncStub", shorter)
         await record(stub, "run", [group(f"{i}", [turn("a", [i], 5)]) for i in range(30, 45)])
         turns = await read(feed)
         assert [t.start.task_id for t in turns] == [f"{i}" for i in range(30, 45)]
@@ -116,7 +121,7 @@ async def test_turns_that_did_not_end_by_themselves_tell_nothing() -> None:
 class Shorter:
     """A store whose list has lost its first rollouts."""
 
-    def __init__(self, stub: Any, num_lost: int) -> None:
+    def __init__(self, stub: TrajectoryServiceAsyncStub, num_lost: int) -> None:
         self._stub = stub
         self._num_lost = num_lost
         self.GetTrajectory = stub.GetTrajectory
@@ -128,13 +133,12 @@ class Shorter:
         asked = pb.ListTrajectoriesRequest()
         asked.CopyFrom(request)
         asked.page_token = str(int(request.page_token or 0) + self._num_lost)
-        response: pb.ListTrajectoriesResponse = await self._stub.ListTrajectories(asked)
-        return response
+        return await self._stub.ListTrajectories(asked)
 
 
-async def started_rollout(channel: grpc.aio.Channel, stub: Any) -> str:
+async def started_rollout(channel: grpc.aio.Channel, stub: TrajectoryServiceAsyncStub) -> str:
     """A leased rollout without a turn; its name."""
-    tasks: Any = TaskServiceStub(channel)
+    tasks = async_stub(TaskServiceStub, channel)
     task = Task(task_id="task", payload_json="{}", purpose=tokens_pb2.PURPOSE_TRAIN)
     await tasks.SubmitTasks(SubmitTasksRequest(run_id="run", tasks=[task]))
     lease = await tasks.LeaseTask(LeaseTaskRequest(run_id="run"))

@@ -9,12 +9,13 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seamflow.channel import connect
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 
 from scheduler.cli import build, service
 from scheduler.config import SchedulerConfig
@@ -24,6 +25,9 @@ from scheduler.pool.state_transaction import StateTransaction
 from services.chassis.rpc.server import Service, started
 from tests.redis_server import free_port
 from tests.scheduler.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 ROOT = Path(__file__).parents[2]
 RUN = "run"
@@ -61,7 +65,9 @@ async def in_memory(config: SchedulerConfig) -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
-async def running_scheduler(**settings: Any) -> AsyncIterator[tuple[int, SchedulerServiceStub]]:
+async def running_scheduler(
+    **settings: Any,
+) -> AsyncIterator[tuple[int, SchedulerServiceAsyncStub]]:
     """A scheduler in this process; gives its port and a stub."""
     given = {"redis_url": "redis://oracle", **settings}
     config = SchedulerConfig(port=0, drain_seconds=0.5, **given)
@@ -70,7 +76,7 @@ async def running_scheduler(**settings: Any) -> AsyncIterator[tuple[int, Schedul
         started(served, config, "scheduler") as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
-        yield port, SchedulerServiceStub(channel)
+        yield port, async_stub(SchedulerServiceStub, channel)
 
 
 class Process:
@@ -113,7 +119,7 @@ class Process:
 
 
 async def register(
-    stub: SchedulerServiceStub, name: str, *tags: str, priority: float = 0.0
+    stub: SchedulerServiceAsyncStub, name: str, *tags: str, priority: float = 0.0
 ) -> pb.Assignment:
     """Register a node of `RUN`; gives its assignment."""
     request = pb.RegisterNodeRequest(
@@ -123,10 +129,10 @@ async def register(
 
 
 async def heartbeat(
-    stub: SchedulerServiceStub,
+    stub: SchedulerServiceAsyncStub,
     name: str,
     epoch: int,
-    state: pb.NodeState = pb.NODE_STATE_ACTIVE,
+    state: pb.NodeState.ValueType = pb.NODE_STATE_ACTIVE,
     wait: float = 0.0,
 ) -> pb.Assignment:
     """Report `state` for `epoch` of node `name`; the assignment of the answer."""
@@ -141,7 +147,7 @@ async def heartbeat(
 
 
 async def request_nodes(
-    stub: SchedulerServiceStub, name: str, num_nodes: int = 1, wait: float = 0.0
+    stub: SchedulerServiceAsyncStub, name: str, num_nodes: int = 1, wait: float = 0.0
 ) -> pb.RequestNodesResponse:
     """Ask for training nodes of `RUN`."""
     request = pb.RequestNodesRequest(
@@ -150,11 +156,11 @@ async def request_nodes(
     return await stub.RequestNodes(request)
 
 
-async def release_nodes(stub: SchedulerServiceStub, name: str) -> None:
+async def release_nodes(stub: SchedulerServiceAsyncStub, name: str) -> None:
     """Give a gang of `RUN` back."""
     await stub.ReleaseNodes(pb.ReleaseNodesRequest(run_id=RUN, gang_id=name))
 
 
-async def list_nodes(stub: SchedulerServiceStub) -> dict[str, pb.Node]:
+async def list_nodes(stub: SchedulerServiceAsyncStub) -> dict[str, pb.Node]:
     """All nodes by name."""
     return {entry.node_id: entry for entry in (await stub.ListNodes(pb.ListNodesRequest())).nodes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class Played:
         return tag
 
 
-def expected(batch: int = 0, **fields: object) -> Gang:
+def expected(batch: int = 0, **fields: Any) -> Gang:
     """The gang as it asks for a batch."""
     return replace(gang("g", 1), batch=batch, **fields)
 
@@ -78,7 +79,9 @@ def test_without_its_number_the_same_release_ends_a_cycle() -> None:
     played.do("request", expected())
     for _ in range(BLOCK):
         played.step(0, too_early=True)
-    assert played.state.lendings[GANG].dedicated.value < 100.0
+    duration = played.state.lendings[GANG].dedicated.value
+    assert duration is not None
+    assert duration < 100.0
 
 
 def test_a_request_that_is_repeated_is_no_batch() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import get_args
 
 from hypothesis import example, given, settings
@@ -41,7 +42,7 @@ class HalfPolicy:
         nodes: Sequence[Node],
         gangs: Sequence[Gang],
         now: float,
-        runs: Mapping[str, RunPolicy],
+        runs: Mapping[str, RunPolicy] = MappingProxyType({}),
     ) -> Plan:
         """One node to each gang in turn, until all have enough or none is left."""
         free = [entry for entry in nodes if entry.available and "train" in entry.capability_tags]
@@ -128,6 +129,10 @@ def violations(policy: AllocationPolicy, steps: list[Step]) -> list[str]:
     return found
 
 
+def _release(key: tuple[str, str]) -> Callable[[StateTransaction], None]:
+    return lambda tx: tx.release(key, OUTLOOK)
+
+
 def unserved(policy: AllocationPolicy, state: State) -> list[str]:
     """The gangs that could have been served and never were, while holders released in turn."""
     while True:
@@ -136,7 +141,7 @@ def unserved(policy: AllocationPolicy, state: State) -> list[str]:
         if not holders:
             break
         for key in holders:
-            state = after(state, lambda tx, key=key: tx.release(key, OUTLOOK), policy)
+            state = after(state, _release(key), policy)
     return [entry.gang_id for entry in asking if _fits(state, entry)]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -14,6 +14,7 @@ from seamflow.channel import connect
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
 
 from scheduler.policy.roofline import train_priority
 from scheduler.pool.heartbeats import NodeLeases
@@ -30,6 +31,9 @@ from tests.scheduler.support import (
     running_scheduler,
 )
 
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+
 
 def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesRequest:
     forecast = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
@@ -40,7 +44,20 @@ def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
     return pb.SetRunPolicyRequest(run_id=RUN, policy=pb.RunPolicy(**fields))
 
 
-async def _nodes(stub: SchedulerServiceStub, run_id: str) -> list[pb.Node]:
+def _heartbeat(**fields: Any) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_ACTIVE, **fields)
+
+
+async def _events(
+    watch: grpc.aio.UnaryStreamCall[pb.WatchAllocationsRequest, pb.WatchAllocationsResponse],
+) -> list[pb.AllocationEvent]:
+    """The events of the next message."""
+    message = await watch.read()
+    assert isinstance(message, pb.WatchAllocationsResponse)
+    return list(message.events)
+
+
+async def _nodes(stub: SchedulerServiceAsyncStub, run_id: str) -> list[pb.Node]:
     return list((await stub.ListNodes(pb.ListNodesRequest(run_id=run_id))).nodes)
 
 
@@ -178,15 +195,15 @@ async def test_audit_log_can_be_followed_from_anywhere() -> None:
     async with running_scheduler() as (_, stub):
         lent = await register(stub, "a", *BOTH)
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id=RUN))
-        seen = list((await watch.read()).events)
+        seen = await _events(watch)
         assert [event.kind for event in seen] == ["registered", "assigned"]
         await heartbeat(stub, "a", lent.epoch)
-        seen += (await watch.read()).events
+        seen += await _events(watch)
         watch.cancel()
         await request_nodes(stub, "g")
         request = pb.WatchAllocationsRequest(after_sequence=seen[-1].sequence)
         watch = stub.WatchAllocations(request)
-        seen += (await watch.read()).events
+        seen += await _events(watch)
         watch.cancel()
         assert [event.kind for event in seen[2:]] == ["reported", "assigned"]
         assert [event.sequence for event in seen] == [1, 2, 3, 4]
@@ -230,7 +247,7 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
         assert dict(listed[1].num_nodes) == {"rollout": 1}
 
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id="other"))
-        message = [event for event in (await watch.read()).events if not event.HasField("node")]
+        message = [event for event in await _events(watch) if not event.HasField("node")]
         watch.cancel()
         assert [(event.kind, event.run_id) for event in message] == [
             ("policy", "other"),
@@ -274,7 +291,7 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, capability_tags=["train"])),
         ("RegisterNode", pb.RegisterNodeRequest(run_id=RUN, node_id="a")),
         ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=pb.NODE_STATE_LOST)),
-        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, wait=to_duration(9.0))),
+        ("Heartbeat", _heartbeat(wait=to_duration(9.0))),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="train")),
         ("RequestNodes", pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="rollout")),
         (
@@ -288,7 +305,7 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("SetRunPolicy", pb.SetRunPolicyRequest()),
         ("SetRunPolicy", _policy(max_nodes=-1)),
         ("SetRunPolicy", _policy(rollout_share=float("nan"))),
-        ("Heartbeat", pb.HeartbeatRequest(node_id="a", state=1, switch_seconds=-1.0)),
+        ("Heartbeat", _heartbeat(switch_seconds=-1.0)),
         ("WatchAllocations", pb.WatchAllocationsRequest(after_sequence=-1)),
         ("DrainNode", pb.DrainNodeRequest()),
     ],
@@ -311,7 +328,7 @@ async def test_assignments_survive_a_killed_scheduler(
     try:
         address = f"127.0.0.1:{process.port}"
         async with connect(address) as channel, AsyncExitStack() as later:
-            stub = SchedulerServiceStub(channel)
+            stub = async_stub(SchedulerServiceStub, channel)
             await register(stub, "a", *BOTH, priority=1.0)
             await register(stub, "b", *BOTH)
             epoch = (await request_nodes(stub, "g")).nodes[0].assignment.epoch
@@ -320,7 +337,9 @@ async def test_assignments_survive_a_killed_scheduler(
 
             process.end(signal.SIGKILL)
             await process.start()
-            stub = SchedulerServiceStub(await later.enter_async_context(connect(address)))
+            stub = async_stub(
+                SchedulerServiceStub, await later.enter_async_context(connect(address))
+            )
             assert (await heartbeat(stub, "a", epoch)).epoch == epoch
             after = await list_nodes(stub)
             assert {name: entry.assignment for name, entry in after.items()} == {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from scheduler.model.records import EventKind, NodeReport, NodeState, RunPolicy, State
@@ -93,7 +95,7 @@ def test_node_is_late_only_while_it_does_its_old_work(
 def test_the_reason_of_a_wait_is_logged_once() -> None:
     """Not at each look, but again when the reason is another one."""
     state, message = State(), []
-    changes = [
+    changes: list[Callable[[StateTransaction], object]] = [
         lambda tx: tx.request(gang("g", 1)),
         lambda tx: tx.replan("look"),
         lambda tx: tx.set_run_policy(RUN, RunPolicy(max_nodes=1, priority=2)),

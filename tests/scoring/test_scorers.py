@@ -61,9 +61,9 @@ def make_classifier(folder: Path, num_labels: int) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,
-        num_labels=num_labels,
     )
-    Qwen3ForSequenceClassification(settings).save_pretrained(folder)
+    settings.num_labels = num_labels
+    Qwen3ForSequenceClassification(settings).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
 

@@ -74,7 +74,7 @@ def trajectory(*turns: trajectory_pb2.Turn, reward: float | None = None) -> Any:
     )
 
 
-class Run(
+class Run(  # type: ignore[misc]  # TrainerService and RolloutServerService each have a Resume
     sample_grpc.SampleServiceServicer,
     trajectory_grpc.TrajectoryServiceServicer,
     scheduler_grpc.SchedulerServiceServicer,

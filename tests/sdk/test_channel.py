@@ -51,7 +51,10 @@ async def test_calls_carry_the_token_and_a_deadline(address: str, streamed: bool
     """The caller's deadline where it set one, else one that bounds a forgotten call."""
     async with channel.connect(address, token="secret") as connected:
         make = connected.unary_stream if streamed else connected.unary_unary
-        method = make("/test/Streamed" if streamed else "/test/Unary")
+        method: (
+            grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+            | grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        ) = make("/test/Streamed" if streamed else "/test/Unary")
         token, seconds = await seen(method(b""), streamed)
         assert token == "Bearer secret"
         default = channel.STREAM_TIMEOUT if streamed else channel.UNARY_TIMEOUT
@@ -63,4 +66,6 @@ async def test_calls_carry_the_token_and_a_deadline(address: str, streamed: bool
 async def test_without_a_token_none_is_sent(address: str) -> None:
     """Negative control."""
     async with channel.connect(address) as connected:
-        assert (await seen(connected.unary_unary("/test/Unary")(b""), False))[0] == "none"
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+        method = connected.unary_unary("/test/Unary")
+        assert (await seen(method(b""), False))[0] == "none"

@@ -95,7 +95,9 @@ async def test_spans_count_from_the_first_sampled_token() -> None:
 class ForgetsOffsets(Gateway):
     """A gateway that ignores the caller's offset, as a naive one would."""
 
-    async def Generate(self, request: pb.GenerateRequest, context: object) -> AsyncIterator[object]:
+    async def Generate(
+        self, request: pb.GenerateRequest, context: object
+    ) -> AsyncIterator[pb.GenerateResponse]:
         """Always from the start."""
         request.resume_from_offset = 0
         async for event in super().Generate(request, context):

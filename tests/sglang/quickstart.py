@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from seamflow.channel import connect
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -122,9 +123,9 @@ async def _all(address: str, run_id: str) -> list[trajectory_pb2.Trajectory]:
     found: list[trajectory_pb2.Trajectory] = []
     request = pb.ListTrajectoriesRequest(run_id=run_id, page_size=_PAGE)
     async with connect(address) as channel:
-        stub = TrajectoryServiceStub(channel)
+        stub = async_stub(TrajectoryServiceStub, channel)
         while True:
-            page = await stub.ListTrajectories(request)  # type: ignore[misc]
+            page = await stub.ListTrajectories(request)
             found += page.trajectories
             request.page_token = page.next_page_token
             if not request.page_token:

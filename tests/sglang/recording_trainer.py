@@ -39,5 +39,5 @@ class RecordingSampleClient(SampleClient):
 
 
 if __name__ == "__main__":
-    trainer.cli.SampleClient = RecordingSampleClient  # type: ignore[misc]
+    trainer.cli.SampleClient = RecordingSampleClient  # type: ignore[attr-defined]  # as imported
     trainer.cli.main()

@@ -43,7 +43,10 @@ def readings(tmp_path: Path) -> Readings:
     written(tmp_path / "gang.jsonl", gang)
     first = {"step": 1, "base_weight_version": 0, "max_staleness": 0, "weight_version": 1}
     put_off = {"step": 2, "base_weight_version": 1, "max_staleness": 1}
-    steps = [{"time": BEGIN + 10, **first}, {"time": BEGIN + 35, **put_off}]
+    steps: list[dict[str, object]] = [
+        {"time": BEGIN + 10, **first},
+        {"time": BEGIN + 35, **put_off},
+    ]
     written(tmp_path / "metrics.jsonl", steps)
     return Readings(
         setting=run,
@@ -58,9 +61,11 @@ def test_bins_are_emulated_seconds_between_two_steps_and_add_up(readings: Readin
     """From 20 s to 70 s of emulated time: two nodes, 100 seconds."""
     result = readings.result()
     spent = result.node_seconds
-    assert (result.seconds, spent.total) == (50.0, pytest.approx(100.0))
+    assert result.seconds == 50.0
+    assert spent.total == pytest.approx(100.0)
     assert spent.generation == pytest.approx(50.0 + 20.0)
-    assert (spent.training, spent.switching) == (pytest.approx(20.0), pytest.approx(4.0))
+    assert spent.training == pytest.approx(20.0)
+    assert spent.switching == pytest.approx(4.0)
     assert spent.idle == pytest.approx(6.0)
     assert result.rollouts_per_second == readings.setting.workload.rollouts_per_step / 50.0
     assert (result.staleness, result.lag) == ((1,), (1,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_calls_of_the_same_time_are_made_in_the_order_of_asking() -> None:
 
     async def main() -> None:
         clock = Clock()
-        calls = {name: clock.call_at(5.0, lambda name=name: made.append(name)) for name in "abcd"}
+        calls = {name: clock.call_at(5.0, functools.partial(made.append, name)) for name in "abcd"}
         await clock.sleep(4.0)
         clock.call_at(5.0, lambda: made.append("e"))
         calls["b"].cancel()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
@@ -42,9 +44,11 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         self.on_lease: Callable[[int], None] = lambda step: None
         self._groups_per_step = groups_per_step
         self._drawn = 0
-        self._batches: dict[int, list] = {}
+        self._batches: dict[int, list[trajectory_pb2.Sample]] = {}
 
-    async def Reconcile(self, request, context):
+    async def Reconcile(
+        self, request: sample_pb2.ReconcileRequest, context: object
+    ) -> sample_pb2.ReconcileResponse:
         """Fence older trainers; commit what the checkpoint covers."""
         self.epoch += 1
         self.committed = max(self.committed, request.step)
@@ -52,7 +56,9 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         pending = [step for step in self._batches if step > request.step]
         return sample_pb2.ReconcileResponse(epoch=self.epoch, pending_steps=pending)
 
-    async def GetReadiness(self, request, context):
+    async def GetReadiness(
+        self, request: sample_pb2.GetReadinessRequest, context: object
+    ) -> sample_pb2.GetReadinessResponse:
         """Wait for `ready`."""
         wait_seconds = request.wait.ToTimedelta().total_seconds()
         if wait_seconds:
@@ -67,7 +73,9 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
             groups_per_step=self._groups_per_step,
         )
 
-    async def LeaseSamples(self, request, context):
+    async def LeaseSamples(
+        self, request: sample_pb2.LeaseSamplesRequest, context: object
+    ) -> sample_pb2.LeaseSamplesResponse:
         """New samples for a new step, the same ones for a repeated step, a few in each answer."""
         self._fence(request.epoch)
         self.on_lease(request.step)
@@ -86,13 +94,17 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
             samples=page, lease_token=token, next_sample=end if end < len(samples) else 0
         )
 
-    async def AwaitPublish(self, request, context):
+    async def AwaitPublish(
+        self, request: sample_pb2.AwaitPublishRequest, context: object
+    ) -> sample_pb2.AwaitPublishResponse:
         """Put the first `num_refused` publishes off."""
         self._fence(request.epoch)
         self.asked.append(request.weight_version)
         return sample_pb2.AwaitPublishResponse(publish=len(self.asked) > self.num_refused)
 
-    async def ExtendLease(self, request, context):
+    async def ExtendLease(
+        self, request: sample_pb2.ExtendLeaseRequest, context: object
+    ) -> sample_pb2.ExtendLeaseResponse:
         """Leases live for a tenth of a second."""
         if int(request.lease_token.split(b"/")[1]) <= self.committed:
             raise failed_precondition(Reason.LEASE_EXPIRED, "committed")
@@ -101,7 +113,9 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         remaining.FromMilliseconds(100)
         return sample_pb2.ExtendLeaseResponse(remaining=remaining)
 
-    async def CommitStep(self, request, context):
+    async def CommitStep(
+        self, request: sample_pb2.CommitStepRequest, context: object
+    ) -> sample_pb2.CommitStepResponse:
         """Consume a step for good."""
         self._fence(request.epoch)
         self.on_commit(request.step)
@@ -125,7 +139,9 @@ class WeightStore(weight_grpc.WeightServiceServicer):
         self._begun: dict[str, tuple[int, weight_pb2.BeginPublishRequest]] = {}
         self.manifests: list[weight_pb2.Manifest] = []
 
-    async def BeginPublish(self, request, context):
+    async def BeginPublish(
+        self, request: weight_pb2.BeginPublishRequest, context: object
+    ) -> weight_pb2.BeginPublishResponse:
         """The next version for a new key."""
         version, _ = self._begun.setdefault(
             request.idempotency_key, (len(self._begun) + 1, request)
@@ -134,7 +150,9 @@ class WeightStore(weight_grpc.WeightServiceServicer):
             weight_version=version, folder=str(self.folder(version))
         )
 
-    async def CommitPublish(self, request, context):
+    async def CommitPublish(
+        self, request: weight_pb2.CommitPublishRequest, context: object
+    ) -> weight_pb2.CommitPublishResponse:
         """Check and remember."""
         folder = self.folder(request.weight_version)
         assert (folder / ".complete").exists()
@@ -155,7 +173,9 @@ class WeightStore(weight_grpc.WeightServiceServicer):
         self.manifests.append(manifest)
         return weight_pb2.CommitPublishResponse(manifest=manifest)
 
-    async def GetManifest(self, request, context):
+    async def GetManifest(
+        self, request: weight_pb2.GetManifestRequest, context: object
+    ) -> weight_pb2.GetManifestResponse:
         """The newest."""
         if not self.manifests:
             raise not_found("weight version", "newest")
@@ -173,17 +193,21 @@ class Lender(scheduler_grpc.SchedulerServiceServicer):
         self.epoch = 0
         self.granted = False
         self.calls: list[str] = []
-        self.switch: Callable[[bool, int], object] | None = None
+        self.switch: Callable[[bool, int], Awaitable[None]] | None = None
         """Awaited with (resume?, epoch): what a node agent would do."""
 
-    async def RequestNodes(self, request, context):
+    async def RequestNodes(
+        self, request: scheduler_pb2.RequestNodesRequest, context: object
+    ) -> scheduler_pb2.RequestNodesResponse:
         """Resume the trainer under a new epoch, unless it has the nodes."""
         if not self.granted:
             self.calls.append("request")
             await self._move(True)
         return scheduler_pb2.RequestNodesResponse(granted=True)
 
-    async def ReleaseNodes(self, request, context):
+    async def ReleaseNodes(
+        self, request: scheduler_pb2.ReleaseNodesRequest, context: object
+    ) -> scheduler_pb2.ReleaseNodesResponse:
         """Suspend the trainer under a new epoch, if it has the nodes."""
         if self.granted:
             self.calls.append("release")
@@ -193,6 +217,7 @@ class Lender(scheduler_grpc.SchedulerServiceServicer):
     async def _move(self, granted: bool) -> None:
         self.epoch += 1
         self.granted = granted
+        assert self.switch is not None
         await self.switch(granted, self.epoch)
 
 
@@ -208,7 +233,7 @@ class Neighbours:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve while the block runs."""
-        pairs = [
+        pairs: list[tuple[Callable[[Any, Any], None], object]] = [
             (sample_grpc.add_SampleServiceServicer_to_server, self.ledger),
             (weight_grpc.add_WeightServiceServicer_to_server, self.weights),
             (scheduler_grpc.add_SchedulerServiceServicer_to_server, self.lender),

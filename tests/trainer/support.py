@@ -76,7 +76,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     Qwen3ForCausalLM(config).save_pretrained(folder)
     vocabulary = {chr(97 + index): index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
 
@@ -101,7 +101,9 @@ def make_sample(
                 num_tokens=size,
                 origin=tokens_pb2.ORIGIN_POLICY if policy else tokens_pb2.ORIGIN_ENVIRONMENT,
                 weight_version=int(rng.integers(0, newest_version + 1)) if policy else 0,
-                version_source=tokens_pb2.VERSION_SOURCE_ENGINE if policy else 0,
+                version_source=tokens_pb2.VERSION_SOURCE_ENGINE
+                if policy
+                else tokens_pb2.VERSION_SOURCE_UNSPECIFIED,
             )
         )
         start += size

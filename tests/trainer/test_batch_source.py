@@ -20,7 +20,7 @@ from tests.trainer.support import trainer_config
 from trainer import batch_source
 from trainer.batch_progress import BatchProgress
 from trainer.batch_source import BatchSource
-from trainer.clients import NodeClient
+from trainer.clients import NodeClient, SampleClient
 from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepRecord
 
@@ -28,7 +28,7 @@ OVER = {"batch__timeout_seconds": 1e-9}
 """By the first look."""
 
 
-class FakeSampleClient:
+class FakeSampleClient(SampleClient):
     """Reports the next number of ready groups on each call; a group has four rollouts."""
 
     def __init__(self, *num_ready: int) -> None:
@@ -56,15 +56,15 @@ class FakeSampleClient:
         base_weight_version: int,
         first_sample: int,
         *,
-        min_groups: int,
-        wait: bool,
+        min_groups: int = 0,
+        wait: bool = True,
     ) -> sample_pb2.LeaseSamplesResponse:
         """All at once."""
         assert first_sample == 0
         return await self.lease(step, base_weight_version, min_groups)
 
     async def lease(
-        self, step: int, base_weight_version: int, min_groups: int
+        self, step: int, base_weight_version: int, min_groups: int = 0
     ) -> sample_pb2.LeaseSamplesResponse:
         """All that is ready, up to a batch."""
         self.leased.append((self._last, min_groups))
@@ -84,7 +84,7 @@ class FakeSampleClient:
         )
 
 
-class FakeNodeClient:
+class FakeNodeClient(NodeClient):
     """Writes down what it is asked."""
 
     def __init__(self, return_seconds: float, shared: bool = True) -> None:
@@ -110,7 +110,7 @@ class FakeNodeClient:
         """At any time."""
         self.calls.append("ask ahead")
 
-    async def acquire(self, batch: int) -> None:
+    async def acquire(self, batch: int = 0) -> None:
         """All at once."""
         self.calls.append(f"acquire for {batch}")
 
@@ -127,7 +127,7 @@ async def waited(
     """The calls for the second of two batches, and what there was of it."""
     config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **fields)
     samples, nodes = FakeSampleClient(*first, *second), FakeNodeClient(return_seconds)
-    batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
+    batches = BatchSource(config, samples, nodes)
     for step in (1, 2):
         nodes.calls.clear()
         await leased(batches, step)
@@ -202,7 +202,7 @@ async def test_done_rollouts_are_reported_once(tmp_path: Path) -> None:
     """
     config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **OVER)
     samples, nodes = FakeSampleClient(8, 0, 8, 9, 0, 3, 0, 8), FakeNodeClient(60.0)
-    batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
+    batches = BatchSource(config, samples, nodes)
     for step in (1, 2, 3, 4, 5):
         await leased(batches, step)
     assert nodes.done == [0, 32 + 32, 12]
@@ -217,7 +217,7 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
         run_id="run", model=tmp_path, checkpoint__folder=tmp_path, batch__stream_groups=3
     )
     samples, nodes = FakeSampleClient(8, 1, 3, 8), FakeNodeClient(0.0, shared)
-    batches = BatchSource(config, samples, nodes)  # type: ignore[arg-type]
+    batches = BatchSource(config, samples, nodes)
     await leased(batches, 1)
     nodes.calls.clear()
     await leased(batches, 2)
@@ -234,7 +234,7 @@ async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -
         assert rollout.tag == "rollout"
         batches = BatchSource(
             config, FakeSampleClient(0, 2), NodeClient(channel, RUN, "trainer", 1)
-        )  # type: ignore[arg-type]
+        )
         waiting = asyncio.create_task(leased(batches, 1))
         train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
         assert train.tag == "train"

@@ -10,10 +10,11 @@ import torch
 from services.chassis.errors import Reason, ServiceError
 from trainer.device_lease import DeviceLease
 from trainer.policy.commands import Command, Release, Restore
+from trainer.rank_group import RankGroup
 from trainer.ranks.offload import DeviceState
 
 
-class Gang:
+class FakeRankGroup(RankGroup):
     """Remembers its commands, of which the next `num_failing` fail."""
 
     def __init__(self) -> None:
@@ -30,9 +31,15 @@ class Gang:
 
 
 @pytest.fixture
-def device() -> DeviceLease:
-    """Of a gang of two."""
-    return DeviceLease(Gang())
+def ranks() -> FakeRankGroup:
+    """A gang of two."""
+    return FakeRankGroup()
+
+
+@pytest.fixture
+def device(ranks: FakeRankGroup) -> DeviceLease:
+    """Of `ranks`."""
+    return DeviceLease(ranks)
 
 
 async def nothing() -> None:
@@ -41,11 +48,12 @@ async def nothing() -> None:
 
 async def test_an_older_epoch_is_rejected_and_the_same_one_is_idempotent(
     device: DeviceLease,
+    ranks: FakeRankGroup,
 ) -> None:
     """ABORTED / STALE_EPOCH; a repeated Suspend answers the same bytes and does nothing."""
     assert await device.suspend(3) == 16
     assert await device.suspend(3) == 16
-    assert len(device._ranks.commands) == 1
+    assert len(ranks.commands) == 1
     with pytest.raises(ServiceError) as caught:
         await device.resume(2)
     assert caught.value.reason == Reason.STALE_EPOCH
@@ -89,7 +97,8 @@ async def test_a_suspend_that_was_overtaken_is_rejected(device: DeviceLease) -> 
 
 async def test_a_gang_moves_once_all_its_nodes_have_given_their_devices() -> None:
     """Each node is fenced by separate epochs; suspending one suspends all ranks."""
-    device = DeviceLease(Gang(), num_nodes=2)
+    ranks = FakeRankGroup()
+    device = DeviceLease(ranks, num_nodes=2)
     await device.start_suspended()
     first = asyncio.create_task(device.resume(8, "a"))
     await asyncio.sleep(0)
@@ -99,17 +108,17 @@ async def test_a_gang_moves_once_all_its_nodes_have_given_their_devices() -> Non
     assert not device.suspended
     assert await device.suspend(9, "b") == 8, "of 16 bytes in all"
     assert await device.suspend(10, "a") == 8
-    assert [type(command) for command in device._ranks.commands] == [Release, Restore, Release]
+    assert [type(command) for command in ranks.commands] == [Release, Restore, Release]
 
 
 async def test_a_node_that_went_without_goodbye_stands_in_for_no_other() -> None:
     """Its agent died and another node took its place: the first one that suspends suspends all."""
-    one = DeviceLease(Gang())
+    one = DeviceLease(FakeRankGroup())
     await one.resume(1, "dead")
     await one.resume(2, "b")
     assert await one.suspend(3, "b") == 16
     assert one.suspended
-    two = DeviceLease(Gang(), num_nodes=2)
+    two = DeviceLease(FakeRankGroup(), num_nodes=2)
     await asyncio.gather(two.resume(1, "dead"), two.resume(1, "b"))
     await two.resume(2, "c")
     await two.suspend(3, "b")
@@ -135,9 +144,10 @@ async def test_a_node_that_got_or_lost_its_name_is_the_same_one(
 
 async def test_a_release_that_failed_is_no_success_when_it_is_asked_again(
     device: DeviceLease,
+    ranks: FakeRankGroup,
 ) -> None:
     """Until it succeeded the device counts as taken, and half moved state is not trained with."""
-    device._ranks.num_failing = 2
+    ranks.num_failing = 2
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
             await device.suspend(1, "a")
@@ -149,10 +159,11 @@ async def test_a_release_that_failed_is_no_success_when_it_is_asked_again(
 
 async def test_a_restore_that_failed_is_undone_before_the_device_goes_to_others(
     device: DeviceLease,
+    ranks: FakeRankGroup,
 ) -> None:
     """Some ranks may have their memory: it is neither trained with nor taken for free."""
     await device.suspend(1, "a")
-    device._ranks.num_failing = 1
+    ranks.num_failing = 1
     with pytest.raises(RuntimeError, match="out of memory"):
         await device.resume(2, "a")
     assert not device.suspended
@@ -163,7 +174,7 @@ async def test_a_restore_that_failed_is_undone_before_the_device_goes_to_others(
     assert device.suspended
     await device.resume(4, "a")
     assert not device.suspended
-    commands = [type(command) for command in device._ranks.commands]
+    commands = [type(command) for command in ranks.commands]
     assert commands == [Release, Restore, Release, Restore]
 
 
@@ -172,7 +183,7 @@ async def test_a_node_without_its_gang_may_retry(
 ) -> None:
     """UNAVAILABLE names who is there; nothing has moved, and a newer order of the node counts."""
     monkeypatch.setattr("trainer.device_lease._GANG_SECONDS", 0.0)
-    device = DeviceLease(Gang(), num_nodes=2)
+    device = DeviceLease(FakeRankGroup(), num_nodes=2)
     await device.start_suspended()
     with pytest.raises(ServiceError, match="needs 2 nodes and was granted: a") as caught:
         await device.resume(3, "a")
@@ -197,6 +208,7 @@ async def test_a_node_outside_the_gang_takes_nothing_from_it(device: DeviceLease
 
 async def test_a_suspend_moves_state_out_even_if_the_node_is_replaced(
     device: DeviceLease,
+    ranks: FakeRankGroup,
 ) -> None:
     """Another node gives its device while the first one waits for the step: out, and in again."""
     await device.resume(1, "a")
@@ -206,7 +218,7 @@ async def test_a_suspend_moves_state_out_even_if_the_node_is_replaced(
         following = asyncio.create_task(device.resume(1, "b"))
         await asyncio.sleep(0)
     await asyncio.gather(leaving, following)
-    assert [type(command) for command in device._ranks.commands] == [Release, Restore]
+    assert [type(command) for command in ranks.commands] == [Release, Restore]
     assert not device.is_suspended("b")
     assert device.is_suspended("a")
 

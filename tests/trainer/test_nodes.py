@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from seamflow.channel import connect
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
-from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 
 from tests.scheduler.support import (
     BOTH,
@@ -17,6 +17,9 @@ from tests.scheduler.support import (
     running_scheduler,
 )
 from trainer.clients import NodeClient
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 GANG = "trainer"
 HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
@@ -134,15 +137,16 @@ async def test_a_release_reports_the_rest_of_the_batch() -> None:
         assert cause.startswith("gang trainer: kept: cycle 1 of 3 before modes are compared; ")
 
 
-async def _placed(stub: SchedulerServiceStub) -> None:
+async def _placed(stub: SchedulerServiceAsyncStub) -> None:
     placed = await stub.RequestNodes(
         pb.RequestNodesRequest(run_id=RUN, gang_id=GANG, tag="train", num_nodes=1)
     )
     await heartbeat(stub, "both", placed.nodes[0].assignment.epoch)
 
 
-async def _causes(stub: SchedulerServiceStub) -> list[str]:
+async def _causes(stub: SchedulerServiceAsyncStub) -> list[str]:
     watch = stub.WatchAllocations(pb.WatchAllocationsRequest())
-    events = (await watch.read()).events
+    message = await watch.read()
     watch.cancel()
-    return [event.cause for event in events if "kept" in event.cause]
+    assert isinstance(message, pb.WatchAllocationsResponse)
+    return [event.cause for event in message.events if "kept" in event.cause]

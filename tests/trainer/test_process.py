@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 from seamflow.channel import connect
 from seamflow.errors import StaleEpochError
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
@@ -84,14 +85,14 @@ class Child:
         return await self.process.wait(), output.decode()
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[trainer_grpc.TrainerServiceStub]:
+    async def client(self) -> AsyncIterator[trainer_grpc.TrainerServiceAsyncStub]:
         """A client, once it serves."""
         while not self.port_file.exists():
             assert self.process.returncode is None
             await asyncio.sleep(0.02)
         port = json.loads(self.port_file.read_text())["port"]
         async with connect(f"127.0.0.1:{port}") as channel:
-            yield trainer_grpc.TrainerServiceStub(channel)
+            yield async_stub(trainer_grpc.TrainerServiceStub, channel)
 
 
 async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_ready(
@@ -232,6 +233,11 @@ async def test_a_postponed_publish_is_due_at_the_next_step(
     assert [manifest.step for manifest in neighbours.weights.manifests] == [3, 4]
 
 
+async def _completed(loop: Awaitable[None]) -> None:
+    """Wait for `loop`: a task group takes coroutines only."""
+    await loop
+
+
 async def test_leases_are_kept_alive_until_they_are_committed(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:
@@ -240,8 +246,8 @@ async def test_leases_are_kept_alive_until_they_are_committed(
     ledger.on_lease = lambda step: ledger.ready.clear() if step == 2 else None
     config = in_process(tmp_path, model, neighbours, num_steps=4, checkpoint__every=4)
     async with build(config) as service, asyncio.TaskGroup() as tasks:
-        keeping = tasks.create_task(service.background[1]())
-        training = tasks.create_task(service.background[0]())
+        keeping = tasks.create_task(_completed(service.background[1]()))
+        training = tasks.create_task(_completed(service.background[0]()))
         await ledger.extended.wait()
         ledger.ready.set()
         await training
@@ -270,7 +276,7 @@ async def test_a_checkpoint_asked_for_during_a_step_is_of_that_step(
     config = in_process(tmp_path, model, neighbours, num_steps=6, checkpoint__every=6, **JOB_CONFIG)
     async with build(config) as service:
         [(_, servicer)] = service.servicers
-        training = asyncio.create_task(service.background[0]())
+        training = asyncio.ensure_future(service.background[0]())
         await computing.wait()
         status = await servicer.GetStatus(trainer_pb2.GetStatusRequest(), None)
         assert (status.step, status.checkpoint_step) == (4, 0)
@@ -311,7 +317,7 @@ async def test_a_checkpoint_gives_back_nodes_that_it_took_while_they_were_lent(
                 await servicer.Suspend(trainer_pb2.SuspendRequest(epoch=epoch), None)
 
         lender.switch = switch
-        training = asyncio.create_task(service.background[0]())
+        training = asyncio.ensure_future(service.background[0]())
         await ledger.awaited.wait()
         saved = await servicer.SaveCheckpoint(trainer_pb2.SaveCheckpointRequest(), None)
         assert (saved.step, ledger.committed) == (2, 2)

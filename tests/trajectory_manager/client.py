@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import error_pb2, tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import (
     sample_service_pb2,
     task_service_pb2,
@@ -20,6 +22,11 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.harness.store_calls import packed, send_async
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = trajectory_pb2.RunConfig(
@@ -33,7 +40,9 @@ RULES = trajectory_pb2.RunConfig(
 
 
 def message(
-    ids: Sequence[int], origin: tokens_pb2.Origin = tokens_pb2.ORIGIN_ENVIRONMENT, version: int = 0
+    ids: Sequence[int],
+    origin: tokens_pb2.Origin.ValueType = tokens_pb2.ORIGIN_ENVIRONMENT,
+    version: int = 0,
 ) -> tokens_pb2.Tokens:
     """`ids` as one span."""
     sampled = origin == tokens_pb2.ORIGIN_POLICY
@@ -58,19 +67,19 @@ class Client:
     run_id: str
 
     @property
-    def trajectories(self) -> TrajectoryServiceStub:
+    def trajectories(self) -> TrajectoryServiceAsyncStub:
         """Stub of TrajectoryService."""
-        return TrajectoryServiceStub(self.channel)
+        return async_stub(TrajectoryServiceStub, self.channel)
 
     @property
-    def tasks(self) -> TaskServiceStub:
+    def tasks(self) -> TaskServiceAsyncStub:
         """Stub of TaskService."""
-        return TaskServiceStub(self.channel)
+        return async_stub(TaskServiceStub, self.channel)
 
     @property
-    def samples(self) -> SampleServiceStub:
+    def samples(self) -> SampleServiceAsyncStub:
         """Stub of SampleService."""
-        return SampleServiceStub(self.channel)
+        return async_stub(SampleServiceStub, self.channel)
 
     async def create_run(self, config: trajectory_pb2.RunConfig = RULES) -> bool:
         """Create the run; whether it is new."""

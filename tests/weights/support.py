@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -16,6 +18,9 @@ from services.chassis.rpc.server import Service, started
 from services.weights.cli import build, service
 from services.weights.config import WeightsConfig
 from tests.weights.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 FILES = {
     "config.json": b'{"model_type": "tiny"}',
@@ -42,7 +47,7 @@ def write(folder: str, files: dict[str, bytes] | None = None) -> None:
 class Trainer:
     """Publishes to a weights service."""
 
-    stub: WeightServiceStub
+    stub: WeightServiceAsyncStub
     """Client of the service."""
     run_id: str = "run"
     """Its run."""
@@ -102,7 +107,7 @@ def in_memory(config: WeightsConfig) -> Service:
 @asynccontextmanager
 async def weights_service(
     folder: Path, redis_url: str | None = None, keep_versions: int = 4
-) -> AsyncIterator[WeightServiceStub]:
+) -> AsyncIterator[WeightServiceAsyncStub]:
     """A weights service in this process, and a client of it."""
     config = WeightsConfig(
         folder=folder,
@@ -117,7 +122,7 @@ async def weights_service(
         started(served, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield WeightServiceStub(channel)
+        yield async_stub(WeightServiceStub, channel)
 
 
 def names_in(folder: Path) -> list[str]:

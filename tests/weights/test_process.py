@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
+from seamflow.stubs import async_stub
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.config import load as chassis_config
@@ -49,7 +50,10 @@ async def running(folder: Path, redis_url: str) -> AsyncIterator[tuple[Trainer, 
                 await asyncio.sleep(0.02)
         port = json.loads(port_file.read_text())["port"]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Trainer(stub=WeightServiceStub(channel), run_id=folder.name), process.pid
+            yield (
+                Trainer(stub=async_stub(WeightServiceStub, channel), run_id=folder.name),
+                process.pid,
+            )
     finally:
         if process.returncode is None:
             process.kill()

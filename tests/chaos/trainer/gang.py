@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from bench.harness import processes
 from bench.harness.processes import Child

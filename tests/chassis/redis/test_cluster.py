@@ -42,7 +42,7 @@ class Move:
         self._ids = [await client.cluster("myid") for client in self._clients]
         owner = next(
             row[2][1]
-            for row in await self._clients[0].execute_command("CLUSTER SLOTS")
+            for row in await self._clients[0].execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
             if row[0] <= self.slot <= row[1]
         )
         self._source = self._ports.index(owner)
@@ -64,7 +64,7 @@ class Move:
             await client.aclose()
 
     async def _setslot(self, index: int, state: str, node_id: str) -> None:
-        await self._clients[index].execute_command("CLUSTER SETSLOT", self.slot, state, node_id)
+        await self._clients[index].execute_command("CLUSTER SETSLOT", self.slot, state, node_id)  # type: ignore[no-untyped-call]
 
 
 async def test_scripts_run_where_their_keys_are(redis: Any, tmp_path: Path) -> None:

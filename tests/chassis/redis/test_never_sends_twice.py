@@ -58,7 +58,7 @@ async def test_a_lost_reply_is_an_error_and_one_entry(
         await redis.ping()
         thief.armed = True
         with pytest.raises(exceptions.ConnectionError):
-            await redis.execute_command(*ADD)
+            await redis.execute_command(*ADD)  # type: ignore[no-untyped-call]
         assert await redis.xlen("{k}s") == 1
 
 
@@ -84,6 +84,6 @@ async def test_control_redis_py_repeats(tmp_path: Path) -> None:
     async with thief.listen() as port, Redis(port=port) as redis:
         await redis.ping()
         thief.armed = True
-        await redis.execute_command(*ADD)
+        await redis.execute_command(*ADD)  # type: ignore[no-untyped-call]
         assert await redis.xlen("{k}s") == 2
     server.stop()

@@ -77,7 +77,7 @@ async def test_a_stray_reply_closes_the_connection(pipeline: Pipeline) -> None:
     assert await pipeline.execute([("ECHO", "a")]) == [b"a"]
     replies = pipeline._replies
     assert replies is not None
-    replies.transport.write(hiredis.pack_command(("ECHO", "stray")))
+    replies.transport.write(hiredis.pack_command(("ECHO", "stray")))  # type: ignore[arg-type]  # typed as one word
     while replies.usable:
         await asyncio.sleep(0.001)
     assert await pipeline.execute([("ECHO", "b"), ("ECHO", "c")]) == [b"b", b"c"]

@@ -54,7 +54,7 @@ async def test_unreplicated_writes_are_not_acknowledged(
     assert isinstance(replies[0], NotReplicated)
     assert "wrong number of arguments" in str(replies[1]), "an error needs no replica"
     async with Redis(port=pair[0].port, single_connection_client=True) as control:
-        assert await control.execute_command(*ONCE) == b"done"
+        assert await control.execute_command(*ONCE) == b"done"  # type: ignore[no-untyped-call]
         assert await control.wait(1, 50) == 1, "WAIT counts from this connection's last write"
     (retried,) = await (await second.of("r")).execute([ONCE])
     assert isinstance(retried, NotReplicated)

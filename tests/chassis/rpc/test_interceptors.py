@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from seamflow.channel import connect
 from seamflow.common.v1 import error_pb2
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
+from seamflow.stubs import async_stub
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason
@@ -41,9 +42,11 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 async def _send(channel: grpc.aio.Channel, method: str, data: bytes, **options: Any) -> None:
     """Call `method` with raw bytes and read the whole answer."""
     if method == START:
-        await channel.unary_unary(method)(data, **options)
+        unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        await unary(data, **options)
         return
-    async for _ in channel.unary_stream(method)(data, **options):
+    stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
+    async for _ in stream(data, **options):
         pass
 
 
@@ -233,7 +236,9 @@ async def test_a_token_is_required_of_every_call_but_health(method: str) -> None
             async with connect(f"127.0.0.1:{port}", token=token) as channel:
                 error = await _refusal(channel, method, "a")
                 assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-                await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+                check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+                check = channel.unary_unary("/grpc.health.v1.Health/Check")
+                await check(b"")
         async with connect(f"127.0.0.1:{port}", token="s3cret") as channel:
             await _send(channel, method, b"")
 
@@ -261,7 +266,7 @@ async def test_a_peers_refusal_is_passed_on_without_addresses() -> None:
     class Relay(DemoServicer):
         async def StartRollout(self, request: Any, context: Any) -> Any:
             async with connect("127.0.0.1:1") as nobody:
-                stub = rollout_service_pb2_grpc.RolloutServiceStub(nobody)
+                stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, nobody)
                 return await stub.StartRollout(request, timeout=5)
 
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server

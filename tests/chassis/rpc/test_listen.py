@@ -33,10 +33,15 @@ def _config(folder: Path, authority: trustme.CA, name: str) -> ServerConfig:
     return ServerConfig(tls_ca_file=paths[0], tls_cert_file=paths[1], tls_key_file=paths[2])
 
 
+def _raw(opened: grpc.aio.Channel, method: str) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
+    """`method` with serialized messages."""
+    return opened.unary_unary(method)
+
+
 async def _code(caller: ServerConfig, port: int) -> grpc.StatusCode:
     async with channel(caller, f"127.0.0.1:{port}") as opened:
         try:
-            await opened.unary_unary(CHECK)(b"", timeout=5)
+            await _raw(opened, CHECK)(b"", timeout=5)
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -74,10 +79,10 @@ async def test_rotated_certificates_need_no_restart(tmp_path: Path) -> None:
     config = _config(tmp_path, trustme.CA(), "server")
     async with started(demo_service(), config) as port:
         before = channel(config, f"127.0.0.1:{port}")
-        await before.unary_unary(CHECK)(b"", timeout=5)
+        await _raw(before, CHECK)(b"", timeout=5)
         rotated = _config(tmp_path, trustme.CA(), "server")
         assert await _code(rotated, port) is grpc.StatusCode.OK
-        await before.unary_unary(CHECK)(b"", timeout=5)
+        await _raw(before, CHECK)(b"", timeout=5)
         await before.close()
 
 
@@ -152,7 +157,7 @@ async def test_the_message_limit_is_64_mib(size: int) -> None:
     async with started(demo_service(), ServerConfig()) as port:
         config = ServerConfig()
         async with channel(config, f"127.0.0.1:{port}") as opened:
-            call = opened.unary_unary("/seamflow.rollout.v1.RolloutService/StartRollout")(request)
+            call = _raw(opened, "/seamflow.rollout.v1.RolloutService/StartRollout")(request)
             expected = grpc.StatusCode.OK if size == 5 else grpc.StatusCode.RESOURCE_EXHAUSTED
             assert await call.code() is expected
 

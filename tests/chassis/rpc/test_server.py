@@ -16,6 +16,7 @@ import seamflow.channel
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seamflow.channel import connect
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
+from seamflow.stubs import async_stub
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode
@@ -60,7 +61,7 @@ async def test_thousands_of_calls_at_once_are_all_answered(shared: DemoProcess) 
 async def test_admin_pages(shared: DemoProcess) -> None:
     """The admin port tells liveness, readiness, version and the rate and duration of calls."""
     async with connect(shared.target) as channel:
-        stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+        stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
         await stub.StartRollout(rollout_service_pb2.StartRolloutRequest(rollout_id="a"))
     assert shared.page("/healthz") == (200, "ok\n")
     assert shared.page("/readyz") == (200, "ready\n")
@@ -82,7 +83,9 @@ async def test_reflection_is_served_in_development_only() -> None:
     ):
         config = ServerConfig(development=development)
         async with started(Service(), config) as port, connect(f"127.0.0.1:{port}") as channel:
-            call = channel.stream_stream(method)(iter([]))
+            reflect: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
+            reflect = channel.stream_stream(method)
+            call = reflect(iter([]))
             assert await call.code() is expected
 
 
@@ -126,14 +129,14 @@ async def test_sigterm_drains(tmp_path: Path) -> None:
     with demo_process(tmp_path) as demo:
         async with connect(demo.target) as channel, connect(demo.target) as late_channel:
             request = rollout_service_pb2.GenerateRequest(rollout_id="wait", run_id=str(released))
-            stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+            stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
             events = aiter(stub.Generate(request))
             assert (await anext(events)).HasField("heartbeat")
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             async for state in watch:
                 if state.status == SERVING:
                     demo.process.send_signal(signal.SIGTERM)
-            late = rollout_service_pb2_grpc.RolloutServiceStub(late_channel)
+            late = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, late_channel)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await late.StartRollout(rollout_service_pb2.StartRolloutRequest(), timeout=10)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -171,7 +174,7 @@ async def test_the_second_signal_ends_it_now(tmp_path: Path) -> None:
             request = rollout_service_pb2.GenerateRequest(
                 rollout_id="wait", run_id=str(tmp_path / "never")
             )
-            stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+            stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
             events = aiter(stub.Generate(request))
             await anext(events)
             demo.process.send_signal(signal.SIGINT)
@@ -208,7 +211,7 @@ async def test_a_frozen_server_is_noticed(
             request = rollout_service_pb2.GenerateRequest(
                 rollout_id="wait", run_id=str(tmp_path / "never")
             )
-            stub = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+            stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
             events = aiter(stub.Generate(request, timeout=5))
             await anext(events)
             demo.process.send_signal(signal.SIGSTOP)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -18,6 +18,7 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     add_RolloutServerServiceServicer_to_server,
 )
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -29,6 +30,10 @@ from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.store.interface import Store
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
 FORGETFUL = (
@@ -109,7 +114,7 @@ async def scripted(server: ScriptedServer) -> AsyncIterator[str]:
 @asynccontextmanager
 async def gateway(
     model: Path, kept: Store | None = None, **settings: Any
-) -> AsyncIterator[tuple[Any, Any]]:
+) -> AsyncIterator[tuple[RolloutServiceAsyncStub, TrajectoryServiceAsyncStub]]:
     """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; both stubs."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
@@ -133,7 +138,7 @@ async def gateway(
             ) as agent,
             grpc.aio.insecure_channel(f"127.0.0.1:{manager}") as inside,
         ):
-            yield RolloutServiceStub(agent), TrajectoryServiceStub(inside)
+            yield async_stub(RolloutServiceStub, agent), async_stub(TrajectoryServiceStub, inside)
 
 
 def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Tokens:

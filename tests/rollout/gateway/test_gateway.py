@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
@@ -20,6 +20,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceServicer,
     add_SchedulerServiceServicer_to_server,
 )
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import make_byte_model
@@ -32,6 +33,10 @@ from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, script
 from tests.rollout.server.client import Client, fake_config
 from tests.trajectory_manager.client import RULES
 
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 PROMPT = [3, 4, 5]
 
 
@@ -39,8 +44,8 @@ PROMPT = [3, 4, 5]
 class Agent:
     """One rollout whose turns may run concurrently."""
 
-    stub: Any
-    store: Any
+    stub: RolloutServiceAsyncStub
+    store: TrajectoryServiceAsyncStub
     credential: str
 
     def request(self, turn_id: str, **fields: Any) -> pb.GenerateRequest:
@@ -90,7 +95,7 @@ async def engine(**settings: Any) -> AsyncIterator[tuple[str, Client]]:
         started(service, config, "rollout_server") as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield f"127.0.0.1:{port}", Client(RolloutServerServiceStub(channel))
+        yield f"127.0.0.1:{port}", Client(async_stub(RolloutServerServiceStub, channel))
 
 
 async def ids_of(call: Any) -> list[int]:

@@ -21,7 +21,7 @@ class HeldRecorder(Recorder):
     """The turn waits for an acknowledgement."""
     acknowledgements: asyncio.Semaphore
 
-    async def record(self, append: store_pb.Append) -> int:
+    async def record(self, append: store_pb.TokenAppend) -> int:
         """Store, then wait."""
         num_tokens = await super().record(append)
         self.appended.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import grpc.aio
 import pytest
@@ -24,6 +24,10 @@ from rollout.gateway.record import token_messages
 from tests.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, sampled, scripted
 from tests.trajectory_manager.client import RULES
 
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 RUN = "run"
 STOP = tokens_pb2.FINISH_REASON_STOP
 
@@ -32,8 +36,8 @@ STOP = tokens_pb2.FINISH_REASON_STOP
 class World:
     """An agent with one rollout, and what is behind its gateway."""
 
-    gateway: Any
-    store: Any
+    gateway: RolloutServiceAsyncStub
+    store: TrajectoryServiceAsyncStub
     server: ScriptedServer
     template: ChatTemplate
     credential: str = ""
@@ -133,8 +137,8 @@ async def test_drift_is_reported_and_stored(world: World) -> None:
     drift = finish.drift
     assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
     turn = (await world.recorded())["t2"]
-    drift = turn.drift
-    assert (drift.position, drift.recorded_text, drift.retokenized_text) == expected
+    stored = turn.drift
+    assert (stored.position, stored.recorded_text, stored.retokenized_text) == expected
     assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
     assert turn.finish_reason == STOP
     assert world.server.prompts[1] == prompt

@@ -6,30 +6,33 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 
 from rollout.server.cli import build
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.fake import fake_token, prefix_state
 from services.chassis.rpc.server import started
 
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
+
 
 @dataclass
 class Client:
     """Calls to one server."""
 
-    stub: Any
+    stub: RolloutServerServiceAsyncStub
 
     async def info(self) -> pb.GetServerInfoResponse:
         """GetServerInfo."""
-        info: pb.GetServerInfoResponse = await self.stub.GetServerInfo(pb.GetServerInfoRequest())
-        return info
+        return await self.stub.GetServerInfo(pb.GetServerInfoRequest())
 
     async def until(self, condition: Callable[[pb.GetServerInfoResponse], bool]) -> None:
         """Ask until the server reports what `condition` wants; the test's timeout bounds it."""
@@ -44,7 +47,9 @@ class Client:
             )
         )
 
-    def generate(self, prefix: tuple[int, ...] = (3, 4, 5), **sampling: Any) -> Any:
+    def generate(
+        self, prefix: tuple[int, ...] = (3, 4, 5), **sampling: Any
+    ) -> grpc.aio.UnaryStreamCall[pb.GenerateTokensRequest, pb.GenerateTokensResponse]:
         """GenerateTokens, seeded, ended only by its token limit."""
         params = {"max_new_tokens": 32, "ignore_eos": True, "seed": 7} | sampling
         return self.stub.GenerateTokens(
@@ -65,7 +70,7 @@ async def serving(config: RolloutServerConfig) -> AsyncIterator[Client]:
         started(service, config, "rollout_server") as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield Client(RolloutServerServiceStub(channel))
+        yield Client(async_stub(RolloutServerServiceStub, channel))
 
 
 def fake_config(**fields: Any) -> RolloutServerConfig:

@@ -62,9 +62,12 @@ async def test_restarted_engine_serves_only_after_begin() -> None:
         await current.wait()
         await server.begin()
 
+    def reloading() -> bool:
+        return engine.starts >= 2 and server.state is State.LOADING
+
     supervisor = asyncio.create_task(EngineSupervisor(server, begin).run())
     await engine.die()
-    while engine.starts < 2 or server.state is not State.LOADING:
+    while not reloading():
         await asyncio.sleep(0)
     turn = asyncio.create_task(collect(engine.generate(request())))
     for _ in range(20):

@@ -10,13 +10,13 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,7 +66,7 @@ async def test_terminated_server_gives_its_turns_up_and_exits_clean() -> None:
                 token_ids=[3, 4],
                 sampling=tokens_pb2.SamplingParams(max_new_tokens=4000, ignore_eos=True),
             )
-            stub: Any = RolloutServerServiceStub(channel)
+            stub = async_stub(RolloutServerServiceStub, channel)
             stream = aiter(stub.GenerateTokens(request))
             responses = [await anext(stream)]
             child.terminate()
@@ -83,7 +83,7 @@ async def test_dead_engine_ends_the_process_with_70() -> None:
         port = await port_of(child)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             request = pb.GenerateTokensRequest(run_id="run", token_ids=[3, 4])
-            stub: Any = RolloutServerServiceStub(channel)
+            stub = async_stub(RolloutServerServiceStub, channel)
             with pytest.raises(grpc.aio.AioRpcError):
                 async for _ in stub.GenerateTokens(request):
                     pass

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,6 +15,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 
 from tests.rollout.server.client import serving
 from tests.rollout.server.sglang_server import ENVIRONMENT, FLAGS, PYTHON, sglang_config
@@ -67,7 +67,7 @@ async def test_killed_engine_comes_back_with_the_newest_weights(
         config = sglang_config(folders[0], weights=f"127.0.0.1:{port}")
         async with serving(config) as client:
             await client.serving(3)
-            turn = client.generate(max_new_tokens=400, **{"seed": None, "temperature": 0.0})
+            turn = client.generate(max_new_tokens=400, seed=None, temperature=0.0)
             await anext(aiter(turn))
             engine = engines_of(os.getpid())
             assert len(engine) > 1
@@ -96,7 +96,7 @@ async def test_killed_rollout_server_leaves_no_engine_behind(folders: tuple[Path
     async with process(*own, f"--sglang-command={COMMAND}", *flags) as child:
         port = await port_of(child)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub: Any = RolloutServerServiceStub(channel)
+            stub = async_stub(RolloutServerServiceStub, channel)
             info = await stub.GetServerInfo(pb.GetServerInfoRequest())
         assert (info.engine, info.max_context) == ("sglang", 512 - 6)
         engine = engines_of(child.pid)

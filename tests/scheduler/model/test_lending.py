@@ -141,6 +141,7 @@ def test_the_first_cycle_of_a_mode_is_not_measured() -> None:
     lending, _ = played(LendingState(), world, 12)
     assert lending.dedicated.value == pytest.approx(200.0)
     lending, _ = played(lending, replace(world, kept=700.0), 1)
+    assert lending.dedicated.value is not None
     assert lending.dedicated.value > 210.0, "a later one is"
 
 
@@ -276,7 +277,8 @@ def test_gate_drives_the_nodes() -> None:
 
 def test_kept_nodes_generate_when_no_other_node_does() -> None:
     """The batch that their gang waits for would never be full; negative control: "never"."""
-    for mode, tag in (("gated", "rollout"), ("never", "")):
+    modes: dict[LendingMode, str] = {"gated": "rollout", "never": ""}
+    for mode, tag in modes.items():
         policy = PreemptivePolicy(lending=mode)
         state = after(_kept(), lambda tx: tx.lose(["other"]), policy, now=3.0)
         assert state.nodes["both"].assignment.tag == tag
@@ -377,14 +379,13 @@ def _pool(mode: LendingMode) -> State:
 
 def _arrived(state: State) -> State:
     """All nodes have taken up their assignments."""
-    for entry in state.nodes.values():
-        epoch = entry.assignment.epoch
-        state = after(
-            state,
-            lambda tx, entry=entry, epoch=epoch: tx.report(
-                entry.node_id, NodeState.ACTIVE, epoch, epoch
-            ),
-        )
+    for name in state.nodes:
+
+        def report(tx: StateTransaction, name: str = name) -> None:
+            epoch = tx.state.nodes[name].assignment.epoch
+            tx.report(name, NodeState.ACTIVE, epoch, epoch)
+
+        state = after(state, report)
     return state
 
 

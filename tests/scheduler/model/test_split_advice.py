@@ -161,7 +161,10 @@ def test_taking_the_advice_leads_to_the_split_of_alg_1(
         def training(num_nodes: int, of: World = world) -> float:
             return of.training_seconds if num_nodes >= of.num_training else float("inf")
 
-        best = split_nodes(lambda nodes, of=world: of.work / nodes, training, 40)
+        def generation(num_nodes: int, of: World = world) -> float:
+            return of.work / num_nodes
+
+        best = split_nodes(generation, training, 40)
         assert best.generation_nodes - world.num_generating in (0, 1)
 
 

@@ -22,6 +22,7 @@ from seamflow.cli.export import export, read_progress
 from seamflow.cli.replay import replay
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import (
     column_service_pb2,
     sample_service_pb2,
@@ -163,7 +164,7 @@ async def test_columns_are_exported(channel: grpc.aio.Channel, tmp_path: Path) -
     await client.submit("a")
     for _ in range(2):
         await client.play()
-    stub = ColumnServiceStub(channel)
+    stub = async_stub(ColumnServiceStub, channel)
     lease = column_service_pb2.LeaseColumnRequest(
         run_id=client.run_id, column="value", max_samples=8
     )

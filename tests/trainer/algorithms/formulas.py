@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -46,37 +47,41 @@ def group_of(rollout: Rollout, rollouts: Sequence[Rollout]) -> np.ndarray:
 def group_relative(rollout: Rollout, rollouts: Sequence[Rollout]) -> float:
     """GRPO's advantage."""
     rewards = group_of(rollout, rollouts)
-    return (rollout.reward - rewards.mean()) / (rewards.std() + EPSILON)
+    return float((rollout.reward - rewards.mean()) / (rewards.std() + EPSILON))
 
 
 def less_mean(rollout: Rollout, rollouts: Sequence[Rollout]) -> float:
     """Dr. GRPO's."""
-    return rollout.reward - group_of(rollout, rollouts).mean()
+    return float(rollout.reward - group_of(rollout, rollouts).mean())
 
 
 def surrogate(ratio: np.ndarray, advantage: float) -> np.ndarray:
     """PPO's clipped one."""
-    return np.minimum(ratio * advantage, np.clip(ratio, 1 - LOW, 1 + HIGH) * advantage)
+    found: np.ndarray = np.minimum(ratio * advantage, np.clip(ratio, 1 - LOW, 1 + HIGH) * advantage)
+    return found
 
 
 def grpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
     """Mean over rollouts of means over tokens."""
-    return np.mean(
-        [
-            surrogate(np.exp(logprobs - r.behaviour), group_relative(r, rollouts)).mean()
-            for r, logprobs in zip(rollouts, now, strict=True)
-        ]
+    return float(
+        np.mean(
+            [
+                surrogate(np.exp(logprobs - r.behaviour), group_relative(r, rollouts)).mean()
+                for r, logprobs in zip(rollouts, now, strict=True)
+            ]
+        )
     )
 
 
 def distances(logprobs: np.ndarray, reference: np.ndarray, estimator: str) -> np.ndarray:
     """From the reference, token by token."""
     ratio = np.exp(reference - logprobs)
-    return {
+    found: np.ndarray = {
         "k1": -np.log(ratio),
         "k2": np.log(ratio) ** 2 / 2,
         "k3": ratio - 1 - np.log(ratio),
     }[estimator]
+    return found
 
 
 def grpo_near_reference(estimator: str) -> Objective:
@@ -87,7 +92,7 @@ def grpo_near_reference(estimator: str) -> Objective:
             distances(logprobs, r.reference, estimator).mean()
             for r, logprobs in zip(rollouts, now, strict=True)
         ]
-        return grpo(rollouts, now) - BETA * np.mean(far)
+        return float(grpo(rollouts, now) - BETA * np.mean(far))
 
     return objective
 
@@ -98,7 +103,7 @@ def distillation(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> floa
         np.exp(r.start - r.behaviour) * (r.reference - r.start) * logprobs
         for r, logprobs in zip(rollouts, now, strict=True)
     ]
-    return np.concatenate(terms).mean()
+    return float(np.concatenate(terms).mean())
 
 
 def dapo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
@@ -107,26 +112,30 @@ def dapo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
         surrogate(np.exp(logprobs - r.behaviour), group_relative(r, rollouts))
         for r, logprobs in zip(rollouts, now, strict=True)
     ]
-    return np.concatenate(terms).mean()
+    return float(np.concatenate(terms).mean())
 
 
 def dr_grpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
     """Sums over tokens, by a constant."""
-    return np.mean(
-        [
-            surrogate(np.exp(logprobs - r.behaviour), less_mean(r, rollouts)).sum() / LENGTH
-            for r, logprobs in zip(rollouts, now, strict=True)
-        ]
+    return float(
+        np.mean(
+            [
+                surrogate(np.exp(logprobs - r.behaviour), less_mean(r, rollouts)).sum() / LENGTH
+                for r, logprobs in zip(rollouts, now, strict=True)
+            ]
+        )
     )
 
 
 def gspo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
     """One ratio for a whole sequence."""
-    return np.mean(
-        [
-            surrogate(np.exp((logprobs - r.behaviour).mean()), group_relative(r, rollouts))
-            for r, logprobs in zip(rollouts, now, strict=True)
-        ]
+    return float(
+        np.mean(
+            [
+                surrogate(np.exp((logprobs - r.behaviour).mean()), group_relative(r, rollouts))
+                for r, logprobs in zip(rollouts, now, strict=True)
+            ]
+        )
     )
 
 
@@ -136,7 +145,7 @@ def cispo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
         np.minimum(np.exp(r.start - r.behaviour), 1 + HIGH) * group_relative(r, rollouts) * logprobs
         for r, logprobs in zip(rollouts, now, strict=True)
     ]
-    return np.concatenate(terms).mean()
+    return float(np.concatenate(terms).mean())
 
 
 def decoupled_ppo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
@@ -146,7 +155,7 @@ def decoupled_ppo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> flo
         * surrogate(np.exp(logprobs - r.start), group_relative(r, rollouts))
         for r, logprobs in zip(rollouts, now, strict=True)
     ]
-    return np.concatenate(terms).mean()
+    return float(np.concatenate(terms).mean())
 
 
 def rloo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
@@ -180,7 +189,7 @@ def whitened_surrogate(
     behaviour = np.concatenate([r.behaviour for r in rollouts])
     ratios = np.exp(np.concatenate(now) - behaviour)
     clipped = np.clip(ratios, 1 - LOW, 1 + HIGH)
-    return np.minimum(ratios * advantages, clipped * advantages).mean()
+    return float(np.minimum(ratios * advantages, clipped * advantages).mean())
 
 
 def action_starts(rollout: Rollout, size: int | None) -> list[int]:
@@ -202,7 +211,20 @@ def recursive_advantages(rewards: Sequence[float], values: Sequence[float]) -> l
     return found[::-1]
 
 
-def actor_critic(size: int | None) -> Objective:
+class ActorCriticObjective(Protocol):
+    """An objective that may be given a critic's values instead of those of the rollouts."""
+
+    def __call__(
+        self,
+        rollouts: Sequence[Rollout],
+        now: Sequence[np.ndarray],
+        values: Sequence[np.ndarray] | None = None,
+    ) -> float:
+        """The objective under the log-probs `now`."""
+        ...
+
+
+def actor_critic(size: int | None) -> ActorCriticObjective:
     """PPO's surrogate by the advantages of actions, less the critic's squared error."""
 
     def objective(
@@ -221,14 +243,17 @@ def actor_critic(size: int | None) -> Objective:
             gains.append(surrogate_of(np.exp(logprobs - r.behaviour), of_tokens))
             expected = old if values is None else values[number][starts]
             errors.append(np.repeat((expected - (advantages + old)) ** 2, lengths))
-        return np.concatenate(gains).mean() - VALUE_WEIGHT * np.concatenate(errors).mean()
+        return float(np.concatenate(gains).mean() - VALUE_WEIGHT * np.concatenate(errors).mean())
 
     return objective
 
 
 def surrogate_of(ratio: np.ndarray, advantages: np.ndarray) -> np.ndarray:
     """PPO's clipped one, of tokens that differ."""
-    return np.minimum(ratio * advantages, np.clip(ratio, 1 - LOW, 1 + HIGH) * advantages)
+    found: np.ndarray = np.minimum(
+        ratio * advantages, np.clip(ratio, 1 - LOW, 1 + HIGH) * advantages
+    )
+    return found
 
 
 def tba(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
@@ -253,7 +278,7 @@ def dpo(rollouts: Sequence[Rollout], now: Sequence[np.ndarray]) -> float:
         ordered = sorted(members, key=lambda member: member[0].reward)
         far = [logprobs.sum() - r.reference.sum() for r, logprobs in ordered]
         found.append(-np.log1p(np.exp(-BETA * (far[-1] - far[0]))))
-    return np.mean(found)
+    return float(np.mean(found))
 
 
 OBJECTIVES: dict[str, Objective] = {

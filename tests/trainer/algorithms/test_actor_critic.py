@@ -27,7 +27,7 @@ CRITIC = {**JOB_CONFIG, "algorithm__name": "ppo"}
 
 
 @pytest.mark.parametrize("algorithm", ACTIONS)
-def test_the_critic_s_gradient_is_that_of_its_formula(algorithm: str):
+def test_the_critic_s_gradient_is_that_of_its_formula(algorithm: str) -> None:
     """-dL / dV of each token, by central differences with advantages held."""
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
@@ -48,7 +48,7 @@ def test_the_critic_s_gradient_is_that_of_its_formula(algorithm: str):
 
 
 @pytest.mark.parametrize("num_actions", [1, 5, 256, 257, 1000])
-def test_advantages_by_products_equal_the_recursion(num_actions: int):
+def test_advantages_by_products_equal_the_recursion(num_actions: int) -> None:
     """Within a block and across blocks."""
     rng = np.random.default_rng(num_actions)
     values, rewards = rng.normal(size=(2, 3, num_actions))
@@ -60,7 +60,9 @@ def test_advantages_by_products_equal_the_recursion(num_actions: int):
         np.testing.assert_allclose(found[row].numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(model: Path, tmp_path: Path):
+def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(
+    model: Path, tmp_path: Path
+) -> None:
     """Two ranks equal one, a resume equals no interruption; the critic is not published."""
     steps = list(range(1, 7))
     one = run(1, model, tmp_path / "one", steps=steps, save_after=3, config=CRITIC)
@@ -78,7 +80,7 @@ def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(model: Pa
 @pytest.mark.parametrize(("given", "rate"), [(0.0, 30 * 3e-3), (2e-3, 2e-3)])
 def test_the_critic_has_a_separate_learning_rate(
     model: Path, tmp_path: Path, given: float, rate: float
-):
+) -> None:
     """AdamW's first step is as long as its rate."""
     values = {**CRITIC, "algorithm__critic_learning_rate": given}
     out = run(1, model, tmp_path, steps=[1], save_after=1, config=values)
@@ -86,7 +88,7 @@ def test_the_critic_has_a_separate_learning_rate(
     assert saved["parameter.value_head.bias"].abs().item() == pytest.approx(rate, rel=1e-5)
 
 
-def test_a_critic_comes_to_expect_the_reward(model: Path, tmp_path: Path):
+def test_a_critic_comes_to_expect_the_reward(model: Path, tmp_path: Path) -> None:
     """Its error falls to a fraction while the same samples are trained on again and again."""
     values = {**CRITIC, "optimizer__learning_rate": 1e-2, "algorithm__gae_lambda": 1.0}
     out = run(1, model, tmp_path, steps=[1] * 60, config=values)

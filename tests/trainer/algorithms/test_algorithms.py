@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +25,14 @@ from tests.trainer.ranks.gradients import config, greatest_error, make_case, our
 from trainer.algorithms.base import ALGORITHMS, make_algorithm
 
 
-def test_every_algorithm_has_a_reference():
+def test_every_algorithm_has_a_reference() -> None:
     """None can be added without one."""
     assert set(OBJECTIVES) == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
-def test_gradient_equals_the_papers_objective(algorithm: str, seed: int):
+def test_gradient_equals_the_papers_objective(algorithm: str, seed: int) -> None:
     """To 1e-6 on ragged batches of mixed versions, and so does the loss."""
     samples, logits = make_case(seed)
     rollouts, found = rollouts_of(samples, logits), {"loss": 0.0}
@@ -43,7 +44,7 @@ def test_gradient_equals_the_papers_objective(algorithm: str, seed: int):
 
 
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
-def test_reference_distinguishes_algorithms(algorithm: str):
+def test_reference_distinguishes_algorithms(algorithm: str) -> None:
     """Negative control: no other one's gradient passes for it."""
     samples, logits = make_case(0)
     expected = differences(OBJECTIVES[algorithm], rollouts_of(samples, logits))
@@ -52,7 +53,7 @@ def test_reference_distinguishes_algorithms(algorithm: str):
 
 
 @pytest.mark.parametrize("algorithm", sorted(OBJECTIVES))
-def test_gradient_depends_neither_on_micro_batches_nor_on_order(algorithm: str):
+def test_gradient_depends_neither_on_micro_batches_nor_on_order(algorithm: str) -> None:
     """One batch or many, forwards or backwards: equal to rounding."""
     samples, logits = make_case(1)
     whole = ours(samples, logits, config(algorithm), budget=10_000)
@@ -62,7 +63,7 @@ def test_gradient_depends_neither_on_micro_batches_nor_on_order(algorithm: str):
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_distance_from_the_reference_is_in_the_loss(estimator: str):
+def test_distance_from_the_reference_is_in_the_loss(estimator: str) -> None:
     """GRPO with its KL term, by either estimator; without the term it is another objective."""
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
@@ -76,7 +77,7 @@ def test_distance_from_the_reference_is_in_the_loss(estimator: str):
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_distance_from_the_reference_is_in_the_reward(estimator: str):
+def test_distance_from_the_reference_is_in_the_reward(estimator: str) -> None:
     """As the rollout was sampled, summed over its tokens."""
     samples, logits = make_case(0)
     rollouts = rollouts_of(samples, logits)
@@ -88,7 +89,7 @@ def test_distance_from_the_reference_is_in_the_reward(estimator: str):
     assert greatest_error(found, expected) < 1e-6
 
 
-def test_distance_from_the_reference_is_reported():
+def test_distance_from_the_reference_is_reported() -> None:
     """By the least noisy estimator, with or without a term."""
     samples, logits = make_case(0)
     found = {"reference_kl": 0.0}
@@ -112,13 +113,13 @@ def test_distance_from_the_reference_is_reported():
         ({"kl__loss": 0.1, "kl__estimator": "k1"}, r"kl.estimator is 'k1' .* use k2"),
     ],
 )
-def test_a_kl_term_without_reference_is_rejected(settings: dict[str, object], message: str):
+def test_a_kl_term_without_reference_is_rejected(settings: dict[str, object], message: str) -> None:
     """The message names the setting, the value and the cure."""
     with pytest.raises(ValueError, match=message):
         config("grpo", **settings)
 
 
-def test_distillation_needs_a_teacher():
+def test_distillation_needs_a_teacher() -> None:
     """The message names the setting and the cure."""
     with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
         make_algorithm(config("distillation", algorithm__reference_column=""))
@@ -136,7 +137,7 @@ def test_distillation_needs_a_teacher():
 @pytest.mark.parametrize("algorithm", ["decoupled_ppo", "dapo"])
 def test_importance_of_each_token_is_bounded_as_configured(
     algorithm: str, way: str, weight: Callable[[np.ndarray], np.ndarray]
-):
+) -> None:
     """It multiplies the token's gradient, within the trust region if there is one."""
     samples, logits = make_case(2)
     rollouts = rollouts_of(samples, logits)
@@ -156,7 +157,7 @@ def test_importance_of_each_token_is_bounded_as_configured(
     assert greatest_error(ours(samples, logits, settings), expected) < 1e-9
 
 
-def test_tokens_of_older_weights_weigh_less():
+def test_tokens_of_older_weights_weigh_less() -> None:
     """By the versions of each span, not of the sample."""
     samples, logits = make_case(0)
     plain = ours(samples, logits, config("dapo"))
@@ -174,11 +175,11 @@ def test_tokens_of_older_weights_weigh_less():
 
 
 @pytest.mark.parametrize("way", ["token_mean", "sequence_mean", "sequence_sum", "constant"])
-def test_any_algorithm_takes_any_weights_of_tokens(way: str):
+def test_any_algorithm_takes_any_weights_of_tokens(way: str) -> None:
     """DAPO as weighted by the others is what their weights make of it."""
     samples, logits = make_case(1)
     rollouts = rollouts_of(samples, logits)
-    scales = {
+    scales: dict[str, Callable[[int], float]] = {
         "token_mean": lambda n: 1 / sum(len(r.start) for r in rollouts),
         "sequence_mean": lambda n: 1 / (n * len(rollouts)),
         "sequence_sum": lambda n: 1 / len(rollouts),
@@ -214,13 +215,13 @@ def test_any_algorithm_takes_any_weights_of_tokens(way: str):
     ],
 )
 def test_tokens_that_were_left_out_or_held_back_are_counted(
-    settings: dict[str, object], counted: Callable[[np.ndarray], tuple[int, int]] | None
-):
+    settings: dict[str, Any], counted: Callable[[np.ndarray], tuple[int, int]] | None
+) -> None:
     """By the ratio that the algorithm goes by: of GSPO's sequences none is held back."""
     samples, logits = make_case(2)
     rho = np.concatenate([np.exp(r.start - r.behaviour) for r in rollouts_of(samples, logits)])
     found = {"clip_fraction": 0.0, "cap_fraction": 0.0}
-    ours(samples, logits, config(**{"algorithm": "decoupled_ppo", **settings}), sums=found)
+    ours(samples, logits, config(**({"algorithm": "decoupled_ppo"} | settings)), sums=found)
     if counted is None:
         assert found["clip_fraction"] > 0
         assert found["cap_fraction"] == 0
@@ -228,7 +229,7 @@ def test_tokens_that_were_left_out_or_held_back_are_counted(
         assert (found["clip_fraction"], found["cap_fraction"]) == counted(rho)
 
 
-def test_each_algorithm_has_a_default_clip_range():
+def test_each_algorithm_has_a_default_clip_range() -> None:
     """GSPO's is a thousand times smaller; what is configured holds for any."""
     plain = {"algorithm__clip_low": None, "algorithm__clip_high": None}
     regions = {
@@ -241,7 +242,7 @@ def test_each_algorithm_has_a_default_clip_range():
     assert make_algorithm(config("grpo")).importance.high == HIGH  # type: ignore[attr-defined]
 
 
-def test_a_bound_without_effect_is_rejected():
+def test_a_bound_without_effect_is_rejected() -> None:
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="importance is 'mask': cispo truncates"):
         make_algorithm(config("cispo", algorithm__importance="mask"))
@@ -249,7 +250,7 @@ def test_a_bound_without_effect_is_rejected():
         config("dapo", algorithm__importance_cap=0.4)
 
 
-def test_a_constant_length_has_to_be_given():
+def test_a_constant_length_has_to_be_given() -> None:
     """The message names the setting and the cure."""
     with pytest.raises(ConfigError, match=r"algorithm.loss_length is 0.*give the maximum"):
         make_algorithm(config("dr_grpo", algorithm__loss_length=0))

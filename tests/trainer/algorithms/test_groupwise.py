@@ -36,7 +36,9 @@ def tokens(
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "tba"])
-def test_a_group_that_is_cut_gives_another_gradient(algorithm: str, monkeypatch):
+def test_a_group_that_is_cut_gives_another_gradient(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control: were groups not kept whole, small micro-batches would change the step."""
     samples, logits = make_case(0)
     whole = ours(samples, logits, config(algorithm), budget=10_000)
@@ -46,10 +48,10 @@ def test_a_group_that_is_cut_gives_another_gradient(algorithm: str, monkeypatch)
     assert greatest_error(ours(samples, logits, config(algorithm), budget=8), whole) > 1e-3
 
 
-def test_a_group_without_a_preference_gives_no_gradient():
+def test_a_group_without_a_preference_gives_no_gradient() -> None:
     """All alike: nothing to prefer; the other group learns as ever."""
     given = tokens([1.0, 1.0, 0.0, 1.0], [7, 7, 3, 3])
-    make_algorithm(config("dpo")).loss(given).loss.backward()
+    make_algorithm(config("dpo")).loss(given).loss.backward()  # type: ignore[no-untyped-call]
     gradient = given.logprobs_BT.grad
     assert gradient is not None
     assert gradient[:2].abs().max() == 0
@@ -57,7 +59,7 @@ def test_a_group_without_a_preference_gives_no_gradient():
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "tba"])
-def test_a_rewritten_history_counts_as_one_rollout(algorithm: str):
+def test_a_rewritten_history_counts_as_one_rollout(algorithm: str) -> None:
     """Two sequences of a rollout are as one with the tokens of both."""
     parts = tokens([1.0, 1.0, 0.0], [0, 0, 0], rollouts=[4, 4, 9])
     logprobs = parts.logprobs_BT.detach()
@@ -66,13 +68,13 @@ def test_a_rewritten_history_counts_as_one_rollout(algorithm: str):
     one = tokens([1.0, 0.0], [0, 0], logprobs=joined)
     losses = [make_algorithm(config(algorithm)).loss(given).loss for given in (parts, one)]
     torch.testing.assert_close(*losses)
-    losses[0].backward()
+    losses[0].backward()  # type: ignore[no-untyped-call]
     gradient = parts.logprobs_BT.grad
     assert gradient is not None
     torch.testing.assert_close(gradient[0], gradient[1])
 
 
-def test_balance_is_where_the_reward_over_beta_is_the_distance():
+def test_balance_is_where_the_reward_over_beta_is_the_distance() -> None:
     """TBA's loss is 0 there and nowhere else."""
     rewards = [0.3, -0.2, 0.9]
     at_balance = torch.tensor(rewards, dtype=torch.float64)[:, None] / BETA / 2 - 1.5
@@ -84,7 +86,7 @@ def test_balance_is_where_the_reward_over_beta_is_the_distance():
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "tba"])
-def test_errors_name_the_settings_of_the_objective(algorithm: str):
+def test_errors_name_the_settings_of_the_objective(algorithm: str) -> None:
     """The message names the setting, the value and the cure."""
     with pytest.raises(ConfigError, match="reference_column is not set: give the column"):
         make_algorithm(config(algorithm, algorithm__reference_column=""))

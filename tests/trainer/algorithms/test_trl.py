@@ -28,7 +28,7 @@ def settings(name: str) -> TrainerConfig:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", sorted(TRL))
-def test_loss_and_gradient_are_those_of_trl(name: str, seed: int):
+def test_loss_and_gradient_are_those_of_trl(name: str, seed: int) -> None:
     """To 1e-5, on ragged batches of mixed versions, with the advantages of the algorithm."""
     samples, logits = make_case(seed)
     rollouts, found = rollouts_of(samples, logits), {"loss": 0.0}

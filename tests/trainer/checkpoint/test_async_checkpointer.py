@@ -200,7 +200,7 @@ async def test_a_stop_waits_for_the_checkpoint_under_way(
     disk = SlowDisk(monkeypatch)
     await training.fill(STEPS, rollouts=6)
     async with training.service(STEPS) as service:
-        work = asyncio.create_task(service.background[0]())
+        work = asyncio.ensure_future(service.background[0]())
         while not disk.num_begun:
             await asyncio.sleep(0.01)
         assert service.drain is not None

@@ -12,13 +12,14 @@ from safetensors.torch import save_file
 
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
+from trainer.policy.policy import Policy
 
 
-class Weights:
+class Weights(Policy):
     """Stands for a policy with one parameter."""
 
     def __init__(self, size: int) -> None:
-        self.shards = {"w": torch.zeros(size)}
+        self.shards = {"w": torch.nn.Parameter(torch.zeros(size), requires_grad=False)}
         self.loaded: dict[str, torch.Tensor] = {}
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -63,7 +64,9 @@ def test_the_newest_complete_checkpoint_is_found_and_old_ones_go(tmp_path: Path)
         "step_000000010",
     ]
     checkpoint_files.complete(begun(tmp_path, 12), state(12), keep=2)
-    assert checkpoint_files.newest(tmp_path)[1].step == 12
+    newest = checkpoint_files.newest(tmp_path)
+    assert newest is not None
+    assert newest[1].step == 12
     assert list(tmp_path.glob(".partial_*")) == []
 
 
@@ -119,6 +122,6 @@ def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) 
     chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
     for rank, chunk in enumerate(chunks):
         policy = Weights(0)
-        policy.shards = {"w": torch.zeros_like(chunk)}
+        policy.shards = {"w": torch.nn.Parameter(torch.zeros_like(chunk))}
         checkpoint_files.load_shards(policy, tmp_path, rank, world_size)
         assert policy.loaded["parameter.w"].equal(chunk)

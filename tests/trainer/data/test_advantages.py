@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.trainer.ranks.gradients import config
 from tests.trainer.support import make_samples
-from trainer.algorithms.base import Rollouts, make_algorithm
+from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights, make_algorithm
 from trainer.algorithms.terms import baselines
 from trainer.data.advantages import compute_advantages, overlong_penalty
 from trainer.data.token_sequence import sequence
@@ -18,11 +19,19 @@ DAPO = config("dapo")
 class Identity:
     """Rewards as they are."""
 
-    def advantages(self, rollouts):
+    whole_step = whole_groups = critic = False
+
+    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         return rollouts.rewards_R
 
-    def token_weights(self, num_tokens_R):  # noqa: N803 -- named by the contract
+    def token_weights(
+        self,
+        num_tokens_R: NDArray[np.int64],  # noqa: N803 -- named by the contract
+    ) -> TokenWeights:
         return make_algorithm(DAPO).token_weights(num_tokens_R)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        return make_algorithm(DAPO).loss(tokens)
 
 
 def rollouts(rewards: list[float], groups: str) -> Rollouts:
@@ -34,7 +43,7 @@ def rollouts(rewards: list[float], groups: str) -> Rollouts:
     )
 
 
-def test_a_group_without_variance_has_no_advantage():
+def test_a_group_without_variance_has_no_advantage() -> None:
     """By any baseline that looks at the group alone."""
     both = rollouts([1.0, 5.0, 0.0, 5.0, 1.0, 5.0], "ababab")
     advantages = baselines.standardised(both, 1e-4)
@@ -44,14 +53,14 @@ def test_a_group_without_variance_has_no_advantage():
         np.testing.assert_array_equal(found[1::2], 0.0)
 
 
-def test_a_group_of_one_has_no_advantage():
+def test_a_group_of_one_has_no_advantage() -> None:
     """Leave-one-out gives it no advantage, and no division by nothing."""
     np.testing.assert_array_equal(
         baselines.leave_one_out(rollouts([3.0, 1.0, 2.0], "abb")), [0.0, -1.0, 1.0]
     )
 
 
-def test_a_rollout_with_two_sequences_counts_once():
+def test_a_rollout_with_two_sequences_counts_once() -> None:
     """A rewritten history weighs its reward once, and all its tokens share the rollout's weight."""
     samples = make_samples(2, groups=1, group_size=3)
     forked = type(samples[0])()
@@ -65,7 +74,7 @@ def test_a_rollout_with_two_sequences_counts_once():
     assert both.weights_N[0] == both.weights_N[3] == alone.weights_N[0] / 2
 
 
-def test_a_rollout_without_tokens_is_compared_and_weighs_nothing():
+def test_a_rollout_without_tokens_is_compared_and_weighs_nothing() -> None:
     """Its reward counts for the baseline of the others; it has no trainable token."""
     samples = make_samples(2, groups=1, group_size=3)
     del samples[1].loss_mask[:]
@@ -77,7 +86,7 @@ def test_a_rollout_without_tokens_is_compared_and_weighs_nothing():
     assert given.advantages_N[1] != 0
 
 
-def test_shuffled_rewards_keep_their_values_and_lose_their_rollouts():
+def test_shuffled_rewards_keep_their_values_and_lose_their_rollouts() -> None:
     """The control experiment permutes over the whole batch, differently for each seed."""
     sequences = [sequence(sample) for sample in make_samples(3, groups=6)]
     straight = compute_advantages(sequences, Identity(), DAPO).advantages_N
@@ -93,14 +102,14 @@ def test_shuffled_rewards_keep_their_values_and_lose_their_rollouts():
     assert (shuffled[0] != shuffled[2]).any()
 
 
-def test_nearly_too_long_rollouts_lose_reward():
+def test_nearly_too_long_rollouts_lose_reward() -> None:
     """DAPO's equation 13 with 100 tokens at most and a buffer of 20."""
     lengths = np.array([1, 80, 85, 100, 101, 1000])
     np.testing.assert_allclose(overlong_penalty(lengths, 100, 20), [0, 0, -0.25, -1, -1, -1])
     np.testing.assert_allclose(overlong_penalty(lengths, 100, 0), [0, 0, 0, 0, -1, -1])
 
 
-def test_the_penalty_is_part_of_the_reward():
+def test_the_penalty_is_part_of_the_reward() -> None:
     """By the tokens that the rollout sampled, before any comparison."""
     sequences = [sequence(sample) for sample in make_samples(4)]
     lengths = np.array([int(item.loss_mask_T.sum()) for item in sequences])
@@ -113,7 +122,7 @@ def test_the_penalty_is_part_of_the_reward():
     assert -1 <= difference.min() < 0
 
 
-def test_a_missing_reward_is_named():
+def test_a_missing_reward_is_named() -> None:
     """The message holds the rollout, the configured name and the available names."""
     sequences = [sequence(sample) for sample in make_samples(4)]
     settings = config("dapo", algorithm__reward="score")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from tests.trainer.support import make_samples
 from trainer.data.advantages import SequenceAdvantages
@@ -34,7 +34,7 @@ def of_length(length: int, name: str, group: str = "g") -> TokenSequence:
     )
 
 
-def credited(advantages: Sequence[float]) -> SequenceAdvantages:
+def credited(advantages: ArrayLike) -> SequenceAdvantages:
     """With these advantages."""
     values = np.array(advantages, np.float64)
     return SequenceAdvantages(advantages_N=values, weights_N=2 * values, denominator=1.0)
@@ -57,7 +57,7 @@ def tokens_of(batch: MicroBatch, packed: bool) -> int:
 )
 def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
     lengths: list[int], ranks: int, budget: int, packed: bool, group_size: int
-):
+) -> None:
     """Whatever the lengths: nothing lost or doubled, budget kept, equal counts, groups whole."""
     sequences = [
         of_length(length, str(n), str(n // (group_size or 4))) for n, length in enumerate(lengths)
@@ -71,7 +71,8 @@ def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
         whole_groups=group_size > 0,
     )
     assert len({len(share) for share in shares}) == 1
-    found, groups = [], []
+    found: list[tuple[float, int, int]] = []
+    groups: list[int] = []
     for batch in (batch for share in shares for batch in share):
         here = set(batch.groups_B.tolist()) if batch.advantages_B.all() else set()
         groups += here
@@ -94,7 +95,7 @@ def test_a_plan_holds_every_token_once_and_gives_ranks_equal_counts(
 @pytest.mark.parametrize(("packed", "share"), [(True, 1.0), (False, 0.85)])
 def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     packed: bool, share: float
-):
+) -> None:
     """Lognormal lengths: nothing or 15 % of what is computed, ranks differ by less than 10 %."""
     lengths = np.random.default_rng(5).lognormal(4, 0.7, 128).astype(int) + 2
     sequences = [of_length(int(length), str(n)) for n, length in enumerate(lengths)]
@@ -112,7 +113,7 @@ def test_little_of_a_long_tailed_batch_is_padding_and_ranks_are_balanced(
     assert len(shares[0]) <= least + 2, "few passes"
 
 
-def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
+def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit() -> None:
     """Each row is half the budget, and all sixteen take a few micro-batches."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 1000, 400)
@@ -128,7 +129,7 @@ def test_a_long_prompt_is_computed_once_for_as_many_answers_as_fit():
     assert all(tokens_of(batch, packed=True) <= 900 for batch in share)
 
 
-def test_answers_that_are_all_alike_are_one_micro_batch_however_long():
+def test_answers_that_are_all_alike_are_one_micro_batch_however_long() -> None:
     """Nothing can be gained by cutting them: they are computed once."""
     sequences = [of_length(50, "7") for _ in range(5)]
     (share,) = plan_micro_batches(
@@ -138,14 +139,14 @@ def test_answers_that_are_all_alike_are_one_micro_batch_however_long():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool):
+def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool) -> None:
     """Ids, log-probs, versions and masks of a row are those of its sample."""
     sequences = [sequence(sample) for sample in make_samples(6)]
     given = credited(np.arange(12.0))
     (share,) = plan_micro_batches(
         sequences, given, num_ranks=1, micro_batch_tokens=64, packed=packed
     )
-    groups = {}
+    groups: dict[str, set[int]] = {}
     for batch in share:
         for row, index in enumerate(batch.advantages_B.astype(int)):
             item = sequences[index]

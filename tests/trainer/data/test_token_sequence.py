@@ -10,7 +10,7 @@ from tests.trainer.support import make_sample, make_samples, pack
 from trainer.data.token_sequence import TokenSequence, sequence
 
 
-def test_a_sequence_ends_with_its_last_trainable_token():
+def test_a_sequence_ends_with_its_last_trainable_token() -> None:
     """Environment tokens at the end are never computed."""
     sample = make_sample(np.random.default_rng(0), "s", "g")
     tail = 3
@@ -26,7 +26,7 @@ def test_a_sequence_ends_with_its_last_trainable_token():
     assert result.loss_mask_T[-1]
 
 
-def test_tokens_of_unknown_version_are_never_trained():
+def test_tokens_of_unknown_version_are_never_trained() -> None:
     """A POLICY span without a version source carries no loss, even where the mask allows it."""
     sample = make_sample(np.random.default_rng(1), "s", "g")
     before = sequence(sample).loss_mask_T.sum()
@@ -35,7 +35,7 @@ def test_tokens_of_unknown_version_are_never_trained():
     assert sequence(sample).loss_mask_T.sum() == before - span.num_tokens
 
 
-def test_a_column_of_log_probs_is_cut_with_its_tokens():
+def test_a_column_of_log_probs_is_cut_with_its_tokens() -> None:
     """It is aligned with the tokens up to the last trainable one; without a column it is 0."""
     sample = make_sample(np.random.default_rng(3), "s", "g")
     tail = [1] * 2
@@ -59,7 +59,9 @@ def test_a_column_of_log_probs_is_cut_with_its_tokens():
         ("ref_logprobs", bytes(4), r"column 'ref_logprobs' has 1 values for \d+ tokens"),
     ],
 )
-def test_a_column_that_is_not_there_or_not_of_tokens_is_named(name, values, message):
+def test_a_column_that_is_not_there_or_not_of_tokens_is_named(
+    name: str, values: bytes, message: str
+) -> None:
     """With what to do about it."""
     sample = make_sample(np.random.default_rng(3), "s", "g")
     sample.columns[0].values = values
@@ -67,7 +69,7 @@ def test_a_column_that_is_not_there_or_not_of_tokens_is_named(name, values, mess
         sequence(sample, name)
 
 
-def test_rewards_of_one_name_add_up_over_turns():
+def test_rewards_of_one_name_add_up_over_turns() -> None:
     """A rollout's reward is what its turns and its end were given together."""
     sample = make_sample(np.random.default_rng(2), "s", "g", reward=0.5)
     sample.rewards.add(name="reward", value=0.25, turn_id="t")
@@ -76,7 +78,7 @@ def test_rewards_of_one_name_add_up_over_turns():
 
 
 @pytest.mark.parametrize("field", ["logprobs", "loss_mask", "spans"])
-def test_parallel_fields_of_different_length_are_rejected(field):
+def test_parallel_fields_of_different_length_are_rejected(field: str) -> None:
     """The message names the sample and the field."""
     sample = make_sample(np.random.default_rng(3), "bad", "g")
     if field == "loss_mask":
@@ -89,7 +91,7 @@ def test_parallel_fields_of_different_length_are_rejected(field):
         sequence(sample)
 
 
-def test_packed_samples_are_the_same_sequences():
+def test_packed_samples_are_the_same_sequences() -> None:
     """Bytes or repeated fields: every array is equal, of the same type."""
     for sample in make_samples(9):
         one, two = sequence(sample), sequence(pack(sample))
@@ -102,7 +104,7 @@ def test_packed_samples_are_the_same_sequences():
     ("field", "size"),
     [("token_ids", 3), ("token_ids", 4), ("logprobs", 3), ("logprobs", 4), ("loss_mask", 1)],
 )
-def test_packed_fields_of_different_length_are_rejected(field, size):
+def test_packed_fields_of_different_length_are_rejected(field: str, size: int) -> None:
     """The error of truncated bytes names sample and field."""
     sample = pack(make_sample(np.random.default_rng(3), "bad", "g"))
     if field == "loss_mask":
@@ -114,7 +116,7 @@ def test_packed_fields_of_different_length_are_rejected(field, size):
         sequence(sample)
 
 
-def test_greedy_samples_are_rejected():
+def test_greedy_samples_are_rejected() -> None:
     """At temperature 0, log-probs are meaningless."""
     sample = make_sample(np.random.default_rng(4), "s", "g", temperature=0.0)
     with pytest.raises(ValueError, match="greedy"):

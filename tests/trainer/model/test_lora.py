@@ -40,7 +40,11 @@ from trainer.model.lora import (
 )
 from trainer.publish.weight_folder import write_folder
 
-LORA = {**JOB_CONFIG, "lora__rank": 4, "lora__targets": ["q_proj", "v_proj", "down_proj"]}
+LORA: dict[str, Any] = {
+    **JOB_CONFIG,
+    "lora__rank": 4,
+    "lora__targets": ["q_proj", "v_proj", "down_proj"],
+}
 
 
 def run(model: Path, out: Path, **job: Any) -> Path:
@@ -260,14 +264,14 @@ def assert_equal(
 def test_gpt2s_transposed_matrices_are_merged_and_not_published_alone(model: Path) -> None:
     """Its layers keep [in, out] where others keep [out, in]."""
     config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=16, n_positions=32)
-    adapted = GPT2LMHeadModel(config).eval()
+    adapted = GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
     targets = {"lora__targets": ("c_attn", "c_fc")}
     add_adapter(adapted, settings(model, **targets))
     for name, parameter in adapted.named_parameters():
         if is_adapter(name):
             torch.nn.init.normal_(parameter)
     parameters = dict(adapted.named_parameters())
-    whole = GPT2LMHeadModel(config).eval()
+    whole = GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
     names = [name for name in parameters if not is_adapter(name)]
     tensors = {plain_name(name): merged(adapted, name, parameters.__getitem__) for name in names}
     whole.load_state_dict(tensors, strict=False)

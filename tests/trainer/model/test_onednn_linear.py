@@ -31,9 +31,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     plain = module._product
 
-    def counted(x: Tensor, *others: Tensor | None) -> Tensor:
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         shapes.append(tuple(x.shape))
-        return plain(x, *others)
+        return plain(x, weight, bias)
 
     monkeypatch.setattr(module, "_product", counted)
     return shapes

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 import json
 from pathlib import Path
 from statistics import fmean
@@ -51,14 +56,15 @@ PADDED = {
 }
 
 
-def make(kind: str, **extra: Any) -> torch.nn.Module:
+def make(kind: str, **extra: Any) -> PreTrainedModel:
     """A tiny model of an architecture, in float64 if it can be."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SMALL, **extra)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     # The kernel of its experts has no float64.
+    assert isinstance(model, PreTrainedModel)
     return model if kind == "mixtral" else model.double()
 
 
@@ -103,7 +109,7 @@ def gradients(model: torch.nn.Module, batch: MicroBatch, packed: bool) -> dict[s
     terms_BT = found.logprobs_BT * weights_BT
     if found.values_BT is not None:
         terms_BT = terms_BT + (found.values_BT - 1).square() * weights_BT
-    (terms_BT * mask_BT).sum().backward()
+    (terms_BT * mask_BT).sum().backward()  # type: ignore[no-untyped-call]
     kept = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {**kept, "logprobs": found.logprobs_BT.detach() * mask_BT}
 
@@ -119,7 +125,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", PACKED)
-def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, seed: int):
+def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, seed: int) -> None:
     """Of many architectures, to rounding; prompts and answers in common are computed once."""
     model, batch = make(kind, **PACKED[kind]), batch_of(random_rows(seed), seed)
     expected = gradients(model, batch, packed=False)
@@ -128,11 +134,11 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, 
     assert difference(expected, gradients(model, batch, packed=True)) < tolerance
 
 
-def test_a_critic_sees_the_same_packed_or_padded():
+def test_a_critic_sees_the_same_packed_or_padded() -> None:
     """Values and their gradients, into the head and into the model."""
     model, batch = make("qwen3"), batch_of(random_rows(0))
     add_value_head(model)
-    torch.nn.init.normal_(model.get_submodule("value_head").weight)
+    torch.nn.init.normal_(model.get_parameter("value_head.weight"))
     expected = gradients(model, batch, packed=False)
     assert expected["value_head.weight"].abs().max() > 0
     assert can_pack(model)
@@ -140,14 +146,14 @@ def test_a_critic_sees_the_same_packed_or_padded():
 
 
 @pytest.mark.parametrize("kind", PADDED)
-def test_models_that_cannot_be_packed_are_padded(kind: str):
+def test_models_that_cannot_be_packed_are_padded(kind: str) -> None:
     """They are recognised by their declaration, and still work."""
     model, batch = make(kind, **PADDED[kind]), batch_of(random_rows(0))
     assert not can_pack(model)
     assert forward(model, batch, "cpu", packed=False).num_tokens == batch.token_ids_BT.size
 
 
-def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the trial: attention that ignores rows is rejected."""
     model = make("qwen3")
     monkeypatch.setattr("trainer.model.packing._rows", lambda states, places: states)
@@ -156,17 +162,17 @@ def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPat
     assert can_pack(model)
 
 
-def test_a_model_that_computes_no_numbers_is_padded():
+def test_a_model_that_computes_no_numbers_is_padded() -> None:
     """As before it was tried: a difference that is no number is no small one."""
     model = make("qwen3")
     before = model.config._attn_implementation
     with torch.no_grad():
-        model.get_output_embeddings().weight.fill_(float("nan"))
+        model.get_output_embeddings().weight.fill_(float("nan"))  # type: ignore[no-untyped-call]
     assert not can_pack(model)
     assert model.config._attn_implementation == before
 
 
-def test_tokens_in_common_are_computed_once():
+def test_tokens_in_common_are_computed_once() -> None:
     """Eight answers to a prompt: the prompt counts once, padding not at all."""
     prompt = list(range(10))
     rows = [[*prompt, answer, *[1] * answer] for answer in range(8)]
@@ -178,7 +184,7 @@ def test_tokens_in_common_are_computed_once():
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12))
-def test_a_packing_spells_every_row(rows: list[list[int]]):
+def test_a_packing_spells_every_row(rows: list[list[int]]) -> None:
     """Each token at its place with its position, each prefix once, all found again."""
     batch = batch_of(rows)
     packing = Packing.of(batch.token_ids_BT, batch.lengths_B, "cpu")
@@ -198,7 +204,7 @@ def test_a_packing_spells_every_row(rows: list[list[int]]):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
     model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, bool]
-):
+) -> None:
     """Ten steps to rounding; padding is seen in what was computed."""
     other = run(ranks, model, tmp_path, steps=list(range(1, 11)), config={**JOB_CONFIG, **setting})
     assert losses(other) == pytest.approx(losses(straight_run), abs=OF_A_RUN)
@@ -209,7 +215,7 @@ def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
 
 def test_checkpointed_activations_are_computed_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     """Each block twice: on the way and on the way back."""
     calls: list[str] = []
     attention = packing_module._attention

@@ -18,6 +18,7 @@ from tests.trainer.training import Training
 from trainer.policy.policy import Policy
 from trainer.publish import publisher
 from trainer.publish.async_publisher import AsyncPublisher
+from trainer.publish.weight_folder import write_folder
 
 STEPS = 4
 TIMEOUT_SECONDS = 20.0
@@ -32,7 +33,7 @@ class SlowDisk:
         self.num_writes = 0
         self._timeout = wait_seconds
         self._trained = [threading.Event() for _ in range(STEPS + 2)]
-        self._optimize, self._write = Policy.optimize, publisher.write_folder
+        self._optimize, self._write = Policy.optimize, write_folder
         monkeypatch.setattr(Policy, "optimize", self._optimized())
         monkeypatch.setattr(publisher, "write_folder", self.write)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from tests.trainer.algorithms.formulas import (
     BETA,
@@ -50,18 +51,18 @@ def config(algorithm: str, **settings: object) -> TrainerConfig:
         model=Path("m"),
         checkpoint__folder=Path("c"),
         algorithm__name=algorithm,
-        **(values | settings),  # type: ignore[arg-type]
+        **(values | settings),
     )
 
 
-def make_case(seed: int) -> tuple[list, list[np.ndarray]]:
+def make_case(seed: int) -> tuple[list[trajectory_pb2.Sample], list[np.ndarray]]:
     """Ragged samples with mixed versions and temperatures, and float64 logits for each."""
     samples = make_samples(seed, groups=4)
     rng = np.random.default_rng(seed)
     return samples, [rng.normal(size=(len(s.loss_mask), VOCABULARY)) for s in samples]
 
 
-def rollouts_of(samples: list, logits: list[np.ndarray]) -> list[Rollout]:
+def rollouts_of(samples: list[trajectory_pb2.Sample], logits: list[np.ndarray]) -> list[Rollout]:
     """What the formulas see: trainable tokens only."""
     found = []
     for sample, logit in zip(samples, logits, strict=True):
@@ -89,7 +90,7 @@ def values_of(logit: np.ndarray) -> np.ndarray:
 
 
 def ours(
-    samples: list,
+    samples: list[trajectory_pb2.Sample],
     logits: list[np.ndarray],
     settings: TrainerConfig,
     budget: int = 50,
@@ -120,7 +121,7 @@ def ours(
         ]
         tokens = policy_tokens(batch, [logits[n] for n in rows], critic=algorithm.critic)
         terms = algorithm.loss(tokens)
-        (terms.loss / given.denominator).backward()
+        (terms.loss / given.denominator).backward()  # type: ignore[no-untyped-call]
         found_sums = {**terms.sums, "loss": terms.loss.detach() / given.denominator}
         for name in sums or ():
             sums[name] += found_sums[name].item()  # type: ignore[index]
@@ -166,4 +167,5 @@ def predicted(batch: MicroBatch, logits: list[np.ndarray]) -> tuple[torch.Tensor
 def greatest_error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Relative to the greatest derivative."""
     scale = max(np.abs(each).max() for each in expected)
-    return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True)) / scale
+    worst = max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
+    return float(worst / scale)

@@ -52,7 +52,9 @@ def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(2, model, out, steps=list(range(1, 11)), save_after=5, then=[resumed, in_parts])
 
 
-def test_two_ranks_and_one_give_the_same_losses_and_weights(straight_run, two_ranks):
+def test_two_ranks_and_one_give_the_same_losses_and_weights(
+    straight_run: Path, two_ranks: Path
+) -> None:
     """To rounding over ten steps in float64, and the weights did move."""
     assert losses(two_ranks) == pytest.approx(losses(straight_run), abs=ROUNDING)
     assert len(losses(two_ranks)) == 10
@@ -62,15 +64,15 @@ def test_two_ranks_and_one_give_the_same_losses_and_weights(straight_run, two_ra
     assert max(float((initial[f"parameter.{n}"] - final[n]).abs().max()) for n in final) > 1e-3
 
 
-def test_two_ranks_resumed_and_suspended_equal_the_uninterrupted_run(two_ranks):
+def test_two_ranks_resumed_and_suspended_equal_the_uninterrupted_run(two_ranks: Path) -> None:
     """Loaded from the checkpoint of step 5, device state out and in before step 8: bit-equal."""
     assert losses(two_ranks / "resumed") == losses(two_ranks)[5:]
     assert greatest_difference(two_ranks / "resumed", two_ranks) == 0.0
 
 
 def test_one_rank_resumes_bit_equal_and_from_two_ranks_to_rounding(
-    model, straight_run, two_ranks, tmp_path
-):
+    model: Path, straight_run: Path, two_ranks: Path, tmp_path: Path
+) -> None:
     """The shards of another world size are put together and cut anew."""
     for origin, tolerance in ((straight_run, 0.0), (two_ranks, ROUNDING)):
         resumed = run(
@@ -85,26 +87,32 @@ def test_one_rank_resumes_bit_equal_and_from_two_ranks_to_rounding(
 
 
 @pytest.mark.parametrize("parts", [[[0], [1], [2]], [[2], [0, 1]]], ids=str)
-def test_parts_in_any_order_give_the_step_of_the_whole(model, straight_run, tmp_path, parts):
+def test_parts_in_any_order_give_the_step_of_the_whole(
+    model: Path, straight_run: Path, tmp_path: Path, parts: list[list[int]]
+) -> None:
     """Ten steps, each computed as its groups arrive, with its device lent in between."""
     streamed = run(1, model, tmp_path, steps=list(range(1, 11)), parts=parts)
     assert losses(streamed) == pytest.approx(losses(straight_run), abs=ROUNDING)
     assert greatest_difference(streamed, straight_run) < ROUNDING
 
 
-def test_parts_on_two_ranks_give_the_step_of_the_whole(two_ranks):
+def test_parts_on_two_ranks_give_the_step_of_the_whole(two_ranks: Path) -> None:
     """Gradients of several commands add up on every rank."""
     assert losses(two_ranks / "in_parts") == pytest.approx(losses(two_ranks)[5:], abs=ROUNDING)
     assert greatest_difference(two_ranks / "in_parts", two_ranks) < ROUNDING
 
 
-def test_a_part_that_is_left_out_is_noticed(model, straight_run, tmp_path):
+def test_a_part_that_is_left_out_is_noticed(
+    model: Path, straight_run: Path, tmp_path: Path
+) -> None:
     """Negative control: two groups of three are another step."""
     partial = run(1, model, tmp_path, steps=list(range(1, 11)), parts=[[0], [1]])
     assert greatest_difference(partial, straight_run) > 1e-4
 
 
-def test_weights_of_tokens_and_their_denominator_reach_the_gradient(model, tmp_path):
+def test_weights_of_tokens_and_their_denominator_reach_the_gradient(
+    model: Path, tmp_path: Path
+) -> None:
     """Twice the constant length: half the loss and half the gradient, whatever the tokens are."""
     first = {}
     for length in (8, 16):
@@ -119,7 +127,9 @@ def test_weights_of_tokens_and_their_denominator_reach_the_gradient(model, tmp_p
     assert first[8]["staleness_mean"] == pytest.approx(np.concatenate(behind).mean())
 
 
-def test_a_resume_without_optimizer_state_is_noticed(model, straight_run, tmp_path):
+def test_a_resume_without_optimizer_state_is_noticed(
+    model: Path, straight_run: Path, tmp_path: Path
+) -> None:
     """Negative control: weights alone do not continue the run."""
     from safetensors.torch import save_file
 
@@ -133,7 +143,7 @@ def test_a_resume_without_optimizer_state_is_noticed(model, straight_run, tmp_pa
     assert greatest_difference(resumed, straight_run) > 1e-4
 
 
-def test_commands_survive_their_encoding():
+def test_commands_survive_their_encoding() -> None:
     """A plan arrives at the other ranks as it was made, without pickle."""
     sequences = [sequence(sample) for sample in make_samples(0)]
     values = np.arange(12.0)

@@ -13,7 +13,7 @@ from trainer.policy.policy import learning_rate
 def rates(**changes: object) -> list[float]:
     """The learning rate of each of four steps."""
     fields = {"run_id": "run", "model": Path(), "checkpoint__folder": Path(), "num_steps": 4}
-    config = trainer_config(**fields, optimizer__learning_rate=1.0, **changes)  # type: ignore[arg-type]
+    config = trainer_config(**fields, optimizer__learning_rate=1.0, **changes)
     return [learning_rate(config, step) for step in range(1, 5)]
 
 

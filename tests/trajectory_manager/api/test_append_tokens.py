@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from seamflow.common.v1 import tokens_pb2
@@ -14,7 +15,7 @@ from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs, unpack_ids
-from trajectory_manager.model.tokens import Append
+from trajectory_manager.model.tokens import Append, Appended
 from trajectory_manager.service.rollouts import Rollouts
 
 STOP = tokens_pb2.FINISH_REASON_STOP
@@ -142,24 +143,24 @@ async def test_sent_separately_they_leave_a_gap(run: Run) -> None:
     assert rollout.state is RolloutState.FAILED
 
 
-class Slow:
+class Slow(Rollouts):
     """A store that answers when allowed."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
         self.may_answer = asyncio.Event()
 
-    async def append(self, appends: object) -> object:
+    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """Do them once that is allowed."""
         await self.may_answer.wait()
-        return await self._rollouts.append(appends)  # type: ignore[arg-type]
+        return await self._rollouts.append(appends)
 
 
 async def test_bytes_in_flight_to_a_slow_store_are_bounded(run: Run) -> None:
     """More gets RESOURCE_EXHAUSTED with a retry time, and nothing accepted is lost."""
     epochs = await opened(run, "a", "b")
     slow = Slow(run.rollouts)
-    bounded = AppendTokensHandler(slow, InflightBytes(200), 1000)  # type: ignore[arg-type]
+    bounded = AppendTokensHandler(slow, InflightBytes(200), 1000)
     requests = [
         pb.AppendTokensRequest(appends=[message(run, name, epoch, 0, [1] * 20)])
         for name, epoch in zip(("a", "b"), epochs, strict=True)

@@ -28,7 +28,6 @@ async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
     inflight = InflightBytes(100)
     servicer: Any = TrajectoryServicer(run.store, run.rollouts, inflight, max_turn_tokens=1000)
     span = tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
-    name = {"run_id": run.run_id, "rollout_id": "a", "turn_id": "t"}
     packed = tokens_pb2.PackedTokens(token_ids=bytes(4), logprobs=bytes(4), spans=[span])
     stop = tokens_pb2.FINISH_REASON_STOP
     rollout = pb.RecordedRollout(
@@ -36,8 +35,9 @@ async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
         rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
     )
     groups = [pb.RecordedGroup(task_id="a", rollouts=[rollout])]
+    append = pb.TokenAppend(run_id=run.run_id, rollout_id="a", turn_id="t", tokens=packed)
     requests = {
-        "AppendTokens": pb.AppendTokensRequest(appends=[pb.TokenAppend(**name, tokens=packed)]),
+        "AppendTokens": pb.AppendTokensRequest(appends=[append]),
         "RecordGroups": pb.RecordGroupsRequest(run_id=run.run_id, groups=groups),
     }
     for method, request in requests.items():

@@ -6,12 +6,13 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import (
@@ -29,12 +30,15 @@ from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.interface import Store
 
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+
 
 @dataclass(slots=True)
 class Trainer:
     """A caller of SampleService, and the agents of its run."""
 
-    stub: Any
+    stub: SampleServiceAsyncStub
     run: Run
     epoch: int = 0
 
@@ -85,7 +89,7 @@ async def trainer(store: Store) -> AsyncIterator[Trainer]:
         port = await stack.enter_async_context(started(service, config))
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         await stack.enter_async_context(channel)
-        yield Trainer(SampleServiceStub(channel), Run(store, uuid.uuid4().hex))
+        yield Trainer(async_stub(SampleServiceStub, channel), Run(store, uuid.uuid4().hex))
 
 
 def ids(samples: Any) -> list[str]:
@@ -240,7 +244,8 @@ async def test_samples_are_listed_with_their_outcome(trainer: Trainer) -> None:
     await run.turn("running", "t", [1], [2])
     await trainer.lease(1)
     await trainer.commit(1)
-    found, token = [], ""
+    found: list[pb.ListedSample] = []
+    token = ""
     while True:
         page = await trainer.listed(page_size=2, page_token=token)
         found += page.samples

@@ -10,11 +10,12 @@ import pytest
 
 from trajectory_manager.model.records import Topic
 from trajectory_manager.service.long_poll import LongPoll
+from trajectory_manager.store.interface import RunStore
 
 MANY = 300
 
 
-class Tasks:
+class Tasks(RunStore):
     """A store of tasks that counts who asks."""
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Tasks:
         self.free -= 1
         return self.free
 
-    def submit(self, number: int) -> None:
+    def add(self, number: int) -> None:
         """More of them."""
         self.free += number
         self.changes += 1
@@ -71,8 +72,8 @@ async def asked_after(tasks: Tasks, change: Callable[[], None]) -> int:
 async def test_only_the_first_in_line_ask_again(line: str | None, all_ask: bool) -> None:
     """Negative control: without a line everybody does."""
     tasks = Tasks()
-    async with waiting_for(tasks, LongPoll(tasks), line=line):  # type: ignore[arg-type]
-        asked = await asked_after(tasks, lambda: tasks.submit(0))
+    async with waiting_for(tasks, LongPoll(tasks), line=line):
+        asked = await asked_after(tasks, lambda: tasks.add(0))
     assert (asked >= MANY) is all_ask
 
 
@@ -80,14 +81,14 @@ async def test_only_the_first_in_line_ask_again(line: str | None, all_ask: bool)
 async def test_queued_calls_make_no_attempt(line: str | None, all_ask: bool) -> None:
     """They would get nothing either; negative control: without a line everybody asks."""
     tasks = Tasks()
-    async with waiting_for(tasks, LongPoll(tasks), line=line):  # type: ignore[arg-type]
+    async with waiting_for(tasks, LongPoll(tasks), line=line):
         assert (tasks.num_asked >= MANY) is all_ask
 
 
 async def test_a_call_that_does_not_wait_attempts_immediately() -> None:
     """However many wait: it wants to know what there is now."""
     tasks = Tasks()
-    waiting = LongPoll(tasks)  # type: ignore[arg-type]
+    waiting = LongPoll(tasks)
     async with waiting_for(tasks, waiting):
         tasks.free = 1  # not noticed yet
         assert await waiting.until("run", Topic.TASKS, 0, tasks.lease, "train") == 0
@@ -96,18 +97,18 @@ async def test_a_call_that_does_not_wait_attempts_immediately() -> None:
 async def test_everybody_in_line_is_served() -> None:
     """Each who got something leaves its place to the next."""
     tasks = Tasks()
-    async with waiting_for(tasks, LongPoll(tasks)) as callers:  # type: ignore[arg-type]
-        tasks.submit(MANY)
+    async with waiting_for(tasks, LongPoll(tasks)) as callers:
+        tasks.add(MANY)
         assert sorted(await asyncio.gather(*callers)) == list(range(MANY))  # type: ignore[type-var]
 
 
 async def test_a_cancelled_call_leaves_its_place() -> None:
     """A caller that went away takes no task, and does not hold up the line."""
     tasks = Tasks()
-    async with waiting_for(tasks, LongPoll(tasks)) as callers:  # type: ignore[arg-type]
+    async with waiting_for(tasks, LongPoll(tasks)) as callers:
         for caller in callers[: MANY // 2]:
             caller.cancel()
-        tasks.submit(MANY)
+        tasks.add(MANY)
         await asyncio.gather(*callers[MANY // 2 :])
         assert tasks.free == MANY // 2
 
@@ -115,7 +116,7 @@ async def test_a_cancelled_call_leaves_its_place() -> None:
 async def test_those_behind_answer_when_their_time_is_up_or_the_service_ends() -> None:
     """With None, as the first ones do."""
     tasks = Tasks()
-    waiting = LongPoll(tasks)  # type: ignore[arg-type]
+    waiting = LongPoll(tasks)
     async with waiting_for(tasks, waiting, seconds=0.1) as callers:
         assert set(await asyncio.gather(*callers)) == {None}
     tasks.num_asked = 0

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from redis.asyncio import Redis
+from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
@@ -263,7 +264,7 @@ async def caller(store: Store) -> AsyncIterator[client.Client]:
 
 async def test_columns_over_grpc(caller: client.Client) -> None:
     """Consumers get packed samples with what they need, and the trainer gets all columns."""
-    stub = ColumnServiceStub(caller.channel)
+    stub = async_stub(ColumnServiceStub, caller.channel)
     await caller.submit("a")
     for _ in range(2):
         await caller.play()
@@ -308,7 +309,7 @@ async def test_columns_over_grpc(caller: client.Client) -> None:
 
 async def test_only_required_columns_are_leased(caller: client.Client) -> None:
     """A name that the run does not know is an error that lists those it knows."""
-    stub = ColumnServiceStub(caller.channel)
+    stub = async_stub(ColumnServiceStub, caller.channel)
     request = pb.LeaseColumnRequest(run_id=caller.run_id, column="reff", max_samples=1)
     with pytest.raises(grpc.aio.AioRpcError, match=f"{REF}, {VALUE}") as caught:
         await stub.LeaseColumn(request)

@@ -47,7 +47,7 @@ async def test_reconcile_commits_what_the_checkpoint_covers(store: Store) -> Non
     await ledger.lead()
     await ledger.lease(1)
     await ledger.lead("two", step=1)
-    assert ledger.pending == ()
+    assert not ledger.pending
     counts = await store.runs.run_counts(ledger.run_id)
     assert (counts.committed_step, counts.leased_step, counts.num_ready_groups) == (1, 1, 1)
 
@@ -61,7 +61,7 @@ async def test_a_restore_gives_uncommitted_groups_back(store: Store) -> None:
     await ledger.commit(1)
     second = await ledger.lease(2)
     await ledger.lead("two", step=0)
-    assert ledger.pending == ()
+    assert not ledger.pending
     again = await ledger.lease(1)
     assert again.sample_ids == second.sample_ids
     await ledger.complete("c")
@@ -193,7 +193,7 @@ async def test_a_poison_step_becomes_dead_letters(store: Store) -> None:
     assert (await ledger.lease(1)).num_deliveries == 2
     before = await store.runs.run_counts(ledger.run_id)
     await ledger.lead("three")
-    assert ledger.pending == ()
+    assert not ledger.pending
     (letter,) = await store.runs.dead_letters(ledger.run_id, 0, 9)
     assert (letter.task.task_id, letter.reason) == ("a", DeadLetterReason.DELIVERIES)
     assert letter.message == "step 1 was delivered 2 times and never committed"
@@ -237,7 +237,7 @@ async def test_a_trainer_that_never_leases_poisons_nothing(store: Store) -> None
     await ledger.lead("two")
     assert (await ledger.lease(1)).num_deliveries == 2
     await ledger.lead("three")
-    assert ledger.pending == ()
+    assert not ledger.pending
     assert names(await ledger.lease(1)) == ["b/0"]
 
 

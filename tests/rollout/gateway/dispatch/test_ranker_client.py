@@ -164,7 +164,11 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
     server.answers = [[[1, 2]]]
     model = make_byte_model(tmp_path / "model")
     async with serving(ranker) as address, scripted(server) as rollout_server:
-        settings = {"servers": (rollout_server,), "lengths": "ranker", "ranker": address}
+        settings: dict[str, Any] = {
+            "servers": (rollout_server,),
+            "lengths": "ranker",
+            "ranker": address,
+        }
         async with gateway(model, dispatch="skew_aware", **settings) as (agent, store):
             rules = trajectory_pb2.RunConfig(
                 group_size=1,

@@ -61,7 +61,9 @@ async def test_a_turn_waits_for_a_server_with_its_required_weights(
         call = stub.Generate(request)
         if waits:
             for _ in range(8):
-                assert (await call.read()).HasField("heartbeat")
+                event = await call.read()
+                assert isinstance(event, pb.GenerateResponse)
+                assert event.HasField("heartbeat")
             assert server.prompts == []
             server.weight_version = 7
         assert await ids_of(call) == [7]

@@ -35,7 +35,7 @@ def make_model(folder: Path, chat_template: str | None = CHATML, words: str = WO
     vocabulary = {word: i for i, word in enumerate([UNKNOWN, START, END, *words.split()])}
     words_of = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     words_of.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=words_of,
         unk_token=UNKNOWN,
         eos_token=END,

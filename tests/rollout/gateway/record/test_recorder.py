@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import pytest
@@ -17,11 +17,15 @@ from rollout.gateway.record.recorder import Recorder
 from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import FakeStore, failed, refusal, until_idle
 
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 
 @asynccontextmanager
 async def recording(store: FakeStore, **bounds: int) -> AsyncIterator[Recorder]:
     """A recorder that sends to `store`."""
-    recorder = Recorder(store, **{"max_in_flight": 1, **bounds})  # type: ignore[arg-type]
+    stub = cast("TrajectoryServiceAsyncStub", store)
+    recorder = Recorder(stub, **({"max_in_flight": 1} | bounds))
     sending = asyncio.create_task(recorder.keep_sending())
     try:
         yield recorder

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
@@ -32,7 +36,8 @@ class Store:
 
     async def BeginTurns(self, request: pb.BeginTurnsRequest) -> pb.BeginTurnsResponse:
         """See `TrajectoryService`."""
-        self.messages.append([part.rollout_id for part in (*request.rollouts, *request.turns)])
+        started = [part.rollout_id for part in request.rollouts]
+        self.messages.append([*started, *(part.rollout_id for part in request.turns)])
         await self.may_answer.wait()
         if self.failures:
             raise self.failures.pop(0)
@@ -45,19 +50,19 @@ class Store:
                 answer.turns[-1].epoch = len(turn.rollout_id)
         return answer
 
-    def _refused(self, result: Any, name: str) -> bool:
+    def _refused(self, result: pb.NewRolloutResult | pb.NewTurnResult, name: str) -> bool:
         if name == "bad":
             result.error.CopyFrom(REFUSED)
         if name in self.full:
             self.full.remove(name)
             result.error.CopyFrom(FULL)
-        return bool(result.HasField("error"))
+        return result.HasField("error")
 
 
 @asynccontextmanager
-async def opening(store: Any) -> AsyncIterator[TurnOpener]:
+async def opening(store: Store) -> AsyncIterator[TurnOpener]:
     """An opener in front of `store`, with one message at a time."""
-    opener = TurnOpener(store, max_in_flight=1)
+    opener = TurnOpener(cast("TrajectoryServiceAsyncStub", store), max_in_flight=1)
     sending = asyncio.create_task(opener.keep_sending())
     try:
         yield opener
@@ -94,17 +99,19 @@ async def test_callers_that_come_together_share_a_message() -> None:
 async def test_each_caller_gets_its_own_refusal() -> None:
     """The other parts of the message are not affected."""
     async with opening(Store()) as opener:
-        answers: list[Any] = await asyncio.gather(
+        started, refused, begun = await asyncio.gather(
             opener.start(start("a")),
             opener.begin(begin("bad")),
             opener.begin(begin("ccc")),
             return_exceptions=True,
         )
-    assert answers[0].group_id == "a"
-    assert isinstance(answers[1], ServiceError)
-    assert answers[1].code is grpc.StatusCode.NOT_FOUND
-    assert answers[1].reason in (Reason.NOT_FOUND, Reason.INTERNAL)
-    assert answers[2].epoch == 3
+    assert isinstance(started, pb.NewRolloutResult)
+    assert started.group_id == "a"
+    assert isinstance(refused, ServiceError)
+    assert refused.code is grpc.StatusCode.NOT_FOUND
+    assert refused.reason in (Reason.NOT_FOUND, Reason.INTERNAL)
+    assert isinstance(begun, pb.NewTurnResult)
+    assert begun.epoch == 3
 
 
 async def test_what_is_pushed_back_goes_again_by_itself() -> None:
@@ -138,6 +145,7 @@ async def test_a_message_that_is_refused_is_everybodys_refusal() -> None:
     store.failures = [failed(grpc.StatusCode.PERMISSION_DENIED)]
     async with opening(store) as opener:
         calls = (opener.start(start(name)) for name in "ab")
-        answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
-        assert [answer.code for answer in answers] == [grpc.StatusCode.PERMISSION_DENIED] * 2
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(answer, ServiceError)
+            assert answer.code is grpc.StatusCode.PERMISSION_DENIED
         assert (await opener.start(start("c"))).group_id == "c"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import Backend, PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 
 class Engine:
@@ -52,7 +53,7 @@ class Engine:
 def _join(body: dict[str, Any]) -> Any:
     address = f"tcp://{body['master_address']}:{body['master_port']}"
     rank, size = body["rank_offset"], body["world_size"]
-    store, rank, size = next(distributed_c10d.rendezvous(address, rank, size))
+    store, rank, size = next(rendezvous(address, rank, size))
     group, _ = distributed_c10d._new_process_group_helper(
         size,
         rank,

@@ -220,6 +220,7 @@ async def test_tokens_after_an_update_in_place_wait_for_the_engines_word(
     assert [token for chunk in chunks for token in chunk.token_ids] == expected(40)
     versions = [chunk.weight_version for chunk in chunks for _ in chunk.token_ids]
     switch = stub.requests[0].spans[0]["end"]
+    assert isinstance(switch, int)
     assert versions == [0] * switch + [5] * (40 - switch)
     assert chunks[-1].version_source is VersionSource.ENGINE
 

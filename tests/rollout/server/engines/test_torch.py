@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,7 @@ async def test_a_prefix_of_a_running_sequence_is_copied(
     """Also one that goes into what it sampled."""
     first, output = request(tuple(range(3, 20)), max_new_tokens=100), Output()
     chunks = engine.generate(first)
+    assert isinstance(chunks, AsyncGenerator)
     while len(output.token_ids) < 8:
         output.add(await anext(chunks))
     prefilled.clear()

@@ -11,11 +11,13 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.weights.relay_server import LocalShards
 from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.errors import ServiceError
 from services.chassis.rpc.server import started
 from services.lib.weight_files.shard_chunks import decode_chunk
@@ -64,7 +66,7 @@ async def bytes_sent_by_service(
         )
         port = await stack.enter_async_context(started(service, config, "weights"))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-        stub: Any = WeightServiceStub(channel)
+        stub = async_stub(WeightServiceStub, channel)
         addresses = free_addresses(SERVERS + dead)
         for address in addresses if relaying else ():
             await stub.GetSources(pb.GetSourcesRequest(run_id="run", address=address))
@@ -83,7 +85,7 @@ async def bytes_sent_by_service(
         begun = await stub.BeginPublish(
             pb.BeginPublishRequest(run_id="run", step=1, epoch=1, idempotency_key="1")
         )
-        version = make_version(tmp_path / "made", **contents)
+        version = make_version(tmp_path / "made", 1, **contents)
         for name, data in contents.items():
             (Path(begun.folder) / name).write_bytes(data)
         await stub.CommitPublish(
@@ -133,7 +135,7 @@ class Arriving:
         return self.incoming
 
 
-class Here:
+class Here(WeightCache):
     """A cache with one whole version."""
 
     run_id, model = "run", "policy"
@@ -176,7 +178,7 @@ async def test_a_link_into_a_shared_folder_is_passed_on(tmp_path: Path) -> None:
         (tmp_path / "cache" / path.name).symlink_to(path)
     linked = LocalVersion(manifest=version.manifest, folder=tmp_path / "cache")
     name = version.manifest.files[1].name
-    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:  # type: ignore[arg-type]
+    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:
         shard = await found.open(version.manifest.files[1])
         assert shard.read(0, 100) == (version.folder / name).read_bytes()[:100]
         shard.file.close()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc.aio
 import pytest
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -19,6 +20,9 @@ from tests.rollout.server.client import expected_tokens, fake_config, read, serv
 from tests.rollout.server.support import settle
 from tests.rollout.server.weights.weight_service import TinyWeightService
 from tests.weights.support import in_memory
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 SERVERS = 7
 
@@ -35,12 +39,17 @@ async def most_at_once(stack: AsyncExitStack, folder: Path, limit: int | None) -
     service = in_memory(config)
     port = await stack.enter_async_context(started(service, config, "weights"))
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-    stub: Any = WeightServiceStub(channel)
+    stub = async_stub(WeightServiceStub, channel)
     inside = most = 0
 
     async def change(number: int) -> None:
         nonlocal inside, most
-        order = RollingOrder(stub=stub, run_id="run", model="policy", server_id=f"s{number}")
+        order = RollingOrder(
+            stub=stub,
+            run_id="run",
+            model="policy",
+            server_id=f"s{number}",
+        )
         async with SwapSchedule(order=order if limit else None).slot():
             inside += 1
             most = max(most, inside)
@@ -71,7 +80,7 @@ async def test_at_once_takes_all(tmp_path: Path) -> None:
 async def test_a_silent_weights_service_holds_no_update_back() -> None:
     """A wait for a slot ends at its timeout, and the swap proceeds."""
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        stub: Any = WeightServiceStub(channel)
+        stub = async_stub(WeightServiceStub, channel)
         order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
         async with asyncio.timeout(10), SwapSchedule(order=order, wait_seconds=0.1).slot():
             pass
@@ -85,7 +94,9 @@ class CountingOrder:
         self.asked = 0
         self.asked_thrice = asyncio.Event()
 
-    async def AcquireSwap(self, request: Any, timeout: float) -> Any:
+    async def AcquireSwap(
+        self, request: pb.AcquireSwapRequest, timeout: float
+    ) -> pb.AcquireSwapResponse:
         """Grant it, or return an error."""
         self.asked += 1
         if self.asked == 3:
@@ -97,14 +108,16 @@ class CountingOrder:
         response.ttl.FromMilliseconds(30)
         return response
 
-    async def ReleaseSwap(self, request: Any, timeout: float) -> None:
+    async def ReleaseSwap(self, request: pb.ReleaseSwapRequest, timeout: float) -> None:
         """Nothing is held."""
 
 
 async def test_a_place_is_kept_for_as_long_as_the_change_lasts() -> None:
     """It is asked for again and again before it expires, and no more once it is given back."""
-    stub: Any = CountingOrder()
-    order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
+    stub = CountingOrder()
+    order = RollingOrder(
+        stub=cast("WeightServiceAsyncStub", stub), run_id="run", model="policy", server_id="s1"
+    )
     async with asyncio.timeout(10), SwapSchedule(order=order).slot():
         await stub.asked_thrice.wait()
     asked = stub.asked
@@ -114,8 +127,10 @@ async def test_a_place_is_kept_for_as_long_as_the_change_lasts() -> None:
 
 async def test_a_refusal_for_good_is_not_asked_about_again() -> None:
     """The swap proceeds immediately, without an order."""
-    stub: Any = CountingOrder(grpc.StatusCode.PERMISSION_DENIED)
-    order = RollingOrder(stub=stub, run_id="run", model="policy", server_id="s1")
+    stub = CountingOrder(grpc.StatusCode.PERMISSION_DENIED)
+    order = RollingOrder(
+        stub=cast("WeightServiceAsyncStub", stub), run_id="run", model="policy", server_id="s1"
+    )
     async with asyncio.timeout(10), SwapSchedule(order=order, wait_seconds=1e6).slot():
         assert stub.asked == 1
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
 from prometheus_client import REGISTRY
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -44,7 +44,7 @@ async def cache_of(
         weights.serving() as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        stub: Any = WeightServiceStub(channel)
+        stub = async_stub(WeightServiceStub, channel)
         transports = build_transports(
             TransportContext(config=fake_config(), weights=channel, connect=unreachable)
         )

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -14,6 +14,7 @@ import pytest
 import torch
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as weights_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -24,6 +25,9 @@ from tests.rollout.server.client import expected_tokens, fake_config, read, serv
 from tests.rollout.server.support import recompute, save_model
 from tests.rollout.server.weights.weight_service import TinyWeightService
 from tests.weights.support import in_memory
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 
 def folder_with(path: Path, content: bytes) -> Path:
@@ -216,12 +220,12 @@ async def test_versions_of_the_real_weights_service_are_followed(tmp_path: Path)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         await client.serving(0)
         for step in (1, 2):
-            version = await publish(WeightServiceStub(channel), step)
+            version = await publish(async_stub(WeightServiceStub, channel), step)
             await client.serving(version)
             assert (await read(client.generate()))[1] == [version] * 32
 
 
-async def publish(stub: Any, step: int) -> int:
+async def publish(stub: WeightServiceAsyncStub, step: int) -> int:
     """Publish one version of one file, as a trainer does; returns its number."""
     begun = await stub.BeginPublish(
         weights_pb2.BeginPublishRequest(run_id="run", step=step, epoch=1, idempotency_key=f"{step}")
