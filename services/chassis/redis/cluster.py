@@ -1,4 +1,4 @@
-"""A client for Redis Cluster that repeats nothing and waits for a free connection."""
+"""A client for Redis Cluster that never repeats a command and waits for a free connection."""
 
 from __future__ import annotations
 
