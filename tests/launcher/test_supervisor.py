@@ -64,7 +64,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 
 async def test_crashes_far_apart_are_answered_for_ever(tmp_path: Path) -> None:
     """A child that has recovered from a crash begins anew to count them."""
-    async with Supervisor(tmp_path, calm_seconds=0.0, restart_seconds=0.0) as processes:
+    async with Supervisor(tmp_path, stable_seconds=0.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids"))
         for crash in range(7):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
@@ -73,18 +73,18 @@ async def test_crashes_far_apart_are_answered_for_ever(tmp_path: Path) -> None:
 
 async def test_a_child_that_cannot_stay_up_is_given_up(tmp_path: Path) -> None:
     """Five starts are tried anew; the crash after them fails the run."""
-    async with Supervisor(tmp_path, calm_seconds=3600.0, restart_seconds=0.0) as processes:
+    async with Supervisor(tmp_path, stable_seconds=3600.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids"))
         for crash in range(6):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
-        with pytest.raises(ChildFailed, match="ended with code -9"):
+        with pytest.raises(ChildFailed, match="exited with code -9"):
             await processes.failure()
         assert (processes.num_restarts, len(await lines(tmp_path / "pids", 6))) == (5, 6)
 
 
 async def test_a_run_goes_on_without_an_optional_child(tmp_path: Path) -> None:
     """It is started again like others, then given up by name; nobody else ends."""
-    async with Supervisor(tmp_path, calm_seconds=3600.0, restart_seconds=0.0) as processes:
+    async with Supervisor(tmp_path, stable_seconds=3600.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids", optional=True))
         for crash in range(6):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)

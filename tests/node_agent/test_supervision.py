@@ -57,7 +57,7 @@ async def test_a_newer_order_comes_before_a_lost_worker(tmp_path: Path) -> None:
         await node.until(lambda entry: entry[:3] == ("reward", "on", epoch))
 
 
-async def test_a_worker_that_does_not_let_go_is_killed(tmp_path: Path) -> None:
+async def test_a_worker_that_does_not_deactivate_or_kill_is_killed(tmp_path: Path) -> None:
     """Its process is started again, off, and the next activity gets the device."""
     async with scripted_node(tmp_path, critic="hung", reward="") as (scheduler, node):
         node.options["critic"] = "deactivate_seconds = 0.3"

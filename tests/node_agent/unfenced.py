@@ -13,7 +13,7 @@ from services.node_agent.config import NodeAgentConfig
 class UnfencedAgent(NodeAgent):
     """Believes in its lease for ever."""
 
-    def lease_ran_out(self) -> bool:
+    def lease_expired(self) -> bool:
         """Never."""
         return False
 

@@ -76,5 +76,7 @@ def from_dependency(error: SeamflowError) -> ServiceError | None:
         return None
     if error.reason not in Reason.__members__:
         # gRPC's own error, whose text names internal addresses.
-        return ServiceError(code, Reason.DEPENDENCY_UNAVAILABLE, "a required service is unavailable")
+        return ServiceError(
+            code, Reason.DEPENDENCY_UNAVAILABLE, "a required service is unavailable"
+        )
     return ServiceError(code, Reason[error.reason], str(error), retry_after=error.retry_after)

@@ -271,5 +271,8 @@ async def test_a_peers_refusal_is_passed_on_without_addresses() -> None:
     ):
         error = await _refusal(channel, START, "a")
     info = error_pb2.ErrorInfo.FromString(_details(error)["ErrorInfo"])
-    assert (error.code(), info.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.DEPENDENCY_UNAVAILABLE)
+    assert (error.code(), info.reason) == (
+        grpc.StatusCode.UNAVAILABLE,
+        Reason.DEPENDENCY_UNAVAILABLE,
+    )
     assert "127.0.0.1" not in str(error.details())

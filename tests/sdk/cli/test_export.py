@@ -187,7 +187,7 @@ async def test_an_export_goes_on_where_it_was(channel: grpc.aio.Channel, tmp_pat
         raise KeyboardInterrupt(text)
 
     with pytest.raises(KeyboardInterrupt):
-        await export(channel, client.run_id, tmp_path, part_bytes=1, say=die)
+        await export(channel, client.run_id, tmp_path, part_bytes=1, report=die)
     progress = read_progress(tmp_path)
     assert progress is not None
     assert (progress.num_parts, progress.complete) == (1, False)
@@ -210,7 +210,7 @@ async def test_what_is_exported_may_be_deleted(channel: grpc.aio.Channel, tmp_pa
         raise KeyboardInterrupt(text)
 
     with pytest.raises(KeyboardInterrupt):
-        await export(channel, client.run_id, tmp_path, delete=True, say=die)
+        await export(channel, client.run_id, tmp_path, delete=True, report=die)
     assert (await client.get("a/0/1")).rollout_id == "a/0/1"
     done = await export(channel, client.run_id, tmp_path, delete=True)
     assert (done.num_samples, done.num_deleted, done.num_needed) == (0, 3, 2)
@@ -245,15 +245,15 @@ async def test_a_replayed_run_trains_the_same(channel: grpc.aio.Channel, tmp_pat
     target = await new_run(channel, max_staleness=0)
     waited = asyncio.Event()
     feeding = asyncio.create_task(
-        replay(channel, tmp_path, target.run_id, say=lambda text: waited.set())
+        replay(channel, tmp_path, target.run_id, report=lambda text: waited.set())
     )
     await asyncio.wait_for(waited.wait(), 10)
     epoch = await target.reconcile()
     again = [await train(target, epoch, step) for step in (1, 2, 3)]
     assert await feeding == 3
     assert await replay(channel, tmp_path, target.run_id) == 0
-    assert [[facts(s) for s in step] for step in again] == [
-        [facts(s) for s in step] for step in trained
+    assert [[snapshot(s) for s in step] for step in again] == [
+        [snapshot(s) for s in step] for step in trained
     ]
 
 
@@ -275,7 +275,7 @@ async def forked(client: Client) -> None:
     await client.finish(lease.rollout_id, 2.0)
 
 
-def facts(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
+def snapshot(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
     """What a trainer sees of a sample."""
     versions = [(span.num_tokens, span.weight_version) for span in sample.tokens.spans]
     return (

@@ -82,15 +82,15 @@ async def test_status_as_json_leaves_nothing_out(tmp_path: Path) -> None:
     """Zeros are numbers, absent messages null, enums their names."""
     async with running(tmp_path, Run()):
         code, out, _ = await seamflow("status", "--json", cwd=tmp_path)
-    facts = json.loads(out)
+    snapshot = json.loads(out)
     assert code == 0
-    assert facts["readiness"]["num_ready_groups"] == 2
-    assert facts["trainer"]["state"] == "TRAINER_STATE_WAITING"
-    assert facts["trainer"]["metrics"] == {"loss": 0.125}
-    assert facts["nodes"][0]["assignment"]["rank_offset"] == 0
-    assert facts["nodes"][0]["capability_tags"] == ["rollout", "train"]
-    assert facts["servers"][0]["info"]["num_queued"] == 0
-    assert facts["oldest_rollout"] is None
+    assert snapshot["readiness"]["num_ready_groups"] == 2
+    assert snapshot["trainer"]["state"] == "TRAINER_STATE_WAITING"
+    assert snapshot["trainer"]["metrics"] == {"loss": 0.125}
+    assert snapshot["nodes"][0]["assignment"]["rank_offset"] == 0
+    assert snapshot["nodes"][0]["capability_tags"] == ["rollout", "train"]
+    assert snapshot["servers"][0]["info"]["num_queued"] == 0
+    assert snapshot["oldest_rollout"] is None
 
 
 async def test_a_silent_service_is_shown_with_what_sets_its_address(tmp_path: Path) -> None:

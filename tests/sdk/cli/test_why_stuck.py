@@ -1,4 +1,4 @@
-"""Every way to wait is told with its cause and its cure, from facts alone."""
+"""Every way to wait is told with its cause and its cure, from snapshot alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.diagnosis import Finding
-from seamflow.cli.snapshot import Facts, ServerFacts
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.cli.why_stuck import why_stuck
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -58,7 +58,7 @@ def node(
     )
 
 
-def server(state: str | None = "SERVING", version: int = 6) -> ServerFacts:
+def server(state: str | None = "SERVING", version: int = 6) -> ServerSnapshot:
     """A rollout server; None: it does not answer."""
     info = None
     if state is not None:
@@ -67,7 +67,7 @@ def server(state: str | None = "SERVING", version: int = 6) -> ServerFacts:
             state=server_pb.ServerState.Value(f"SERVER_STATE_{state}"),
             weight_version=version,
         )
-    return ServerFacts(node_id="n0", address="host:1", info=info)
+    return ServerSnapshot(node_id="n0", address="host:1", info=info)
 
 
 def assigned(name: str, seconds_ago: int, kind: str = "assigned") -> scheduler_pb.AllocationEvent:
@@ -79,7 +79,7 @@ def assigned(name: str, seconds_ago: int, kind: str = "assigned") -> scheduler_p
     )
 
 
-HEALTHY = Facts(
+HEALTHY = Snapshot(
     now=NOW,
     run_id="demo",
     addresses={"scheduler": "host:3", "gateway": "host:2", "trajectory_manager": "host:1"},
@@ -165,10 +165,10 @@ def test_closed_admission_while_a_step_is_trained_is_normal() -> None:
 
 def test_closed_admission_with_nothing_running_or_ready_is_the_cap() -> None:
     """The staleness bound never keeps the next step out, so somebody must act: it is told first."""
-    facts = dataclasses.replace(
+    snapshot = dataclasses.replace(
         HEALTHY, trainer=trainer("WAITING"), readiness=readiness(1, 0, 0, num_stored_tokens=12_345)
     )
-    first = why_stuck(facts)[0]
+    first = why_stuck(snapshot)[0]
     assert first.rule == "store_is_full"
     assert "12,345 tokens" in first.sentence
     assert "seamflow export" in first.cure
@@ -287,7 +287,7 @@ def test_a_suspended_trainer_with_enough_groups_waits_for_its_nodes() -> None:
         ((), "No node has the tag train"),
         ((node(state="LOST"),), "lost or draining"),
         ((node(draining=True),), "lost or draining"),
-        ((node(),), "takes lent nodes back by itself"),
+        ((node(),), "takes lent nodes back within one switch"),
     ],
 )
 def test_why_a_gang_is_not_placed(nodes: tuple[scheduler_pb.Node, ...], cure: str) -> None:
@@ -333,15 +333,15 @@ def test_a_drained_node_is_told_with_its_undo() -> None:
 
 def test_what_wants_somebody_to_act_comes_first() -> None:
     """Problems before what passes by itself."""
-    facts = dataclasses.replace(
+    snapshot = dataclasses.replace(
         HEALTHY, trainer=trainer("WAITING"), nodes=(node("n1", state="LOST"),)
     )
-    assert [f.normal for f in why_stuck(facts)] == [False, True]
+    assert [f.normal for f in why_stuck(snapshot)] == [False, True]
 
 
 def test_without_any_facts_only_the_silence_is_told() -> None:
     """Nothing is concluded from what was not answered."""
     silent = {"trainer": UnavailableError("refused"), "weights": UnavailableError("refused")}
-    found = why_stuck(Facts(now=NOW, problems=silent))
+    found = why_stuck(Snapshot(now=NOW, problems=silent))
     assert {f.rule for f in found} == {"service_does_not_answer"}
     assert len(found) == 2
