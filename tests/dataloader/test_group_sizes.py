@@ -75,7 +75,7 @@ async def test_what_seldom_succeeds_gets_more_rollouts() -> None:
             recorded("always@0", [1.0] * 8),
         ]
         await record(stub, "run", groups)
-        await sizes.look()
+        await sizes.refresh()
         names = ("never", "seldom", "often", "always")
         found = [sizes.of(f"{name}@1") for name in names]
         assert found == sorted(found, reverse=True)
@@ -88,11 +88,11 @@ async def test_what_was_learned_since_counts_more() -> None:
     """A task that used to fail and now succeeds gets fewer, one that was forgotten more."""
     async with sizing() as (stub, sizes, now):
         await record(stub, "run", [recorded("a@0", [0.0] * 8), recorded("b@0", [1.0] * 8)])
-        await sizes.look()
+        await sizes.refresh()
         before = sizes.of("a@1"), sizes.of("b@1")
         await record(stub, "run", [recorded("a@1", [1.0] * 8), recorded("b@1", [0.0] * 8)])
         now[0] += 60
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@2") < before[0]
         assert sizes.of("b@2") > before[1]
         # As often as not over all: the newer half decides.
@@ -103,13 +103,13 @@ async def test_each_rollout_is_learned_once_and_seldom_asked_for() -> None:
     """A second look sees nothing old; within seconds of the first it asks nobody."""
     async with sizing() as (stub, sizes, now):
         await record(stub, "run", [recorded("a@0", [0.0] * 4 + [1.0] * 4)])
-        await sizes.look()
+        await sizes.refresh()
         once = dict(sizes._outcomes)
         await record(stub, "run", [recorded("b@0", [1.0])])
-        await sizes.look()
+        await sizes.refresh()
         assert sizes._outcomes == once
         now[0] += 60
-        await sizes.look()
+        await sizes.refresh()
         assert sizes._outcomes["a"] == once["a"]
         assert "b" in sizes._outcomes
 
@@ -118,7 +118,7 @@ async def test_rollouts_without_the_reward_tell_nothing() -> None:
     """Another reward is no success."""
     async with sizing(num_samples=3) as (stub, sizes, _):
         await record(stub, "run", [recorded("a@0", [0.0] * 8, name="length")])
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@1") == 3
 
 
@@ -126,12 +126,12 @@ async def test_nothing_waits_for_what_nobody_tells(monkeypatch: pytest.MonkeyPat
     """A run that does not exist yet, or a manager that does not answer."""
     async with manager("other") as (address, _), grpc.aio.insecure_channel(address) as channel:
         sizes = GroupSizes(settings(address, num_samples=3), channel)
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@1") == 3
-    monkeypatch.setattr("services.dataloader.group_sizes._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("services.dataloader.group_sizes._REFRESH_TIMEOUT_SECONDS", 0.1)
     async with grpc.aio.insecure_channel(address) as channel:
         sizes = GroupSizes(settings(address, num_samples=3), channel)
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@1") == 3
 
 
@@ -141,7 +141,7 @@ class Growing(GroupSizes):
     def __init__(self, first: int) -> None:
         self._next = first
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Nothing to see."""
 
     def of(self, task_id: str) -> int:

@@ -64,7 +64,7 @@ def test_bytes_that_are_no_chunk_are_a_value_error(garbage: bytes) -> None:
 def test_a_cut_chunk_is_refused() -> None:
     """A chunk whose end is missing is not taken for a shorter one."""
     message = encode_chunk("m", 0, b"12345")
-    with pytest.raises(ValueError, match="5 bytes wanted, 4 left"):
+    with pytest.raises(ValueError, match="5 bytes expected, 4 left"):
         decode_chunk(message[:-1])
 
 

@@ -75,7 +75,7 @@ class _Pipeline(ClusterPipeline):
             strategy._retry = Retry(NoBackoff(), _MAX_REDIRECTIONS, redirections)
 
     async def execute(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """See `ClusterPipeline`."""
+        """Execute the commands once a connection is free."""
         async with self._free:
             replies: list[Any] = await super().execute(*args, **kwargs)
             return replies

@@ -311,7 +311,7 @@ def test_a_node_in_its_switch_is_told_with_both_epochs() -> None:
         nodes=(node(tag="train", state="DRAINING", reported_epoch=2),),
         events=(assigned("n0", 50), assigned("n0", 4), assigned("n1", 1)),
     )
-    assert "shall do train (epoch 3) but is still draining" in found["node_switches"].sentence
+    assert "is assigned to train (epoch 3) but is still draining" in found["node_switches"].sentence
     assert found["node_switches"].since == NOW - 4
     assert "trainer_waits_for_nodes" not in found
 
