@@ -1,4 +1,3 @@
-
 """Create the run of a deployment with the rules of table `[run]`, then exit.
 
     python -m deploy.create_run --config deploy/config/run.toml

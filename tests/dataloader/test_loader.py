@@ -128,7 +128,7 @@ async def test_a_position_of_other_tasks_is_refused(
     }
     async with serving(Queue()) as address:
         await load(address, **settings)
-        with pytest.raises(ConfigError, match="begin anew"):
+        with pytest.raises(ConfigError, match="start over"):
             await load(address, **{**settings, **change})
 
 

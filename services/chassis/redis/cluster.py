@@ -46,12 +46,12 @@ class _Cluster(RedisCluster):
         self._free_for_pipelines = asyncio.Semaphore(concurrency)
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """See `RedisCluster`."""
+        """Execute the command once a connection is free."""
         async with self._free_for_commands:
             return await super().execute_command(*args, **kwargs)
 
     def pipeline(self, transaction: bool | None = None, shard_hint: Any = None) -> ClusterPipeline:
-        """See `RedisCluster`."""
+        """A pipeline that waits for a free connection."""
         free = self._free_for_pipelines
         return _Pipeline(self, transaction, free)  # type: ignore[abstract] # redis-py's, too
 
