@@ -5,7 +5,7 @@
 `--out` gets `ca.pem`, `token`, `credential_secret`, `redis/users.acl` and, for each service,
 `<service>/cert.pem`, `key.pem` and, where it has a store, `redis_url`. `--authority` gets `ca.key`,
 which no service may see. Everything that exists is kept, and what was half written when a first run
-was cut off is refused rather than overwritten. Running it again gives a certificate and a key to
+was interrupted is an error and not overwritten. Running it again gives a certificate and a key to
 services that have no key: those that are new, or whose folder a cut off run left half written. To
 rotate, remove both folders and restart.
 

@@ -38,7 +38,7 @@ def snapshot(
     queued: int = 0,
     trainer: trainer_pb.TrainerState.ValueType | None = None,
 ) -> Snapshot:
-    """What the services say about one node."""
+    """A snapshot of one node."""
     info = server_pb.GetServerInfoResponse(num_running=running, num_queued=queued)
     status = None if trainer is None else trainer_pb.GetStatusResponse(state=trainer)
     return Snapshot(readiness=None, nodes=(of,), trainer=status, servers={"node-a": info})
@@ -62,11 +62,11 @@ def snapshot(
     ],
 )
 def test_a_node_without_work_is_idle_whatever_its_tag(known: Snapshot, expected: str) -> None:
-    """A server without turns and a trainer that waits; of one that is silent nothing is known."""
+    """A server without turns and a waiting trainer are idle; unreachable ones are unknown."""
     assert observed_activity(known.nodes[0], known) == expected
 
 
-def test_shares_add_up_to_all_the_time_between_the_first_facts_and_the_last() -> None:
+def test_shares_cover_the_time_between_first_and_last_snapshot() -> None:
     """Two seconds of sampling, one of switching, one of nothing, and a silent scheduler in it."""
     occupancy = Occupancy()
     occupancy.add(snapshot(node("rollout"), running=1), now=10.0)
@@ -84,8 +84,8 @@ def test_shares_add_up_to_all_the_time_between_the_first_facts_and_the_last() ->
     }
 
 
-def test_a_node_that_was_never_idle_says_so() -> None:
-    """Zero is a figure; a run that ended at once has none."""
+def test_a_node_that_was_never_idle_has_an_idle_share_of_zero() -> None:
+    """Zero is a value; a run that ended immediately has none."""
     occupancy = Occupancy()
     occupancy.add(snapshot(node("rollout"), running=1), now=0.0)
     assert occupancy.shares() == {}
@@ -94,7 +94,7 @@ def test_a_node_that_was_never_idle_says_so() -> None:
 
 
 def test_a_core_that_works_is_busy() -> None:
-    """Whoever it works for."""
+    """Busy with any process."""
     cores, until = CoresBusy(), time.monotonic() + 0.3
     while time.monotonic() < until:
         pass

@@ -1,4 +1,4 @@
-"""The live view shows what the services say."""
+"""The live view shows the state of the services."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shown(view: LiveView) -> str:
 
 
 def test_the_panel_shows_reward_versions_and_who_is_lent(tmp_path: Path) -> None:
-    """What a person looks for while a run goes."""
+    """The panel has all key values of a running run."""
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"step": 12, "reward_mean": 0.75}) + "\n")
     view = LiveView("demo", metrics)
@@ -57,7 +57,7 @@ def test_the_panel_shows_reward_versions_and_who_is_lent(tmp_path: Path) -> None
 
 
 def test_a_panel_without_answers_is_still_drawn(tmp_path: Path) -> None:
-    """At the start nothing answers yet."""
+    """At the start no service answers yet."""
     view = LiveView("demo", tmp_path / "none.jsonl")
     silent = Snapshot(readiness=None, nodes=(), trainer=None, servers={})
     view.show(silent)

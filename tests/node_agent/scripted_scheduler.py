@@ -1,4 +1,4 @@
-"""A scheduler that assigns what a test says, and keeps what the node agent reports."""
+"""A scheduler whose assignments are set by a test, and which records the node agent's reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from services.chassis.rpc.server import Service, started
 
 
 class ScriptedScheduler(SchedulerServiceServicer):
-    """Knows one node, and never loses it by itself.
+    """Knows one node, and never marks it as lost.
 
     Args:
-        lease_seconds: told to the node.
-        tag: what the node shall do first.
+        lease_seconds: duration of the node's lease.
+        tag: first assignment of the node.
     """
 
     def __init__(self, lease_seconds: int = 5, tag: str = "") -> None:
@@ -40,7 +40,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
         self._changed = asyncio.Event()
 
     async def assign(self, tag: str, run_id: str = "") -> int:
-        """The node, once it is there, shall do this; gives the epoch."""
+        """Assign `tag` to the node once it is registered; returns the epoch."""
         while not self.registrations:
             await self._changed.wait()
         return self._renew(tag, run_id)
@@ -57,7 +57,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
             await self._changed.wait()
 
     async def until_active(self, epoch: int | None = None) -> None:
-        """Wait until the node does what assignment `epoch` says; None: the newest."""
+        """Wait until assignment `epoch` is active on the node; None: the newest."""
 
         def is_active(report: pb.HeartbeatRequest) -> bool:
             wanted = self.assignment.epoch if epoch is None else epoch

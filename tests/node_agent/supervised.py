@@ -1,4 +1,4 @@
-"""Node agents in processes of their own, whose workers are processes of theirs."""
+"""Node agents in separate processes, with supervised worker processes."""
 
 from __future__ import annotations
 

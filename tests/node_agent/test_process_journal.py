@@ -18,13 +18,13 @@ from services.node_agent.procfs import Identity
 
 @pytest.fixture(name="sleeper")
 def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stays until somebody ends it."""
+    """A process that runs until it is killed."""
     with subprocess.Popen(["sleep", "600"]) as popen:
         yield popen
         popen.kill()
 
 
-async def test_a_recorded_process_is_killed_by_the_next_life(
+async def test_a_journaled_process_is_killed_by_the_next_agent(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     """It is known by its id and by when it started."""
@@ -35,10 +35,10 @@ async def test_a_recorded_process_is_killed_by_the_next_life(
     assert json.loads((tmp_path / "processes.json").read_text()) == {}
 
 
-async def test_a_process_that_got_the_id_later_is_left_alone(
+async def test_a_process_that_reuses_the_id_is_not_killed(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """Ids are given out again: one with another start time is somebody else's."""
+    """Ids are reused: one with another start time is another process."""
     process = procfs.read(sleeper.pid)
     assert process is not None
     boot, ticks = process.identity.started.split("/")
@@ -60,17 +60,17 @@ async def test_a_folder_has_one_agent(tmp_path: Path) -> None:
         pass
 
 
-async def test_an_empty_file_is_one_without_processes(tmp_path: Path) -> None:
+async def test_an_empty_journal_is_valid(tmp_path: Path) -> None:
     """A machine that lost its power may leave it so."""
     (tmp_path / "processes.json").touch()
     async with ProcessJournal(tmp_path):
         pass
 
 
-async def test_descendants_are_written_down_and_stay_so_without_their_parent(
+async def test_descendants_stay_journaled_after_their_parent_ends(
     tmp_path: Path,
 ) -> None:
-    """Also those in a session of their own; the host memory of all is added up."""
+    """Also those in a separate session; the host memory of all is summed."""
     code = """
 import subprocess, sys
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)

@@ -1,4 +1,4 @@
-"""The negative control of fencing: a node agent that goes on without a lease."""
+"""The negative control of fencing: a node agent that continues without a lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.node_agent.config import NodeAgentConfig
 
 
 class UnfencedAgent(NodeAgent):
-    """Believes in its lease for ever."""
+    """Never treats its lease as expired."""
 
     def lease_expired(self) -> bool:
         """Never."""

@@ -36,7 +36,7 @@ class MemoryStore:
     """Keeps everything in dicts; atomic because no method awaits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds, for what is remembered a while only."""
+        """`clock` gives monotonic seconds, for memberships."""
         self._clock = clock
         self._scopes: dict[Scope, _Versions] = {}
 

@@ -66,7 +66,7 @@ async def test_parallel_begins_get_different_versions(store: Store, scope: Scope
 
 
 async def test_the_same_key_gets_the_same_version(store: Store, scope: Scope) -> None:
-    """A repeated begin changes nothing; another payload under the key is refused."""
+    """A repeated begin changes nothing; another payload under the key is an error."""
     assert await store.begin(scope, publish("key"), 0) == 1
     assert await store.begin(scope, publish("key"), 0) == 1
     with pytest.raises(ServiceError) as refused:
@@ -133,7 +133,7 @@ async def test_an_allocated_version_is_not_visible(store: Store, scope: Scope) -
     assert await store.allocation(scope, version) == Allocation(step=5, parent=4)
 
 
-async def test_the_first_commit_stands(store: Store, scope: Scope) -> None:
+async def test_the_first_commit_wins(store: Store, scope: Scope) -> None:
     """A second commit of a version answers with the first one's manifest."""
     version = await store.begin(scope, publish("a"), 0)
     first = await store.commit(scope, 1, manifest(scope, version, "first"))
@@ -171,7 +171,7 @@ async def test_forget_keeps_the_newest_committed(store: Store, scope: Scope) -> 
     assert await store.begin(scope, publish("key-1"), 0) == last + 1
 
 
-async def test_forgetting_nothing_is_fine(store: Store, scope: Scope) -> None:
+async def test_forget_without_versions_is_a_no_op(store: Store, scope: Scope) -> None:
     """With nothing or too little committed all of it is kept."""
     assert await store.forget(scope, 4) == 0
     await commit(store, scope, 2)
@@ -197,8 +197,8 @@ async def test_a_group_has_at_most_its_limit(store: Store, scope: Scope) -> None
     assert all(await asyncio.gather(*everyone))
 
 
-async def test_a_silent_member_is_struck_off(store: Store, scope: Scope) -> None:
-    """A place is lent for a time: a server that died gives it back by itself."""
+async def test_a_silent_member_expires(store: Store, scope: Scope) -> None:
+    """A membership expires: a crashed server loses its place."""
     assert await store.join(scope, "swaps", "dead", ttl=60, limit=1)
     assert not await store.join(scope, "swaps", "next", ttl=60, limit=1)
     assert await store.join(scope, "swaps", "dead", ttl=0.02, limit=1)

@@ -1,7 +1,7 @@
 """Who waits for what, since when, and the cure: rules over the snapshot, in the order of cause.
 
 Each rule is a function from snapshot to findings; `why_stuck` asks all of them. A finding that is
-`normal` describes work under way; the others want somebody to act.
+`normal` describes work in progress; the others require action.
 """
 
 from __future__ import annotations

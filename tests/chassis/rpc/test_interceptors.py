@@ -94,7 +94,7 @@ async def test_a_wrong_field_is_named(channel: grpc.aio.Channel, method: str) ->
 async def test_an_unknown_exception_shows_a_request_id_only(
     channel: grpc.aio.Channel, method: str
 ) -> None:
-    """INTERNAL tells where to look, never what the exception said."""
+    """INTERNAL names the request id, never the text of the exception."""
     error = await _refusal(channel, method, "crash", metadata=(("x-request-id", "mine-1"),))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "mine-1" in str(error.details())
@@ -103,7 +103,7 @@ async def test_an_unknown_exception_shows_a_request_id_only(
 
 @BOTH
 async def test_an_error_carries_the_callers_trace(channel: grpc.aio.Channel, method: str) -> None:
-    """The W3C trace of the caller goes on; a malformed one is replaced, not echoed."""
+    """The W3C trace of the caller is continued; a malformed one is replaced, not echoed."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     parent = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"),)
     error = await _refusal(channel, method, "wrong", metadata=parent)
@@ -160,7 +160,7 @@ async def _codes(method: str) -> Counter[grpc.StatusCode]:
 
 @BOTH
 async def test_malformed_bytes_are_the_callers_mistake(method: str) -> None:
-    """Of 1,000 mutated requests each is parsed or refused as INVALID_ARGUMENT, nothing else."""
+    """Each of 1,000 mutated requests is parsed or fails with INVALID_ARGUMENT, nothing else."""
     codes = await _codes(method)
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
     assert min(codes.values()) > 50
@@ -194,7 +194,7 @@ async def test_no_call_outlasts_the_cap(
 
 
 async def test_a_call_the_caller_gave_up_is_counted_as_late() -> None:
-    """Metrics tell a deadline that passed from a caller that left."""
+    """Metrics distinguish an exceeded deadline from a cancelled call."""
     servicer = _Forever()
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     config = ServerConfig(drain_seconds=0)

@@ -178,7 +178,7 @@ async def test_columns_are_exported(channel: grpc.aio.Channel, tmp_path: Path) -
     assert [row["columns"] for row in rows(tmp_path)] == [{"value": [0.25]}] * 2
 
 
-async def test_an_export_goes_on_where_it_was(channel: grpc.aio.Channel, tmp_path: Path) -> None:
+async def test_an_interrupted_export_resumes(channel: grpc.aio.Channel, tmp_path: Path) -> None:
     """One that died is finished without gap or double; one that was finished takes what is new."""
     client = await new_run(channel, groups_per_step=200)
     await record(client, 150)
@@ -292,7 +292,7 @@ def snapshot(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
 async def test_only_a_complete_export_is_replayed(
     channel: grpc.aio.Channel, tmp_path: Path
 ) -> None:
-    """What was not trained, not exported or not created is an error that says so."""
+    """Incomplete exports and unknown runs are errors with a clear message."""
     with pytest.raises(UsageError, match="no complete export"):
         await replay(channel, tmp_path, "run")
     client = await new_run(channel)
@@ -315,7 +315,7 @@ async def test_a_missing_pyarrow_names_the_cure(
 
 
 async def test_the_commands(address: str, channel: grpc.aio.Channel, tmp_path: Path) -> None:
-    """export and replay say what they did; an address where nobody is ends with 69."""
+    """export and replay print a summary; an unreachable address ends with 69."""
     client = await trained_run(channel)
     target = await new_run(channel)
     flags = ("--trajectory-manager", address)
@@ -353,7 +353,7 @@ async def test_dead_letters_are_shown_and_queued_again(
     assert (await client.lease()).task.task_id == "same"
 
 
-async def test_nobody_at_the_address_ends_the_command(tmp_path: Path) -> None:
+async def test_an_unreachable_service_ends_the_command(tmp_path: Path) -> None:
     """Exit code 69 and where it looked; only back-pressure is waited for without an end."""
     flags = ("--run", "run", "--trajectory-manager", "127.0.0.1:1")
     code, _, err = await seamflow("export", "--out", "kept", *flags, cwd=tmp_path)
