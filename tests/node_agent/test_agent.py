@@ -117,7 +117,7 @@ async def test_ending_agent_does_not_wait_for_dead_workers() -> None:
 
 
 async def test_restarted_worker_is_restored_to_its_assignment() -> None:
-    """A worker that starts during another activity is stopped; one that lost its own is restarted."""
+    """One that starts during another activity is stopped; one that lost its own is activated."""
     workers = Workers()
     async with (
         running_scheduler() as (port, stub),
