@@ -1,4 +1,4 @@
-"""Create the run that all other services work for, with the rules of `[run]`; then exit.
+"""Create the run of a deployment with the rules of table `[run]`, then exit.
 
     python -m deploy.create_run --config deploy/config/run.toml
 
@@ -27,7 +27,7 @@ __all__ = ["CreateRunConfig", "main"]
 
 
 class CreateRunConfig(RunRules):
-    """The run and its rules."""
+    """Settings of the run."""
 
     run_id: str
     """Training job."""
@@ -40,7 +40,7 @@ class CreateRunConfig(RunRules):
 
 
 def main() -> None:
-    """Create the run; exit codes: 69 the trajectory manager is away, 78 it refuses the rules."""
+    """Create the run; exit codes: 69 trajectory manager unavailable, 78 rules rejected."""
     config = load_or_exit(CreateRunConfig, "run")
     try:
         created = asyncio.run(_create(config))

@@ -1,11 +1,11 @@
-"""Make what a deployment keeps secret: a CA, certificates, Redis passwords, a token.
+"""Generate the secrets of a deployment: a CA, certificates, Redis passwords, a token.
 
     python generate_secrets.py --authority /authority --out /secrets
 
 `--out` gets `ca.pem`, `token`, `credential_secret`, `redis/users.acl` and, for each service,
 `<service>/cert.pem`, `key.pem` and, where it has a store, `redis_url`. `--authority` gets `ca.key`,
 which no service may see. Everything that exists is kept, and what was half written when a first run
-was cut off is refused rather than overwritten. Running it again gives a certificate and a key to
+was interrupted is an error and not overwritten. Running it again gives a certificate and a key to
 services that have no key: those that are new, or whose folder a cut off run left half written. To
 rotate, remove both folders and restart.
 
@@ -56,16 +56,16 @@ SERVICES: dict[str, tuple[str, ...]] = {
     "agent-runner": (),
     "create-run": (),
 }
-"""Each service and the further host names its certificate is for."""
+"""Services, with the additional host names of their certificates."""
 
 ACCOUNTS = {
     "trajectory-manager": Account(keys=("sf:{*", "sf:runs")),
     "weights": Account(keys=("sf:weights:*",)),
     "scheduler": Account(keys=("sf:scheduler:*",)),
 }
-"""The services with state: a user and keys each, none reading another's."""
+"""Services with state: each has its own user and keys, isolated from the others."""
 
-# Reading its own settings is how the trajectory manager checks the durability it promises.
+# The trajectory manager reads the server's settings to check the promised durability.
 _COMMANDS = "+@all -@admin -@dangerous +info +config|get"
 
 
@@ -74,13 +74,13 @@ class Authority:
     """The certificate authority of one deployment."""
 
     certificate: x509.Certificate
-    """Self-signed."""
+    """Self-signed certificate."""
     key: ec.EllipticCurvePrivateKey
     """Signs the services' certificates."""
 
 
 def main() -> None:
-    """Generate once; do nothing if all is there; refuse what is half there."""
+    """Generate the secrets once; no effect if all exist, an error if only some do."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--authority", type=Path, required=True, help="folder for the CA's key")
     parser.add_argument("--out", type=Path, required=True, help="folder for everything else")
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def generate(authority_folder: Path, out: Path) -> bool:
-    """Write all secrets; returns whether anything was written.
+    """Write all secrets; returns False if they exist already.
 
     Raises:
         FileExistsError: a folder holds files, but not all of them.
@@ -119,9 +119,9 @@ def generate(authority_folder: Path, out: Path) -> bool:
 
 
 def _add_services(authority_folder: Path, out: Path) -> bool:
-    """Give certificates to the services that an older release did not have."""
+    """Generate certificates for services that an older release did not have."""
     # A user of Redis cannot be added: Redis has read its users.
-    # The key is written last; a certificate without one is of no use to anybody.
+    # The key is written last; a certificate without its key is unusable.
     services = SERVICES.keys() - ACCOUNTS.keys()
     new = sorted(name for name in services if not (out / name / "key.pem").exists())
     if not new:
@@ -136,7 +136,7 @@ def _add_services(authority_folder: Path, out: Path) -> bool:
 
 
 def _write_redis(out: Path) -> None:
-    # Everyone who holds a certificate of ours may ask whether Redis is up, and nothing else.
+    # Any holder of a deployment certificate may PING Redis, and nothing else.
     users = ["user default on nopass resetkeys resetchannels -@all +ping"]
     for service, account in ACCOUNTS.items():
         password = secrets.token_urlsafe(32)
@@ -203,7 +203,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # An hour early: the clocks of a cluster differ.
+        # Valid an hour early, for clock skew.
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
@@ -223,10 +223,10 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; the group may read it, as Redis does, and nobody else."""
+    """Write a file atomically, readable by owner and group only (Redis reads it as the group)."""
     path.parent.mkdir(mode=0o750, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)  # of a run that was cut off
+    partial.unlink(missing_ok=True)  # of an interrupted run
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

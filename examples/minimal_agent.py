@@ -1,4 +1,4 @@
-"""An agent that needs nothing but the client: ask twice, then say how well it went.
+"""A minimal agent that uses only the client: generate two turns, then report a reward.
 
     pip install seamflow && python examples/minimal_agent.py 127.0.0.1:50052 my-run
 

@@ -94,7 +94,7 @@ class DeviceLease:
 
         Raises:
             ServiceError: ABORTED / STALE_EPOCH, a newer assignment of the node is known;
-                UNAVAILABLE / PEER_UNAVAILABLE, other nodes of the gang are not granted yet.
+                UNAVAILABLE / DEPENDENCY_UNAVAILABLE, other nodes of the gang are not granted yet.
         """
         self._advance(epoch, node_id)
         async with self._lock:
@@ -141,7 +141,7 @@ class DeviceLease:
     def _incomplete(self) -> ServiceError:
         have = ", ".join(sorted(self._granted)) or "none"
         message = f"the gang needs {self._num_nodes} nodes and was granted: {have}; retry"
-        return unavailable(Reason.PEER_UNAVAILABLE, message)
+        return unavailable(Reason.DEPENDENCY_UNAVAILABLE, message)
 
     async def _wait_until_held(self, seconds: float) -> None:
         # Bounded: the nodes may be assigned elsewhere during the wait.

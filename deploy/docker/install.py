@@ -1,4 +1,4 @@
-"""Install what one image needs, at build time: torch from its own index, then the extra.
+"""Install the dependencies of an image at build time: torch from its own index, then the extra.
 
 Environment: EXTRA (extras of pyproject.toml, comma-separated) and TORCH_INDEX_URL; where
 that is empty, pip's own index serves torch too, with its CUDA.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run pip as often as it takes."""
+    """Run pip, with retries."""
     extra = os.environ["EXTRA"]
     for requirement in torch_of(extra, Path("pyproject.toml")):
         index = os.environ.get("TORCH_INDEX_URL")
@@ -23,10 +23,10 @@ def main() -> None:
 
 
 def torch_of(extra: str, project: Path) -> list[str]:
-    """The pinned torch of the extras, if any: the default index would bring CUDA to every CPU."""
+    """The pinned torch of the extras, if any: the default index would install CUDA builds."""
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-    wanted = {requirement for name in extra.split(",") for requirement in extras[name]}
-    return [requirement for requirement in wanted if requirement.startswith("torch==")]
+    required = {requirement for name in extra.split(",") for requirement in extras[name]}
+    return [requirement for requirement in required if requirement.startswith("torch==")]
 
 
 def _pip(*arguments: str) -> None:

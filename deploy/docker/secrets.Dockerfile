@@ -1,4 +1,4 @@
-# Makes a deployment's secrets once; see deploy/generate_secrets.py.
+# Generates the secrets of a deployment; see deploy/generate_secrets.py.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build

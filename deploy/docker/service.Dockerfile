@@ -25,7 +25,7 @@ ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
-# The folders that volumes are mounted on: a new volume takes their owner.
+# Mount points of volumes: a new volume inherits their owner.
 RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/data', '/cache')]"]
 COPY --from=build /opt/seamflow /opt/seamflow
 WORKDIR /app

@@ -5,7 +5,7 @@ AMX then runs layers written in plain torch. Their wheels are CUDA builds of sev
 megabytes, so in this environment the three are inert: any name of theirs can be imported, decorate,
 annotate and be inherited from; calling one as a kernel raises.
 
-A `.pth` file beside this module imports it when the interpreter starts, hence also in SGLang's
+A `.pth` file next to this module imports it when the interpreter starts, hence also in SGLang's
 spawned children. Nothing happens before `sglang` itself is imported.
 """
 

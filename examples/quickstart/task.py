@@ -2,7 +2,7 @@
 
 A task names the floor where the cabin stands and the floors that call it. In each turn one call
 arrives ("at 12 up to 19"); the agent prints every floor that the cabin passes, the called floor
-last, and ends its answer. The next turn goes on from there.
+last, and ends its answer. The next turn continues from there.
 Most calls are a few floors away and a few are very far, so the lengths have a long tail.
 """
 
@@ -35,7 +35,7 @@ TURNS = 2
 """Calls in a task, one user message each."""
 
 WAIT = "wait"
-"""The word that a sloppy teacher says instead of setting off; never right."""
+"""The word with which a sloppy teacher starts its answer; always wrong."""
 
 Split = Literal["train", "heldout"]
 Payload = Mapping[str, Any]
@@ -79,7 +79,7 @@ def paths(payload: Payload) -> list[list[int]]:
 
 
 def user_message(payload: Payload, turn: int) -> str:
-    """Return what the user says in `turn`, 0 being the first: "at 12 up to 19"."""
+    """Return the user's message of `turn`, counted from 0: "at 12 up to 19"."""
     stops = [payload["start"], *payload["calls"]]
     here, there = stops[turn], stops[turn + 1]
     direction = "up" if there > here else "down"
@@ -90,14 +90,14 @@ def score(payload: Payload, answers: Sequence[str]) -> tuple[float, bool]:
     """Return (reward in [0, 1], success) of the answers of all turns.
 
     Half of the reward is the right prefix's share of each answer, mean over the turns; the other
-    half is for a rollout without any fault. The share is of the longer of answer and path: whoever
-    goes on after the stop pays for each floor, or printing to the token limit would cost nothing.
+    half is for a rollout without any fault. The share is of the longer of answer and path, so that
+    each floor after the stop costs reward; otherwise printing to the token limit would be free.
     """
     shares, faultless = 0.0, len(answers) == len(payload["calls"])
     for path, answer in zip(paths(payload), answers, strict=False):
-        wanted, given = [floor_name(floor) for floor in path], answer.split()
-        shares += _common_prefix(wanted, given) / max(len(wanted), len(given))
-        faultless = faultless and wanted == given
+        expected, given = [floor_name(floor) for floor in path], answer.split()
+        shares += _common_prefix(expected, given) / max(len(expected), len(given))
+        faultless = faultless and expected == given
     return 0.5 * shares / len(payload["calls"]) + 0.5 * faultless, faultless
 
 
@@ -131,9 +131,9 @@ def _path(here: int, there: int) -> list[int]:
     return list(range(here + step, there + step, step))
 
 
-def _common_prefix(wanted: Sequence[str], given: Sequence[str]) -> int:
+def _common_prefix(expected: Sequence[str], given: Sequence[str]) -> int:
     length = 0
-    for left, right in zip(wanted, given, strict=False):
+    for left, right in zip(expected, given, strict=False):
         if left != right:
             break
         length += 1

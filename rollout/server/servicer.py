@@ -194,7 +194,7 @@ def _service_errors() -> Iterator[None]:
         message = "the engine has failed and this server will restart"
         raise unavailable(Reason.ENGINE_FAILED, message) from error
     except (NotVisible, PhaseTimeout, SourceLost) as error:
-        raise unavailable(Reason.PEER_UNAVAILABLE, str(error)) from error
+        raise unavailable(Reason.DEPENDENCY_UNAVAILABLE, str(error)) from error
     except WeightsError as error:
         raise failed_precondition(Reason.CHECKSUM_MISMATCH, str(error)) from error
 

@@ -1,1 +1,1 @@
-"""What every seamflow process shares: config, server, errors, logs, metrics, plug-ins."""
+"""Infrastructure shared by all processes: config, server, errors, logs, metrics, plug-ins."""

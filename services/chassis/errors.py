@@ -1,11 +1,11 @@
-"""The errors a process raises, and the codes they become.
+"""Errors of a process, and the status and exit codes they map to.
 
     Exception
     ├── ServiceError              raised in a servicer; becomes the status of the call
     └── StartupError              raised before serving; ends the process with `exit_code`
         ├── UsageError            64: a flag that does not exist
-        ├── DependencyUnavailable 69: something needed at start is not there
-        └── ConfigError           78: a configuration that cannot be used
+        ├── DependencyUnavailable 69: a dependency is unavailable at start
+        └── ConfigError           78: an invalid configuration
 
 `status.py` puts a `ServiceError` on the wire. Retry only UNAVAILABLE, and RESOURCE_EXHAUSTED when
 the status carries a RetryInfo.
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Reason(StrEnum):
-    """Every ErrorInfo reason in seamflow: what a program branches on, stable once released."""
+    """ErrorInfo reasons, for programs to branch on; stable once released."""
 
     INVALID_FIELD = "INVALID_FIELD"
     MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
@@ -62,7 +62,7 @@ class Reason(StrEnum):
     WRONG_STATE = "WRONG_STATE"
     STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
     STORE_FULL = "STORE_FULL"
-    PEER_UNAVAILABLE = "PEER_UNAVAILABLE"
+    DEPENDENCY_UNAVAILABLE = "DEPENDENCY_UNAVAILABLE"
     DRAINING = "DRAINING"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     UNAUTHENTICATED = "UNAUTHENTICATED"
@@ -71,7 +71,7 @@ class Reason(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """How a process ends (the numbers of sysexits.h, which supervisors already know)."""
+    """Exit codes of a process, as in sysexits.h."""
 
     CLEAN = 0
     USAGE = 64
@@ -81,14 +81,14 @@ class ExitCode(IntEnum):
 
 
 class ServiceError(Exception):
-    """A failed call: the canonical code, why, and what the caller can do about it.
+    """A failed call: its canonical code, reason and cure.
 
     Attributes:
         code: canonical gRPC status code.
-        reason: what a program branches on.
-        message: for a person; never holds tokens, texts or secrets.
-        metadata: facts a program may need, such as the current epoch.
-        retry_after: seconds after which a retry may succeed; None says nothing about retrying.
+        reason: machine-readable cause.
+        message: human-readable; never holds tokens, texts or secrets.
+        metadata: machine-readable details, such as the current epoch.
+        retry_after: seconds after which a retry may succeed; None: unspecified.
         field: request field at fault, for INVALID_ARGUMENT.
     """
 
@@ -124,13 +124,13 @@ class UsageError(StartupError):
 
 
 class ConfigError(StartupError):
-    """A configuration that cannot be used."""
+    """The configuration is invalid."""
 
     exit_code = ExitCode.CONFIG
 
 
 class DependencyUnavailable(StartupError):  # noqa: N818 -- names the condition
-    """Something the process needs at start is not there."""
+    """A dependency that the process needs at start is unavailable."""
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -140,7 +140,7 @@ class DependencyUnavailable(StartupError):  # noqa: N818 -- names the condition
 
 
 def invalid_argument(field: str, value: object, cure: str) -> ServiceError:
-    """INVALID_ARGUMENT: `field` holds `value`, and `cure` says what it may hold."""
+    """INVALID_ARGUMENT: `field` holds `value`; `cure` names the allowed values."""
     message = f"{field} is {value!r}: {cure}"
     return ServiceError(
         grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, message, field=field
@@ -155,8 +155,8 @@ def not_found(what: str, name: str) -> ServiceError:
 
 
 def already_exists(what: str, name: str) -> ServiceError:
-    """ALREADY_EXISTS: the same key came with another payload."""
-    message = f"{what} {name!r} already exists with another content"
+    """ALREADY_EXISTS: the key is in use with another payload."""
+    message = f"{what} {name!r} already exists with different content"
     metadata = {"what": what, "name": name}
     return ServiceError(
         grpc.StatusCode.ALREADY_EXISTS, Reason.ALREADY_EXISTS, message, metadata=metadata
@@ -164,24 +164,24 @@ def already_exists(what: str, name: str) -> ServiceError:
 
 
 def failed_precondition(reason: Reason, message: str) -> ServiceError:
-    """FAILED_PRECONDITION: the call is fine, the state is not; retrying alone does not help."""
+    """FAILED_PRECONDITION: valid call, wrong state; retrying alone does not help."""
     return ServiceError(grpc.StatusCode.FAILED_PRECONDITION, reason, message)
 
 
 def aborted(reason: Reason, message: str) -> ServiceError:
-    """ABORTED: lost against another caller; begin again at a higher level."""
+    """ABORTED: a conflict with another caller; retry at a higher level."""
     return ServiceError(grpc.StatusCode.ABORTED, reason, message)
 
 
 def stale_epoch(what: str, given: int | str, current: int | str) -> ServiceError:
-    """ABORTED / STALE_EPOCH: the caller's fence on `what` was taken over by a newer one."""
+    """ABORTED / STALE_EPOCH: a newer epoch of `what` has fenced the caller."""
     message = f"epoch {given} of {what} is stale: the current one is {current}"
     metadata = {"what": what, "given_epoch": str(given), "current_epoch": str(current)}
     return ServiceError(grpc.StatusCode.ABORTED, Reason.STALE_EPOCH, message, metadata=metadata)
 
 
 def exhausted(reason: Reason, message: str, retry_after: float) -> ServiceError:
-    """RESOURCE_EXHAUSTED with a RetryInfo: back-pressure, try again in `retry_after` seconds."""
+    """RESOURCE_EXHAUSTED with a RetryInfo: back-pressure; retry after `retry_after` seconds."""
     return ServiceError(
         grpc.StatusCode.RESOURCE_EXHAUSTED, reason, message, retry_after=retry_after
     )
@@ -193,15 +193,15 @@ def unavailable(reason: Reason, message: str) -> ServiceError:
 
 
 def deadline_exceeded(message: str) -> ServiceError:
-    """DEADLINE_EXCEEDED: there was no time left."""
+    """DEADLINE_EXCEEDED: the call took longer than its deadline."""
     return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, Reason.DEADLINE_EXCEEDED, message)
 
 
 def unauthenticated(message: str) -> ServiceError:
-    """UNAUTHENTICATED: the caller did not prove who it is."""
+    """UNAUTHENTICATED: no valid credentials."""
     return ServiceError(grpc.StatusCode.UNAUTHENTICATED, Reason.UNAUTHENTICATED, message)
 
 
 def permission_denied(message: str) -> ServiceError:
-    """PERMISSION_DENIED: the caller is known and may not do this."""
+    """PERMISSION_DENIED: the caller is authenticated but not authorized."""
     return ServiceError(grpc.StatusCode.PERMISSION_DENIED, Reason.PERMISSION_DENIED, message)

@@ -1,4 +1,4 @@
-"""Structured logs: JSON lines on stdout, with the context of the call that wrote them.
+"""Structured logs: JSON lines on stdout with the context of the current call.
 
 Fields: ts, level, msg, service, version, instance; inside a call also request_id, trace_id,
 span_id, method and peer. Tokens, texts and secrets are never logged.

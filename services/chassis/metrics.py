@@ -33,18 +33,18 @@ _SECONDS = (
     1800,
 )
 
-# Cached because a process scrapes as one: asking twice for a metric must give the same one.
+# Cached: a second request for a metric of a process must return the same object.
 
 
 @cache
 def counter(service: str, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:  # noqa: A002
-    """A number that only grows, e.g. `acknowledged_tokens_total`."""
+    """A monotonic counter, e.g. `acknowledged_tokens_total`."""
     return Counter(f"seamflow_{service}_{name}", help, labels)
 
 
 @cache
 def gauge(service: str, name: str, help: str, labels: tuple[str, ...] = ()) -> Gauge:  # noqa: A002
-    """A number that goes both ways, e.g. `ready_samples`."""
+    """A value that can rise and fall, e.g. `ready_samples`."""
     return Gauge(f"seamflow_{service}_{name}", help, labels)
 
 

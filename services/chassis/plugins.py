@@ -1,4 +1,4 @@
-"""Load a plug-in by its "package.module:Name": the only extension mechanism there is."""
+"""Loads plug-ins by "package.module:Name", the only extension mechanism."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["load", "make"]
 
 
 def make(field: str, name: str, built_in: Mapping[str, str], /, *args: Any, **kwargs: Any) -> Any:
-    """Call what `name`, the value of the setting `field`, names with `args` and `kwargs`.
+    """Call the object that setting `field` names by its value `name`, with `args` and `kwargs`.
 
-    `built_in` holds paths, not objects: only what is asked for loads its libraries.
+    `built_in` holds paths, not objects: only the chosen one imports its libraries.
 
     Raises:
-        ConfigError: `name` is neither built in nor a path that loads, or what it names refuses its
+        ConfigError: `name` is neither built in nor a path that loads, or the object rejects its
             arguments with a ValueError or an ImportError.
     """
     path = built_in.get(name, name)

@@ -1,4 +1,4 @@
-"""The version this process runs."""
+"""Version of the running software."""
 
 from __future__ import annotations
 

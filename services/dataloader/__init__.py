@@ -1,1 +1,1 @@
-"""The dataloader: streams tasks to the trajectory manager as fast as it takes them, resumable."""
+"""The dataloader: streams tasks to the trajectory manager's queue, resumable."""

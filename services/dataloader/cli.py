@@ -26,7 +26,7 @@ def main() -> None:
 
 @asynccontextmanager
 async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
-    """Open the tasks and the way to the trajectory manager."""
+    """Open the task source and the channel to the trajectory manager."""
     source = await asyncio.to_thread(
         open_source, config.tasks, shuffle=config.shuffle, seed=config.seed
     )
@@ -42,7 +42,7 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
 
         async def load() -> None:
             await loader.run()
-            # The process of a job that is done ends the way a signal would end it: drained, exit 0.
+            # A finished job ends like after a signal: drained, exit code 0.
             signal.raise_signal(signal.SIGTERM)
 
         yield Service(background=[load])

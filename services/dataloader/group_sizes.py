@@ -1,8 +1,8 @@
-"""How many rollouts each task gets: as many as it takes for one of them to succeed.
+"""Dynamic group sizes: as many rollouts per task as one success probably takes.
 
-What a policy does well needs few samples and what it seldom does needs many, as in ESRL's dynamic
-sampling (arXiv 2308.02223). There skill is estimated before each step; here it is what the task's
-rollouts of earlier epochs came to, as the trajectory manager has recorded them.
+Easy tasks need few samples and hard ones need many, as in ESRL's dynamic sampling (arXiv
+2308.02223). ESRL estimates success before each step; here the estimate is from the task's rollouts
+of earlier epochs, as recorded by the trajectory manager.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from services.lib.closed_rollouts import ClosedRollouts, task_name
 
 __all__ = ["GroupSizes", "enough_samples"]
 
-_LOOK_SECONDS = 2.0
-_PATIENCE_SECONDS = 10.0
-"""A look that takes longer goes on with the next one: tasks have to be submitted."""
+_REFRESH_SECONDS = 2.0
+_REFRESH_TIMEOUT_SECONDS = 10.0
+"""A refresh that takes longer is continued by the next one, so that it does not block tasks."""
 _MEMORY = 0.9
-"""Weight of a task's rollout before, against 1 for its newest: the policy changes."""
+"""Decay of a task's older rollouts, as the policy changes."""
 
 
 class GroupSizes:
-    """Learns how often each task succeeds.
+    """Success rates of tasks, and the group sizes that follow from them.
 
-    Nothing is kept on disk: after a restart the newest rollouts of the run are read again.
+    Kept in memory only: after a restart the newest rollouts of the run are read again.
     """
 
     def __init__(
@@ -49,36 +49,36 @@ class GroupSizes:
         self._closed = ClosedRollouts(store, config.run_id)
         self._config = config
         self._clock = clock
-        self._looked = -math.inf
+        self._refreshed = -math.inf
         self._outcomes: dict[str, tuple[float, float]] = {}  # task -> successes, rollouts; decayed
 
-    async def look(self) -> None:
-        """Learn what has ended since; at most every few seconds, and given up after some."""
-        if self._clock() < self._looked + _LOOK_SECONDS:
+    async def refresh(self) -> None:
+        """Add newly closed rollouts, at most every 2 s and for at most 10 s."""
+        if self._clock() < self._refreshed + _REFRESH_SECONDS:
             return
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_REFRESH_TIMEOUT_SECONDS):
                 async for headers in self._closed.new():
                     for header in headers:
-                        self._learn(header)
+                        self._add_outcome(header)
         except (NotFoundError, TimeoutError) as error:
-            get_logger().info("sizes_as_before", detail=str(error))
-        self._looked = self._clock()
+            get_logger().info("group_sizes_not_refreshed", detail=str(error))
+        self._refreshed = self._clock()
 
     def of(self, task_id: str) -> int:
-        """Rollouts that the task should get; as many as any, if none of it has ended yet."""
+        """Rollouts for the task; the default number if none has closed yet."""
         config = self._config
         successes, rollouts = self._outcomes.get(task_name(task_id), (0.0, 0.0))
         if rollouts == 0:
             return config.num_samples
-        # Half a success and half a failure are added: nothing is certain (Jeffreys' prior).
+        # Jeffreys' prior: half a success and half a failure are added.
         enough = enough_samples((successes + 0.5) / (rollouts + 1), config.success_chance)
         return min(max(enough, config.min_samples), config.max_samples)
 
-    def _learn(self, header: trajectory_pb2.Trajectory) -> None:
-        """A rollout without the reward tells nothing: one that failed, say."""
-        wanted = self._config.success_reward
-        found = [each.value for each in header.rewards if each.name == wanted and not each.turn_id]
+    def _add_outcome(self, header: trajectory_pb2.Trajectory) -> None:
+        """Count a rollout, unless it lacks the reward, as failed ones do."""
+        reward = self._config.success_reward
+        found = [each.value for each in header.rewards if each.name == reward and not each.turn_id]
         if found:
             name = task_name(header.group_id)
             successes, rollouts = self._outcomes.get(name, (0.0, 0.0))
@@ -91,6 +91,6 @@ def enough_samples(success: float, chance: float) -> int:
 
     Args:
         success: probability that one sample succeeds, between 0 and 1.
-        chance: wanted probability that at least one of n does, between 0 and 1.
+        chance: required probability that at least one of n succeeds, between 0 and 1.
     """
     return math.ceil(math.log1p(-chance) / math.log1p(-success))

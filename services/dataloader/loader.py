@@ -1,4 +1,4 @@
-"""The dataloader's main loop: rows -> tasks -> the trajectory manager's queue, never far ahead."""
+"""The dataloader's main loop: rows -> tasks -> the trajectory manager's bounded queue."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Submits every task of every epoch once, in order, and remembers how far it is.
+    """Submits every task of every epoch once, in order, and stores its position.
 
-    A crash between an acknowledgement and the stored position submits the same tasks again; they
-    carry the same ids, so the manager takes none of them twice.
+    A crash between an acknowledgement and the stored position submits tasks again, with the same
+    ids, so that the trajectory manager ignores them (idempotent).
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Loader:
         queue: TaskQueue,
         sizes: GroupSizes | None = None,
     ) -> None:
-        """Find the position to begin at. Without `sizes` all tasks get as many rollouts.
+        """Load the position. Without `sizes` all groups have the same size.
 
         Raises:
             ConfigError: the stored position belongs to other tasks.
@@ -45,20 +45,20 @@ class Loader:
         self._queue = queue
         self._sizes = sizes
         self._file = PositionFile(config.state_file)
-        meaning = _meaning(config, source)
+        meaning = _source_id(config, source)
         self._position = self._file.load(meaning) if config.resume else Position(source=meaning)
 
     async def run(self) -> None:
-        """Submit until the last epoch is through.
+        """Submit tasks until the last epoch is complete.
 
         Raises:
-            ConfigError: a row cannot be used, or the manager refuses its task.
-            DependencyUnavailable: the manager or the run did not appear in time.
+            ConfigError: a row is invalid, or the trajectory manager rejects its task.
+            DependencyUnavailable: the trajectory manager or the run did not appear in time.
         """
         get_logger().info("loading", epoch=self._position.epoch, place=self._position.place)
         while not self._config.epochs or self._position.epoch < self._config.epochs:
             epoch, rows = self._position.epoch, self._rows()
-            while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.room):
+            while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.batch_size):
                 await self._size(tasks)
                 await self._submit(tasks)
             if not self._position.place:
@@ -75,7 +75,7 @@ class Loader:
 
     async def _size(self, tasks: list[Task]) -> None:
         if self._sizes is not None:
-            await self._sizes.look()
+            await self._sizes.refresh()
             sizes = {task.task_id: self._sizes.of(task.task_id) for task in tasks}
             position = self._position.sized(sizes)
             if position != self._position:
@@ -88,17 +88,17 @@ class Loader:
             try:
                 count = await self._queue.submit(tasks)
             except SeamflowError as error:
-                raise ConfigError(f"the run refuses a task: {error}") from error
+                raise ConfigError(f"the run rejects a task: {error}") from error
             self._move(self._position.advanced([task.task_id for task in tasks[:count]]))
             tasks = tasks[count:]
 
     def _move(self, position: Position) -> None:
-        # Not in a thread, which would go on writing after this loader was cancelled.
+        # Not in a thread, which would continue to write after a cancellation.
         self._file.save(position)
         self._position = position
 
 
-def _meaning(config: DataloaderConfig, source: Source) -> str:
-    """What a position depends on: with any of this changed, the same numbers mean other tasks."""
+def _source_id(config: DataloaderConfig, source: Source) -> str:
+    """Everything a position depends on: if any of it changes, the position is invalid."""
     order = f"shuffled:{config.seed}" if config.shuffle else f"seed:{config.seed}"
     return f"{config.run_id}|{config.purpose}|{source.fingerprint}|{order}"

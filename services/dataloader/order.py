@@ -1,4 +1,4 @@
-"""A shuffled order that needs no memory and no history: every place is computed by itself."""
+"""A stateless shuffled order: each element is computed independently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Permutation:
 
     A Feistel network permutes the next power of four; numbers that fall outside are permuted again
     until they fall inside ("cycle walking"; Black and Rogaway, 2002, "Ciphers with Arbitrary Finite
-    Domains"). So 100 million tasks cost no more than ten, and a resume computes its place at once.
+    Domains"). So the cost does not depend on the number of tasks, and a resume starts immediately.
 
     Example:
         >>> order = Permutation(5, seed=1, name="epoch 0")

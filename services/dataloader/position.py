@@ -1,7 +1,7 @@
-"""How far the dataloader is, on disk: written only after the tasks were acknowledged.
+"""The dataloader's position on disk, written after tasks are acknowledged.
 
-But what was decided for a task is written before it is sent: were it decided anew after a crash,
-the same task would be submitted with two sizes.
+Group sizes are written before their tasks are sent: decided again after a crash, they could differ
+for the same task.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Position", "PositionFile"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The next task to submit, and what the numbers refer to."""
+    """The next task to submit."""
 
     source: str
-    """Fingerprint of source, order, run and purpose: another one makes the numbers meaningless."""
+    """Fingerprint of source, order, run and purpose; with another one the position is invalid."""
     epoch: int = 0
     """Pass over the source, from 0."""
     place: int = 0
     """Place in the order of that epoch, from 0."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Task id -> rollouts it gets, of tasks that follow and may have been submitted."""
+    """Task id -> group size, of following tasks that may have been submitted."""
 
     def advanced(self, task_ids: Sequence[str]) -> Position:
         """The position after these tasks."""
@@ -36,23 +36,23 @@ class Position:
         return replace(self, place=self.place + len(task_ids), sizes=sizes)
 
     def sized(self, sizes: Mapping[str, int]) -> Position:
-        """The same with sizes of tasks; what was decided before stays."""
+        """The position with added group sizes; existing ones are kept."""
         return replace(self, sizes={**sizes, **self.sizes})
 
     def next_epoch(self) -> Position:
-        """The beginning of the next pass."""
+        """The start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, place=0)
 
 
 @dataclass(frozen=True, slots=True)
 class PositionFile:
-    """A position that survives a crash; without a path it is kept nowhere."""
+    """File of a position, written atomically; without a path nothing is stored."""
 
     path: Path | None
     """A small JSON file."""
 
     def load(self, source: str) -> Position:
-        """The stored position, or the beginning if none was stored.
+        """The stored position, or the start if there is none.
 
         Raises:
             ConfigError: the file is damaged, or its position refers to other tasks.
@@ -66,12 +66,12 @@ class PositionFile:
         if stored.source != source:
             raise ConfigError(
                 f"state_file {self.path} belongs to {stored.source!r}, not to {source!r}: "
-                "undo the change, or begin anew without --resume"
+                "undo the change, or start over without --resume"
             )
         return stored
 
     def save(self, position: Position) -> None:
-        """Replace the stored position in one step.
+        """Replace the stored position atomically.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -83,7 +83,7 @@ class PositionFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("w") as file:
                 stored = asdict(position)
-                if not position.sizes:  # an older release does not know them
+                if not position.sizes:  # older releases do not know the field
                     del stored["sizes"]
                 json.dump(stored, file)
                 file.flush()

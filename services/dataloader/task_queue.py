@@ -1,4 +1,4 @@
-"""The trajectory manager's task queue, as the dataloader sees it."""
+"""Client of the trajectory manager's task queue."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from services.chassis.log import get_logger
 
 __all__ = ["TaskQueue"]
 
-_MOST_TASKS = 64
+_MAX_TASKS = 64
 
 
 class TaskQueue:
-    """Submits tasks in the order given, as many at once as the queue last said it takes.
+    """Submits tasks in order, in batches as large as the queue's last reported free space.
 
     Args:
         channel: to the trajectory manager.
         run_id: training job.
         clock: monotonic seconds.
-        start_seconds: how long manager and run may take to appear; later outages are waited out.
+        start_seconds: how long manager and run may take to appear; later outages are retried.
     """
 
     def __init__(
@@ -50,30 +50,30 @@ class TaskQueue:
         )
 
     @property
-    def room(self) -> int:
-        """How many tasks to send next; at least 1, which waits until there is room."""
-        return min(max(self._num_free, 1), _MOST_TASKS)
+    def batch_size(self) -> int:
+        """Number of tasks to send next; at least 1, which blocks until there is space."""
+        return min(max(self._num_free, 1), _MAX_TASKS)
 
     async def submit(self, tasks: Sequence[Task]) -> int:
-        """Submit the first tasks of the sequence, waiting for room; returns how many.
+        """Submit the first tasks of the sequence, when there is space; returns their number.
 
         Raises:
-            SeamflowError: the manager refuses a task for what it is.
-            DependencyUnavailable: the manager or the run did not appear in time.
+            SeamflowError: the trajectory manager rejects a task as invalid.
+            DependencyUnavailable: the trajectory manager or the run did not appear in time.
         """
         backoff = Backoff()
         while True:
-            sent = tasks[: self.room]
+            sent = tasks[: self.batch_size]
             try:
                 answer = await self._call(sent)
             except grpc.aio.AioRpcError as failure:
                 error = decode(failure)
-                self._check_hopeful(error, len(sent))
-                self._num_free = 1  # somebody else may have filled the queue
+                self._raise_if_permanent(error, len(sent))
+                self._num_free = 1  # another client may have filled the queue
                 get_logger().debug("submit_waits", detail=str(error))
                 if error.retry_after is None:
                     await backoff.wait()
-                else:  # full, and the manager knows when it is worth asking again
+                else:  # full; the manager gives a retry delay
                     await asyncio.sleep(error.retry_after)
             else:
                 self._note(answer, len(sent))
@@ -82,8 +82,8 @@ class TaskQueue:
     async def _call(self, tasks: Sequence[Task]) -> SubmitTasksResponse:
         return await self._stub.SubmitTasks(SubmitTasksRequest(run_id=self._run_id, tasks=tasks))
 
-    def _check_hopeful(self, error: SeamflowError, num_sent: int) -> None:
-        """Return if trying again can help, raise if it cannot."""
+    def _raise_if_permanent(self, error: SeamflowError, num_sent: int) -> None:
+        """Raise `error` unless a retry can succeed."""
         if isinstance(error, ExhaustedError):
             if error.retry_after is None and num_sent == 1:
                 raise error  # a single task that is too large

@@ -1,4 +1,4 @@
-"""From a row to the task that goes on the wire."""
+"""Conversion of a row to a task message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_task(row: Row, epoch: int, config: DataloaderConfig) -> Task:
     """The task of `row`: its id is the row's with the epoch, its payload an object.
 
     Raises:
-        ConfigError: the row has no id, or holds what JSON cannot; names the row and the cure.
+        ConfigError: the row has no id, or is not JSON serializable; names the row and the cure.
     """
     return Task(
         task_id=f"{_name(row, config.task_id_field)}@{epoch}",

@@ -1,1 +1,1 @@
-"""The launcher: brings every service up as a local child process and trains an agent."""
+"""The launcher: starts all services as local child processes and trains an agent."""

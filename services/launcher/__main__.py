@@ -1,6 +1,6 @@
 import os
 
-# Read when gRPC is first imported: its notes on closed connections are not for the terminal.
+# Set before gRPC is imported: keeps its messages on closed connections out of the terminal.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from services.launcher.cli import main

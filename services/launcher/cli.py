@@ -30,7 +30,7 @@ _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
 def main() -> NoReturn:
-    """Train, and end with the exit code that says how it went."""
+    """Train, and exit with a code of `ExitCode`, or 130 after Ctrl-C."""
     config = load_or_exit(LauncherConfig, "launcher")
     try:
         sys.exit(_main(config))
@@ -38,7 +38,7 @@ def main() -> NoReturn:
         print(f"launcher: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("stopped; every process has ended", file=sys.stderr)
+        print("stopped; all processes have ended", file=sys.stderr)
         sys.exit(130)
 
 
@@ -90,7 +90,7 @@ def _layout(config: LauncherConfig, config_file: Path) -> Layout:
 
 
 def _config_file(arguments: list[str]) -> Path:
-    """The file that all children read too."""
+    """The configuration file, which all child processes read too."""
     for before, argument in itertools.pairwise(arguments):
         if before == "--config":
             return Path(argument)
@@ -101,16 +101,16 @@ def _config_file(arguments: list[str]) -> Path:
 
 
 def _check(config: LauncherConfig, layout: Layout) -> None:
-    """Find out what is missing before the first process starts."""
+    """Check the prerequisites before the first process starts."""
     if config.ranker and find_spec("sklearn") is None:
         raise ConfigError(
-            "ranker is true, and it needs scikit-learn: pip install 'seamflow[ranker]'"
+            "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
         )
     if config.prepare is None:
         model = Path(layout.path(config.model))
         if not (model / "config.json").is_file():
             raise ConfigError(
-                f"model {str(model)!r} is no Hugging Face folder: it has no config.json"
+                f"model {str(model)!r} is not a Hugging Face folder: it has no config.json"
             )
         for name in ("tasks", "heldout_tasks"):
             path = getattr(config, name)
@@ -128,7 +128,7 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
 
 
 def _dry_run(plans: Mapping[str, ProcessPlan]) -> int:
-    """Let every process check its own configuration, and show what would run."""
+    """Run the configuration check of every process, and print the commands."""
     from services.launcher.supervisor import child_environment
 
     worst = int(ExitCode.CLEAN)
@@ -167,10 +167,10 @@ def _show(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A line for each node: shares of its time while the run learned, and its newest switches."""
+    """A row per node: shares of its time during training, and mean seconds of its switches."""
     activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
     tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
-    table = Table(title="nodes while the run learned")
+    table = Table(title="nodes during training")
     for column in (
         "node",
         *activities,

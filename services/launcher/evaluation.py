@@ -1,4 +1,4 @@
-"""Held-out tasks, solved by the policy as it stands; read back from what was recorded."""
+"""Evaluation of the current policy on held-out tasks, from the recorded rollouts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from services.launcher.service_clients import Services
 
 __all__ = ["Evaluation", "evaluate", "read_tasks", "trajectories"]
 
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 _PAGE = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How the held-out tasks went."""
+    """Result of an evaluation."""
 
     num_tasks: int
     """Tasks solved, once each."""
@@ -74,8 +74,12 @@ async def evaluate(
         page_token, found = await _finished(services, page_token, missing)
         if found:
             last_progress = loop.time()
-        elif loop.time() - last_progress > _PATIENCE_SECONDS:
-            raise DependencyUnavailable("evaluation", f"{len(missing)} tasks do not finish")
+        elif loop.time() - last_progress > _TIMEOUT_SECONDS:
+            raise DependencyUnavailable(
+                "evaluation",
+                f"none of {len(missing)} tasks finished for {_TIMEOUT_SECONDS:g} s; "
+                "see the log of agent_runner",
+            )
         missing -= {trajectory.group_id for trajectory in found}
         results += [_reward(trajectory, success) for trajectory in found]
         progress(len(results))
@@ -98,17 +102,17 @@ async def trajectories(
 
 
 async def _finished(
-    services: Services, page_token: str, wanted: set[str]
+    services: Services, page_token: str, task_ids: set[str]
 ) -> tuple[str, list[trajectory_pb2.Trajectory]]:
-    """Finished rollouts of wanted tasks, and the page to begin with next time.
+    """Finished rollouts of the tasks, and the page to begin with next time.
 
-    Pages are oldest first, so a page all of whose wanted rollouts have closed is not read again.
+    Pages are oldest first: a page whose rollouts of these tasks have all closed is not read again.
     """
     found: list[trajectory_pb2.Trajectory] = []
     resume_at, is_closed = page_token, True
     while True:
         page = await _page(services, page_token, headers_only=True)
-        mine = [t for t in page.trajectories if t.group_id in wanted]
+        mine = [t for t in page.trajectories if t.group_id in task_ids]
         found += [t for t in mine if t.state == trajectory_pb2.ROLLOUT_STATE_FINISHED]
         is_closed &= all(t.state != trajectory_pb2.ROLLOUT_STATE_RUNNING for t in mine)
         if not page.next_page_token:

@@ -1,4 +1,4 @@
-"""What each node did while the run learned, sampled while it went on."""
+"""Node utilization during training, sampled periodically."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import psutil
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.launcher.service_clients import Facts
+from services.launcher.service_clients import Snapshot
 
-__all__ = ["CoresBusy", "Occupancy", "doing"]
+__all__ = ["CoresBusy", "Occupancy", "observed_activity"]
 
 
 @dataclass(slots=True)
 class Occupancy:
-    """Seconds of each node by what it did; feed it facts at short intervals."""
+    """Seconds of each node by activity; add snapshots at short intervals."""
 
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Node -> "rollout", "train", ..., "switching", "idle", "unknown" or "lost" -> seconds."""
     switch_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Node -> tag that a switch led to -> seconds it took, by the scheduler's decayed mean."""
+    """Node -> new activity tag -> seconds of a switch to it, the scheduler's decayed mean."""
     _last: float | None = None
 
-    def add(self, facts: Facts, now: float | None = None) -> None:
-        """Count the time since the facts before as spent on what each node does now.
+    def add(self, snapshot: Snapshot, now: float | None = None) -> None:
+        """Count the time since the previous snapshot towards each node's current activity.
 
-        `now`: seconds of a monotonic clock; this machine's if not given.
+        `now`: monotonic seconds; default: this machine's clock.
         """
-        if not facts.nodes:
-            return  # the scheduler did not answer; what follows says what that time was
+        if not snapshot.nodes:
+            return  # the scheduler did not answer; the next snapshot covers this time
         now = time.monotonic() if now is None else now
         since, self._last = now if self._last is None else self._last, now
-        for node in facts.nodes:
-            spent, activity = self.seconds.setdefault(node.node_id, {}), doing(node, facts)
+        for node in snapshot.nodes:
+            spent, activity = (
+                self.seconds.setdefault(node.node_id, {}),
+                observed_activity(node, snapshot),
+            )
             spent[activity] = spent.get(activity, 0.0) + now - since
             self.switch_seconds[node.node_id] = dict(node.switch_seconds)
 
@@ -53,13 +56,13 @@ class Occupancy:
 
 
 class CoresBusy:
-    """How many of this machine's cores were busy, whatever with, since this was made."""
+    """Mean number of this machine's cores that are busy, by any process."""
 
     def __init__(self) -> None:
         self._began, self._spent = time.monotonic(), _cpu_seconds()
 
     def mean(self) -> float:
-        """Since then."""
+        """The mean since this object was created."""
         return (_cpu_seconds() - self._spent) / (time.monotonic() - self._began)
 
 
@@ -68,10 +71,10 @@ def _cpu_seconds() -> float:
     return float(times.user + times.system + getattr(times, "nice", 0.0))
 
 
-def doing(node: scheduler_pb.Node, facts: Facts) -> str:
-    """What a node does now: a server without turns is idle, and so is a trainer that waits.
+def observed_activity(node: scheduler_pb.Node, snapshot: Snapshot) -> str:
+    """Activity of a node: a server without turns and a trainer that waits are "idle".
 
-    Of one that does not answer it is unknown.
+    "unknown" if the worker does not answer.
     """
     if node.state == scheduler_pb.NODE_STATE_LOST:
         return "lost"
@@ -79,11 +82,11 @@ def doing(node: scheduler_pb.Node, facts: Facts) -> str:
         return "switching"
     if node.state != scheduler_pb.NODE_STATE_ACTIVE:
         return "idle" if node.state == scheduler_pb.NODE_STATE_IDLE else "switching"
-    return _at_work(node, facts)
+    return _at_work(node, snapshot)
 
 
-def _at_work(node: scheduler_pb.Node, facts: Facts) -> str:
-    tag, info, trainer = node.assignment.tag, facts.servers.get(node.node_id), facts.trainer
+def _at_work(node: scheduler_pb.Node, snapshot: Snapshot) -> str:
+    tag, info, trainer = node.assignment.tag, snapshot.servers.get(node.node_id), snapshot.trainer
     if tag == "rollout":
         busy = info and info.num_running + info.num_queued > 0
     elif tag == "train":

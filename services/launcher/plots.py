@@ -1,4 +1,4 @@
-"""Two pictures of a finished run: the reward curve, and who did what when."""
+"""Plots of a finished run: reward curve, and timeline of the nodes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw_reward_curve(
 def draw_timeline(
     file: Path, events: Sequence[scheduler_pb.AllocationEvent], steps: Sequence[dict[str, Any]]
 ) -> None:
-    """One row per node, coloured by what it did; ticks mark published weight versions."""
+    """One row per node, coloured by activity; thin lines mark optimizer steps."""
     if not events:
         return
     start, end = seconds_of(events[0].event_time), seconds_of(events[-1].event_time)
@@ -70,7 +70,7 @@ def draw_timeline(
     for step in steps:
         axes.axvline(step["time"] - start, color="black", alpha=0.25, linewidth=0.6)
     axes.set_yticks(range(len(names)), names)
-    axes.set(xlabel="seconds (thin lines: optimizer steps)", title="Who did what when")
+    axes.set(xlabel="seconds (thin lines: optimizer steps)", title="Node activities")
     axes.set_xlim(0, max(end - start, 1))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=6, frameon=False)
     _save(figure, file)
@@ -84,7 +84,7 @@ def _stretches(
     changes: list[tuple[str, float]] = []
     for event in mine:
         doing = activity(event.node)
-        # A new assignment is not taken up before the node reports its epoch.
+        # A new assignment takes effect when the node reports its epoch.
         if event.node.reported_epoch != event.node.assignment.epoch:
             doing = "switching" if changes else "idle"
         if not changes or changes[-1][0] != doing:

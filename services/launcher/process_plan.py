@@ -1,4 +1,4 @@
-"""Which processes a run needs, and what each is told: pure, so that a dry run shows it all."""
+"""The processes of a run and their settings; pure, so that a dry run can show them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class ProcessPlan:
     command: tuple[str, ...]
     """Arguments, the program first."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set besides the launcher's own environment."""
+    """Added to the launcher's own environment."""
     restarts: bool = True
-    """Started again when it crashes; one that ends cleanly has done its work."""
+    """Restarted when it crashes; a clean exit means it has finished."""
     optional: bool = False
-    """A run goes on without it when it crashes too often."""
+    """The run continues without it when it crashes too often."""
     check: tuple[str, ...] | None = None
     """Command that checks the configuration without starting anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a run's processes listen and write."""
+    """Folder, ports and addresses of a run."""
 
     folder: Path
     """The run's own folder."""
@@ -57,7 +57,7 @@ class Layout:
         return f"127.0.0.1:{self.ports[name]}"
 
     def addresses(self) -> dict[str, str]:
-        """What tools need to talk to the run."""
+        """Addresses of the services, for tools."""
         names = (name for name in self.ports if name != "redis" and "/" not in name)
         return {name: self.address(name) for name in names}
 
@@ -69,7 +69,7 @@ class Layout:
 def free_ports(config: LauncherConfig) -> dict[str, int]:
     """A free port for each process, chosen once so that a restarted process keeps its address.
 
-    Below those that outgoing connections take: such a one could have it before its process does.
+    Below the ephemeral range, so that no outgoing connection can take it first.
     """
     servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
     optional = {"ranker": config.ranker, "scoring": config.reference is not None}
@@ -186,7 +186,7 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
         model=layout.path(config.model),
         weights=layout.address("weights"),
         cache_folder=layout.folder / "cache" / node.node_id,
-        # The same machine's: new weights are linked from there, not sent.
+        # On the same machine: new weights are linked from there, not sent.
         weight_folder=layout.folder / "weights",
     )
     return _process(name.replace("/", "-"), "rollout.server", layout, environment)
@@ -207,7 +207,7 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         checkpoint__folder=layout.folder / "checkpoints",
         tracking__metrics_file=layout.folder / "metrics.jsonl",
         seed=config.seed,
-        # Started again it goes on; an older run's checkpoint cannot be here without --resume.
+        # A restarted trainer continues; an older run's checkpoint is only here with --resume.
         resume="true",
         **reference,
     )

@@ -1,4 +1,4 @@
-"""A private Redis for a run, or the one the user has."""
+"""The Redis of a run: a private server, or the user's own."""
 
 from __future__ import annotations
 

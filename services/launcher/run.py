@@ -1,4 +1,4 @@
-"""A run from the first process to the last picture."""
+"""A training run, from the first process to the summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["Run"]
 
 T = TypeVar("T")
 
-_BASIS = ("trajectory_manager", "weights", "scheduler")
+CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 _REFRESH_SECONDS = 0.5
 
 
@@ -57,21 +57,21 @@ class Run:
     cores_busy: float = 0.0
 
     async def train(self) -> dict[str, Any]:
-        """Bring everything up, train, and return the summary; every child has ended then."""
+        """Start all processes, train, end them, and return the summary."""
         async with (
             Supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            return await _unless_fails(processes, self._train(processes, services))
+            return await _run_until_failure(processes, self._train(processes, services))
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
-        await self._start_basis(processes)
+        await self._start_core_services(processes)
         await self._prepare()
         await self._create_run(services)
         watching = asyncio.create_task(self._watch(services))
         following = asyncio.create_task(services.follow_allocations(self.events))
         try:
-            await self._start_rest(processes)
+            await self._start_others(processes)
             before = await self._evaluate(services, "before")
             await self._learn(processes, services)
             after = await self._evaluate(services, "after")
@@ -81,23 +81,23 @@ class Run:
             following.cancel()
         return await self._summarize(processes, services, before, after)
 
-    async def _start_basis(self, processes: Supervisor) -> None:
+    async def _start_core_services(self, processes: Supervisor) -> None:
         self.view.phase("starting services")
         if "redis" in self.plans:
             (self.layout.folder / "redis").mkdir(exist_ok=True)
             await processes.start(self.plans["redis"])
         await redis_server.wait_for_store(self.layout.redis_url)
-        for name in _BASIS:
+        for name in CORE_SERVICES:
             await processes.start(self.plans[name])
 
-    async def _start_rest(self, processes: Supervisor) -> None:
+    async def _start_others(self, processes: Supervisor) -> None:
         self.view.phase("loading the model in rollout servers and trainer")
         for name, plan in self.plans.items():
-            if name not in ("redis", "dataloader", *_BASIS):
+            if name not in ("redis", "dataloader", *CORE_SERVICES):
                 await processes.start(plan)
 
     async def _prepare(self) -> None:
-        """Make model and tasks, unless an interrupted run has them already."""
+        """Make model and tasks, unless an interrupted run has already done so."""
         marker = self.layout.folder / "prepared" / ".complete"
         if self.config.prepare is None or marker.is_file():
             return
@@ -113,7 +113,7 @@ class Run:
             child.terminate()
             raise
         if code != 0:
-            raise DependencyUnavailable("prepare", f"{self.config.prepare} ended with code {code}")
+            raise DependencyUnavailable("prepare", f"{self.config.prepare} exited with code {code}")
         marker.touch()
 
     async def _create_run(self, services: Services) -> None:
@@ -133,14 +133,14 @@ class Run:
         )
 
     async def _learn(self, processes: Supervisor, services: Services) -> None:
-        """Feed tasks until the trainer has taken its last step and every server has its weights."""
+        """Submit tasks until the trainer has finished and every server has its last weights."""
         self.view.phase("training")
         began, cores, self.is_learning = time.monotonic(), CoresBusy(), True
         await processes.start(self.plans["dataloader"])
-        status = await services.training()
+        status = await services.trainer_status()
         while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
             await asyncio.sleep(_REFRESH_SECONDS)
-            status = await services.training() or status
+            status = await services.trainer_status() or status
             if status is not None:
                 self.view.progress(status.step, status.num_steps)
         self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
@@ -148,36 +148,36 @@ class Run:
         await processes.stop("dataloader")
         await self._wait_for_version(services, status.weight_version)
 
-    async def _wait_for_version(self, services: Services, wanted: int) -> None:
-        self.view.phase(f"rollout servers take weight version {wanted}")
+    async def _wait_for_version(self, services: Services, version: int) -> None:
+        self.view.phase(f"rollout servers load weight version {version}")
         while True:
-            facts = await services.facts()
+            snapshot = await services.snapshot()
             if all(
-                name in facts.servers and facts.servers[name].weight_version == wanted
+                name in snapshot.servers and snapshot.servers[name].weight_version == version
                 for name in services.servers
             ):
                 return
             await asyncio.sleep(_REFRESH_SECONDS)
 
     async def _drain_nodes(self, services: Services) -> None:
-        """Bring every lent node back before the processes end."""
-        facts = await services.facts()
-        for node in facts.nodes:
+        """Return every lent node before the processes end."""
+        snapshot = await services.snapshot()
+        for node in snapshot.nodes:
             request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=True)
             await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
         while any(
             node.assignment.epoch != node.reported_epoch or node.assignment.tag
-            for node in (await services.facts()).nodes
+            for node in (await services.snapshot()).nodes
         ):
             await asyncio.sleep(_REFRESH_SECONDS / 5)
         await asyncio.sleep(_REFRESH_SECONDS)  # the change feed's last entries
 
     async def _watch(self, services: Services) -> None:
         while True:
-            facts = await services.facts()
-            self.view.show(facts)
+            snapshot = await services.snapshot()
+            self.view.show(snapshot)
             if self.is_learning:
-                self.occupancy.add(facts)
+                self.occupancy.add(snapshot)
             await asyncio.sleep(_REFRESH_SECONDS)
 
     async def _summarize(
@@ -187,14 +187,14 @@ class Run:
         before: Evaluation | None,
         after: Evaluation | None,
     ) -> dict[str, Any]:
-        self.view.phase("counting")
+        self.view.phase("summarizing")
         await processes.stop("agent_runner")
         stored = [trajectory async for trajectory in trajectories(services)]
         figures = TrajectoryFigures()
         for trajectory in stored:
             figures.add(trajectory)
         steps = read_steps(self.layout.folder / "metrics.jsonl")
-        ranking = await services.ranking()
+        ranking = await services.ranker_status()
         checked = audit(read_token_log(self.layout.folder / "received.jsonl"), stored)
         num_lent, num_returned = lendings(self.events)
         self._draw(steps, before, after)
@@ -253,8 +253,8 @@ class Run:
         return folder
 
 
-async def _unless_fails(processes: Supervisor, work: Awaitable[T]) -> T:
-    """Do the work; a child that cannot run, or Ctrl-C, ends it. A second Ctrl-C ends all now."""
+async def _run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
+    """Run `work` until it ends, a child fails or Ctrl-C; a second Ctrl-C kills all immediately."""
     loop = asyncio.get_running_loop()
     working = asyncio.ensure_future(work)
     failing = asyncio.ensure_future(processes.failure())

@@ -1,4 +1,4 @@
-"""Clients of a run's services, and what they say now."""
+"""Clients of a run's services, and the state they report."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["Facts", "Services", "connected"]
+__all__ = ["Services", "Snapshot", "connected"]
 
 T = TypeVar("T")
 _TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the services say now; None: no answer."""
+class Snapshot:
+    """State that the services report; None: no answer."""
 
     readiness: sample_pb.GetReadinessResponse | None
-    """Groups and tasks."""
+    """Counts of groups and tasks."""
     nodes: tuple[scheduler_pb.Node, ...]
     """Nodes by name."""
     trainer: trainer_pb.GetStatusResponse | None
-    """Where training stands."""
+    """State of the trainer."""
     servers: dict[str, server_pb.GetServerInfoResponse]
     """Rollout servers that answer, by node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Stubs of everything the launcher talks to."""
+    """Stubs of all services that the launcher calls."""
 
     run_id: str
     trajectories: TrajectoryServiceAsyncStub
@@ -69,28 +69,28 @@ class Services:
     servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
     ranker: RankerServiceAsyncStub | None = None
 
-    async def facts(self) -> Facts:
-        """Ask all services at once; a silent one leaves a gap."""
+    async def snapshot(self) -> Snapshot:
+        """Query all services concurrently."""
         async with asyncio.TaskGroup() as group:
             readiness = group.create_task(self._readiness())
             nodes = group.create_task(self._nodes())
-            trainer = group.create_task(self.training())
+            trainer = group.create_task(self.trainer_status())
             servers = {name: group.create_task(self._info(name)) for name in self.servers}
         infos = {name: task.result() for name, task in servers.items()}
-        return Facts(
+        return Snapshot(
             readiness=readiness.result(),
             nodes=nodes.result(),
             trainer=trainer.result(),
             servers={name: info for name, info in infos.items() if info is not None},
         )
 
-    async def training(self) -> trainer_pb.GetStatusResponse | None:
-        """Where training stands."""
+    async def trainer_status(self) -> trainer_pb.GetStatusResponse | None:
+        """State of the trainer; None: it does not answer."""
         request = trainer_pb.GetStatusRequest()
         return await _answer(lambda: self.trainer.GetStatus(request, timeout=_TIMEOUT))
 
-    async def ranking(self) -> ranker_pb.GetRankerResponse | None:
-        """What the ranker has learned; None: there is none, or it does not answer."""
+    async def ranker_status(self) -> ranker_pb.GetRankerResponse | None:
+        """Statistics of the ranker; None: there is none, or it does not answer."""
         stub, request = self.ranker, ranker_pb.GetRankerRequest(run_id=self.run_id)
         if stub is None:
             return None

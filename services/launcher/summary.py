@@ -1,4 +1,4 @@
-"""The figures of a run, each counted from what was recorded."""
+"""Statistics of a run, computed from its recorded data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 @dataclass(slots=True)
 class TrajectoryFigures:
-    """Counts over recorded trajectories; feed them one by one."""
+    """Counts over recorded trajectories, added one by one."""
 
     num_rollouts: int = 0
     """Rollouts that finished with rewards."""

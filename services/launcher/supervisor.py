@@ -16,41 +16,41 @@ from services.lib.child_process import Child
 __all__ = ["ChildFailed", "Supervisor", "child_environment"]
 
 _MAX_RESTARTS = 5
-_CALM_SECONDS = 30.0
+_STABLE_SECONDS = 30.0
 _RESTART_SECONDS = 0.2
-_HOPELESS = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
+FATAL_EXIT_CODES = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
 
 
 class ChildFailed(DependencyUnavailable):
-    """A child process cannot run; carries the end of its log, and ends us with the same code."""
+    """A child process cannot run; carries the end of its log and, if fatal, its exit code."""
 
     def __init__(self, name: str, code: int, message: str) -> None:
         super().__init__(name, message)
-        if code in _HOPELESS:
+        if code in FATAL_EXIT_CODES:
             self.exit_code = ExitCode(code)
 
 
 class Supervisor:
-    """Owns child processes; leaving its context ends them all."""
+    """Child processes, restarted when they crash; leaving the context ends them all."""
 
     def __init__(
         self,
         log_folder: Path,
-        calm_seconds: float = _CALM_SECONDS,
+        stable_seconds: float = _STABLE_SECONDS,
         restart_seconds: float = _RESTART_SECONDS,
     ) -> None:
-        """Log to `log_folder`; a child that ran for `calm_seconds` had recovered from its crash.
+        """Log to `log_folder`; a child that ran for `stable_seconds` has recovered from a crash.
 
-        The next start waits `restart_seconds`, and twice as long after each crash without recovery.
+        Restarts wait `restart_seconds`, doubled after each crash without recovery.
         """
         self._log_folder = log_folder
-        self._calm_seconds, self._restart_seconds = calm_seconds, restart_seconds
+        self._stable_seconds, self._restart_seconds = stable_seconds, restart_seconds
         self._children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
-        """Crashes that were answered by a new start."""
+        """Restarts after a crash."""
         self.given_up: list[str] = []
         """Optional processes that crashed too often."""
 
@@ -60,7 +60,7 @@ class Supervisor:
         self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
 
     async def stop(self, name: str) -> None:
-        """End one process, by force if it does not go."""
+        """End one process; SIGKILL if it does not end in time."""
         self._watchers.pop(name).cancel()
         await self._children.pop(name).end(_TERM_SECONDS)
 
@@ -73,7 +73,7 @@ class Supervisor:
         await asyncio.shield(self._failed)
 
     def kill(self) -> None:
-        """End everything now."""
+        """Kill all processes immediately."""
         for child in self._children.values():
             child.kill()
 
@@ -88,23 +88,23 @@ class Supervisor:
             code = await self._children[plan.name].wait()
             if code == ExitCode.CLEAN:
                 return
-            if loop.time() - started >= self._calm_seconds:
+            if loop.time() - started >= self._stable_seconds:
                 attempt = 0
-            if not plan.restarts or code in _HOPELESS or attempt == _MAX_RESTARTS:
+            if not plan.restarts or code in FATAL_EXIT_CODES or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
             await asyncio.sleep(self._restart_seconds * 2**attempt)
             self._children[plan.name] = await self._spawn(plan)
             attempt += 1
-        if plan.optional and code not in _HOPELESS:
+        if plan.optional and code not in FATAL_EXIT_CODES:
             self.given_up.append(plan.name)
         elif not self._failed.done():
-            reason = self._obituary(plan.name, code)
+            reason = self._crash_report(plan.name, code)
             self._failed.set_exception(ChildFailed(plan.name, code, reason))
 
-    def _obituary(self, name: str, code: int) -> str:
+    def _crash_report(self, name: str, code: int) -> str:
         lines = self._log(name).read_text(errors="replace").splitlines()[-5:]
-        return f"ended with code {code}; the end of {self._log(name)}:\n  " + "\n  ".join(lines)
+        return f"exited with code {code}; the end of {self._log(name)}:\n  " + "\n  ".join(lines)
 
     def _log(self, name: str) -> Path:
         return self._log_folder / f"{name}.log"
@@ -118,18 +118,18 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Newest first: agents go before the services they use.
+        # Newest first: agents end before the services they use.
         for name in reversed(self._children):
             self._watchers.pop(name).cancel()
         children = reversed(self._children.values())
         await asyncio.gather(*(child.end(_TERM_SECONDS) for child in children))
         if self._failed.done():
-            self._failed.exception()  # retrieved: the failure was reported or is of no interest
+            self._failed.exception()  # mark as retrieved
         else:
             self._failed.cancel()
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's own environment, one thread for each process, and what the plan adds."""
+    """The launcher's own environment, one thread per process, and `extra`."""
     one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     return {**one_thread, **os.environ, **extra, "PYTHONUNBUFFERED": "1"}

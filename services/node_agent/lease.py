@@ -8,17 +8,17 @@ __all__ = ["Lease"]
 
 
 class Lease:
-    """Counts from *sending* what the scheduler answered, so it ends before the scheduler's does.
+    """Lease, counted from *sending* an answered request, so it ends before the scheduler's.
 
     Args:
-        clock: monotonic seconds; must go on while the process is frozen.
+        clock: monotonic seconds; must advance while the process is frozen.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._end = clock()
         self.seconds = 0.0
-        """Its length, as the scheduler told at registration."""
+        """Its duration, set by the scheduler at registration."""
 
     def begin(self, sent: float, seconds: float) -> None:
         """The registration sent at `sent` was answered with a lease of `seconds`."""
@@ -31,5 +31,5 @@ class Lease:
 
     @property
     def remaining(self) -> float:
-        """Seconds left; not above 0 when it ran out."""
+        """Seconds left; at most 0 when it has expired."""
         return self._end - self._clock()

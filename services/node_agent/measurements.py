@@ -1,4 +1,4 @@
-"""What the node is doing, in numbers, measured now and then."""
+"""Periodic measurements of the node's workers, for heartbeats and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Reporter"]
 
 
 class Reporter:
-    """Asks all workers at once, again and again; one that does not answer counts as nothing.
+    """Polls all workers concurrently; one that does not answer is left out.
 
     Args:
         activities: by role.
@@ -35,7 +35,7 @@ class Reporter:
         self.latest: pb.NodeReport | None = None
         """The newest measurement; None before the first."""
         self._device = metrics.gauge(
-            "node_agent", "used_device_bytes", "Device memory in use, as the workers say."
+            "node_agent", "used_device_bytes", "Device memory in use, as reported by the workers."
         )
         self._host = metrics.gauge(
             "node_agent", "used_host_bytes", "Host memory of the supervised worker processes."

@@ -1,4 +1,4 @@
-"""Every process this agent has started, on disk, so that its next life can end what is left."""
+"""On-disk journal of started processes, with which a restarted node agent ends orphans."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from services.chassis.log import get_logger
 from services.node_agent import procfs
 from services.node_agent.procfs import Identity
 
-__all__ = ["Roster"]
+__all__ = ["ProcessJournal"]
 
 _FILE = "processes.json"
 _LOCK = "lock"
-_LOOK_SECONDS = 0.02
-_PATIENCE_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+_KILL_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A worker process and what it has started."""
+    """A worker process and its descendants."""
 
     epoch: int
     """Assignment under which it was started."""
     members: frozenset[Identity]
-    """It, its descendants, and those of them whose parents have ended."""
+    """The process and its descendants, including those whose parents have ended."""
 
 
-class Roster:
-    """Who is there, by the name of the worker process.
+class ProcessJournal:
+    """Journal of live processes by worker process name.
 
-    The agent can be killed at any moment, so a process is written down as soon as it is started.
-    The file need not outlive the machine: nor do the processes.
+    The agent may be killed at any moment, so a process is recorded as soon as it is started. The
+    file need not survive a reboot: neither do the processes.
 
     Args:
-        folder: this agent's alone; made if it is not there.
+        folder: used by this agent only; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._entries: dict[str, _Entry] = {}
         self._lock = -1
-        self._zombies = metrics.counter(
-            "node_agent", "zombies_killed_total", "Processes of an earlier life that were killed."
+        self._orphans = metrics.counter(
+            "node_agent", "orphans_killed_total", "Killed processes of an earlier node agent."
         )
 
     async def __aenter__(self) -> Self:
-        """Take the folder, and end what an earlier life of the agent left.
+        """Lock the folder, and end the processes that an earlier agent left.
 
         Raises:
-            DependencyUnavailable: another agent has the folder; or a process cannot be ended, so it
+            DependencyUnavailable: another agent uses the folder; or a process cannot be ended and
                 may still hold the device.
         """
-        if procfs.look(os.getpid()) is None:
+        if procfs.read(os.getpid()) is None:
             raise DependencyUnavailable("/proc", "worker processes are supervised on Linux only")
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._take()
+        self._lock_folder()
         self._entries = self._read()
-        await self._end_zombies()
+        await self._end_orphans()
         return self
 
     async def __aexit__(
@@ -79,43 +79,45 @@ class Roster:
 
     def add(self, name: str, pid: int, epoch: int) -> None:
         """Worker process `name` was started with id `pid`."""
-        process = procfs.look(pid)
+        process = procfs.read(pid)
         if process is not None:
             self._put(name, _Entry(epoch, frozenset({process.identity})))
 
-    async def look(self, name: str, pid: int) -> int:
-        """Note what worker process `name` has started; returns the host bytes of all of it."""
-        table = await asyncio.to_thread(procfs.processes)
-        family = procfs.family(pid, table)
+    async def update(self, name: str, pid: int) -> int:
+        """Record the descendants of worker process `name`; returns their host memory in bytes."""
+        table = await asyncio.to_thread(procfs.read_all)
+        tree = procfs.descendants(pid, table)
         if (entry := self._entries.get(name)) is not None:
-            found = {member.identity for member in family if not member.is_over}
+            found = {member.identity for member in tree if not member.is_over}
             orphans = {identity for identity in entry.members if procfs.is_alive(identity)}
             self._put(name, _Entry(entry.epoch, frozenset(found | orphans)))
-        return sum(member.resident_bytes for member in family)
+        return sum(member.resident_bytes for member in tree)
 
     async def clear(self, name: str) -> None:
-        """Kill what is left of worker process `name`; returns when nothing is."""
+        """Kill the remaining processes of worker process `name`; returns when all have ended."""
         entry = self._entries.get(name, _Entry(0, frozenset()))
         for identity in entry.members:
             procfs.kill(identity)
         while any(procfs.is_alive(identity) for identity in entry.members):
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         self._put(name, None)
 
-    async def _end_zombies(self) -> None:
+    async def _end_orphans(self) -> None:
         for name, entry in dict(self._entries).items():
             alive = sorted(one.pid for one in entry.members if procfs.is_alive(one))
             if alive:
-                get_logger().warning("zombie", process=name, pids=alive, epoch=entry.epoch)
-                self._zombies.inc(len(alive))
+                get_logger().warning(
+                    "orphan_processes", process=name, pids=alive, epoch=entry.epoch
+                )
+                self._orphans.inc(len(alive))
             try:
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(_KILL_TIMEOUT_SECONDS):
                     await self.clear(name)
             except TimeoutError as error:
                 message = f"processes {alive} of an earlier node agent do not end on SIGKILL"
                 raise DependencyUnavailable(name, message) from error
 
-    def _take(self) -> None:
+    def _lock_folder(self) -> None:
         self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,7 +147,7 @@ class Roster:
         text = "{}"
         with suppress(FileNotFoundError):
             text = (self._folder / _FILE).read_text()
-        # A machine that crashed may leave it empty, and no process either.
+        # Empty after a crash of the machine, which leaves no process either.
         content = json.loads(text or "{}")
         return {
             name: _Entry(entry["epoch"], frozenset(Identity(*one) for one in entry["members"]))

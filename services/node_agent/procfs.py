@@ -1,4 +1,4 @@
-"""Other processes of this machine, as Linux tells of them in /proc."""
+"""Processes of this machine, read from Linux' /proc."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Identity", "Process", "family", "is_alive", "kill", "look", "processes"]
+__all__ = ["Identity", "Process", "descendants", "is_alive", "kill", "read", "read_all"]
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
-# Places in /proc/<pid>/stat, counted from the state, which follows the name in parentheses.
+# Fields of /proc/<pid>/stat, counted from the state, which follows the name in parentheses.
 _STATE, _PARENT, _START_TICKS, _RESIDENT_PAGES = 0, 1, 19, 21
 
 
 class Identity(NamedTuple):
-    """One life of a process. Its id alone is not enough: ids are given out again."""
+    """Identity of a process: its id, which the kernel reuses, and its start time."""
 
     pid: int
     """Process id."""
@@ -29,20 +29,20 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that was there when somebody looked."""
+    """State of a process when it was read."""
 
     identity: Identity
-    """Which one."""
+    """Id and start time."""
     parent: int
     """Process id of its parent."""
     resident_bytes: int
     """Host memory it occupies, shared pages included."""
     is_over: bool
-    """It has ended, and only its parent has not taken notice."""
+    """It has ended and its parent has not reaped it yet."""
 
 
-def look(pid: int) -> Process | None:
-    """The process with this id now; None: there is none."""
+def read(pid: int) -> Process | None:
+    """The process with this id; None: there is none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -56,34 +56,34 @@ def look(pid: int) -> Process | None:
     )
 
 
-def processes() -> dict[int, Process]:
+def read_all() -> dict[int, Process]:
     """All processes by id."""
-    found = (look(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
+    found = (read(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
     return {process.identity.pid: process for process in found if process is not None}
 
 
-def family(pid: int, among: Mapping[int, Process]) -> list[Process]:
-    """A process with all that descend from it; empty when it is not there."""
+def descendants(pid: int, among: Mapping[int, Process]) -> list[Process]:
+    """A process and all its descendants; empty if it does not exist."""
     children: dict[int, list[int]] = {}
     for one, process in among.items():
         children.setdefault(process.parent, []).append(one)
     members = [pid] if pid in among else []
-    for member in members:  # grows while it is walked
+    for member in members:  # grows during the iteration
         members.extend(children.get(member, ()))
     return [among[member] for member in members]
 
 
 def is_alive(identity: Identity) -> bool:
     """Whether exactly this process still runs."""
-    process = look(identity.pid)
+    process = read(identity.pid)
     return process is not None and process.identity == identity and not process.is_over
 
 
 def kill(identity: Identity) -> None:
-    """SIGKILL exactly this process; nothing happens if it has ended.
+    """SIGKILL exactly this process; no effect if it has ended.
 
     The descriptor is opened before the start time is compared, so that the signal cannot reach
-    another process that got the id in between.
+    another process that reuses the id.
     """
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(identity.pid)

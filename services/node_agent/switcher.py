@@ -1,7 +1,7 @@
-"""Moves a node from one activity to the next, in order: the old one ends before the new one begins.
+"""Switches a node between activities: the old one ends before the new one begins.
 
 IDLE -> ACTIVATING -> ACTIVE -> DRAINING -> ACTIVATING ...    one order at a time, the newest wins
-                 ACTIVE -> ACTIVATING -> ACTIVE               its worker was lost and came back
+                 ACTIVE -> ACTIVATING -> ACTIVE               its worker was restarted
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.node_agent.activities import Activity, Role
 
-__all__ = ["Order", "Standing", "Switcher"]
+__all__ = ["NodeStatus", "Order", "Switcher"]
 
 Step = Callable[[int], Awaitable[None]]
 
-_FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_FIRST_RETRY_SECONDS = 0.05
+_LONGEST_RETRY_SECONDS = 2.0
 _SLOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the node shall do."""
+    """The activity the node is assigned to."""
 
     role: Role | None
-    """Whose worker shall have the device; None: nobody's."""
+    """Role of the worker that gets the device; None: no worker."""
     epoch: int
-    """Assignment it comes from."""
+    """Epoch of the assignment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What the node reports."""
+class NodeStatus:
+    """Status that the node reports."""
 
     state: pb.NodeState.ValueType
-    """Where it stands."""
+    """State of the node."""
     epoch: int
-    """Assignment epoch it has taken up."""
+    """Epoch of the assignment in effect."""
     switch_seconds: float | None = None
-    """How long the switch to this took; None: it is not the end of a switch."""
+    """Duration of the switch that ended with this status; None: no switch ended."""
 
 
 class Switcher:
     """Carries out the newest order.
 
-    A worker that does not answer is asked again and again: nothing else may take the device while
-    it is unknown whether the old owner has let go. A newer order is taken up between two calls; one
-    in flight is never cut short, for a worker stopped halfway holds nobody knows what.
+    Calls to a worker that does not answer are retried: nothing else may take the device until the
+    old owner has certainly released it. A newer order takes effect between two calls; a call in
+    flight is never cancelled, because the worker's state would be unknown.
 
     Args:
         activities: by role.
-        may_activate: asked before each activation; False while the lease is in doubt.
+        may_activate: checked before each activation; False while the lease is expired.
         clock: monotonic seconds.
-        recheck_seconds: how often the workers are made sure of: one may have been restarted.
+        recheck_seconds: interval of checks for restarted workers.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Switcher:
         self._may_activate = may_activate
         self._clock = clock
         self._recheck_seconds = recheck_seconds
-        self._wanted: Order | None = None
-        self._done: Order | None = None
+        self._target: Order | None = None
+        self._completed: Order | None = None
         self._active: Role | None = None
-        self._is_leaving = False
-        self._news = asyncio.Event()
-        self.standing = Standing(pb.NODE_STATE_IDLE, 0)
-        """What to report."""
-        self.moved = asyncio.Event()
-        """Set whenever `standing` changed."""
+        self._is_draining = False
+        self._changed = asyncio.Event()
+        self.status = NodeStatus(pb.NODE_STATE_IDLE, 0)
+        """Status to report."""
+        self.status_changed = asyncio.Event()
+        """Set when `status` changes."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._seconds = {
@@ -94,120 +94,120 @@ class Switcher:
             )
         }
 
-    def follow(self, order: Order) -> None:
-        """From now on, do this; what no worker can do is as good as nothing."""
-        if self._wanted is not None and order.epoch < self._wanted.epoch:
+    def set_order(self, order: Order) -> None:
+        """Set the newest order; stale epochs are ignored, an unknown role counts as none."""
+        if self._target is not None and order.epoch < self._target.epoch:
             return
         if order.role is not None and order.role not in self._activities:
-            get_logger().error("no_such_worker", **_labels(order.role), epoch=order.epoch)
+            get_logger().error("unknown_worker", **_labels(order.role), epoch=order.epoch)
             order = Order(None, order.epoch)
-        if order != self._wanted:
-            self._wanted = order
-            self._news.set()
+        if order != self._target:
+            self._target = order
+            self._changed.set()
 
-    async def leave(self, epoch: int) -> None:
-        """Let work in flight go on elsewhere, and end all; every worker is told once, not more.
+    async def drain(self, epoch: int) -> None:
+        """Hand work in flight over to other nodes and deactivate every worker, without retries.
 
-        Returns when all have given the device back, or did not answer.
+        Returns when each has released the device, or failed to answer.
         """
         if self._active is not None:
             with suppress(grpc.aio.AioRpcError):
                 await self._activities[self._active].hand_over()
-        self._is_leaving = True
-        self.follow(Order(None, epoch))
+        self._is_draining = True
+        self.set_order(Order(None, epoch))
         await self._idle.wait()
 
     def recheck(self) -> None:
-        """Make sure of the workers now: one has started or ended."""
-        self._news.set()
+        """Check the workers now, as one has started or ended."""
+        self._changed.set()
 
     async def run(self) -> None:
         """Carry out orders, forever."""
         while True:
-            if self._wanted == self._done:
-                await self._wait_for_news(self._recheck_seconds)
-            order = self._wanted
-            if order != self._done and order is not None:
+            if self._target == self._completed:
+                await self._wait_for_change(self._recheck_seconds)
+            order = self._target
+            if order != self._completed and order is not None:
                 await self._switch(order)
             elif order is not None:
-                await self._hold(order)
+                await self._enforce(order)
 
     async def _switch(self, order: Order) -> None:
         began, before = self._clock(), self._active
         if before not in (None, order.role):
-            self._stand(Standing(pb.NODE_STATE_DRAINING, self.standing.epoch))
-        if not await self._end_others(order):
+            self._set_status(NodeStatus(pb.NODE_STATE_DRAINING, self.status.epoch))
+        if not await self._deactivate_others(order):
             return
         ended = self._clock()
-        if not await self._begin(order):
+        if not await self._activate(order):
             return
-        self._done = order
+        self._completed = order
         now = self._clock()
         state = pb.NODE_STATE_IDLE if order.role is None else pb.NODE_STATE_ACTIVE
-        if before == order.role:  # a new epoch for what it does anyway
-            self._stand(Standing(state, order.epoch))
+        if before == order.role:  # only a new epoch
+            self._set_status(NodeStatus(state, order.epoch))
         else:
-            self._stand(Standing(state, order.epoch, now - began))
+            self._set_status(NodeStatus(state, order.epoch, now - began))
             self._measure(before, order, ended - began, now - ended)
 
-    async def _hold(self, order: Order) -> None:
-        """Stay as ordered, whatever a worker that was restarted meanwhile takes for its part."""
-        # All at once: one that is frozen must not hide another's end.
+    async def _enforce(self, order: Order) -> None:
+        """Restore the ordered state if a worker was restarted."""
+        # Concurrently: a frozen worker must not delay the check of another.
         found = await asyncio.gather(*map(self._is_on, self._activities))
         for role, is_on in zip(self._activities, found, strict=True):
-            if self._wanted != order:
+            if self._target != order:
                 return
             if role == order.role and not is_on:
                 get_logger().warning("worker_lost", **_labels(role), epoch=order.epoch)
-                if await self._begin(order):
-                    self._stand(Standing(pb.NODE_STATE_ACTIVE, order.epoch))
+                if await self._activate(order):
+                    self._set_status(NodeStatus(pb.NODE_STATE_ACTIVE, order.epoch))
             elif role != order.role and is_on:
-                get_logger().warning("worker_intrudes", **_labels(role), epoch=order.epoch)
-                await self._try(self._activities[role].deactivate, order, role)
+                get_logger().warning("unassigned_worker_active", **_labels(role), epoch=order.epoch)
+                await self._attempt(self._activities[role].deactivate, order, role)
 
     async def _is_on(self, role: Role) -> bool:
-        """Whether a worker is known to have the device."""
+        """Whether a worker is known to hold the device."""
         try:
             return not (await self._activities[role].status()).is_off
         except grpc.aio.AioRpcError as error:
             get_logger().warning("worker_unreachable", **_labels(role), code=error.code().name)
-            return False  # asked again at the next recheck
+            return False  # checked again at the next recheck
 
-    async def _end_others(self, order: Order) -> bool:
-        """End every activity but the ordered one; False if a newer order came first."""
+    async def _deactivate_others(self, order: Order) -> bool:
+        """Deactivate every other activity; False if a newer order arrived."""
         for role, activity in self._activities.items():
-            if role != order.role and not await self._insist(activity.deactivate, order, role):
+            if role != order.role and not await self._retry(activity.deactivate, order, role):
                 return False
         if self._active != order.role:
             self._active = None
         return True
 
-    async def _begin(self, order: Order) -> bool:
-        """Begin the ordered activity; False if a newer order came first."""
+    async def _activate(self, order: Order) -> bool:
+        """Activate the ordered activity; False if a newer order arrived."""
         role = order.role
         if role is None:
             return True
-        self._stand(Standing(pb.NODE_STATE_ACTIVATING, order.epoch))
+        self._set_status(NodeStatus(pb.NODE_STATE_ACTIVATING, order.epoch))
         self._active = role
 
         async def activate(epoch: int) -> None:
-            while not self._may_activate() and self._wanted == order:
-                await self._wait_for_news(_FIRST_PAUSE_SECONDS)
-            if self._wanted == order:
+            while not self._may_activate() and self._target == order:
+                await self._wait_for_change(_FIRST_RETRY_SECONDS)
+            if self._target == order:
                 await self._activities[role].activate(epoch)
 
-        return await self._insist(activate, order, role)
+        return await self._retry(activate, order, role)
 
-    async def _insist(self, step: Step, order: Order, role: Role) -> bool:
-        """Repeat `step` until the worker has done it; False if a newer order came first."""
+    async def _retry(self, step: Step, order: Order, role: Role) -> bool:
+        """Retry `step` until it succeeds; False if a newer order arrived."""
         for pause in _pauses():
-            done = await self._try(step, order, role)
-            if done or self._wanted != order or self._is_leaving:
-                return self._wanted == order
-            await self._wait_for_news(pause)
-        raise AssertionError("the pauses never end")
+            done = await self._attempt(step, order, role)
+            if done or self._target != order or self._is_draining:
+                return self._target == order
+            await self._wait_for_change(pause)
+        raise AssertionError("unreachable: the pauses are infinite")
 
-    async def _try(self, step: Step, order: Order, role: Role) -> bool:
+    async def _attempt(self, step: Step, order: Order, role: Role) -> bool:
         log = get_logger().bind(**_labels(role), epoch=order.epoch)
         slow = asyncio.get_running_loop().call_later(
             _SLOW_SECONDS, lambda: log.warning("worker_slow", seconds=_SLOW_SECONDS)
@@ -215,22 +215,22 @@ class Switcher:
         try:
             await step(order.epoch)
         except grpc.aio.AioRpcError as error:
-            log.warning("worker_refused", code=error.code().name)
+            log.warning("worker_call_failed", code=error.code().name)
             return False
         finally:
             slow.cancel()
         return True
 
-    async def _wait_for_news(self, seconds: float) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
-        self._news.clear()
+                await self._changed.wait()
+        self._changed.clear()
 
-    def _stand(self, standing: Standing) -> None:
-        self.standing = standing
-        self.moved.set()
-        if standing.state == pb.NODE_STATE_IDLE:
+    def _set_status(self, status: NodeStatus) -> None:
+        self.status = status
+        self.status_changed.set()
+        if status.state == pb.NODE_STATE_IDLE:
             self._idle.set()
         else:
             self._idle.clear()
@@ -258,7 +258,7 @@ def _labels(role: Role) -> dict[str, str]:
 
 
 def _pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE_SECONDS
+    pause = _FIRST_RETRY_SECONDS
     while True:
         yield pause
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _LONGEST_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""The processes of a node's workers: started, watched, started again, ended."""
+"""Supervision of a node's worker processes: start, restart, end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.chassis.errors import ExitCode
 from services.chassis.log import get_logger
 from services.lib.child_process import Child
 from services.node_agent.config import ProcessConfig
-from services.node_agent.process_journal import Roster
+from services.node_agent.process_journal import ProcessJournal
 
 __all__ = ["WorkerProcess", "WorkerProcesses"]
 
-_CALM_SECONDS = 30.0
+_STABLE_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 30.0
 _LEFT_OVER_SECONDS = 5.0
@@ -27,16 +27,16 @@ _NOT_INHERITED = "SEAMFLOW_PORT_FILE"
 
 
 class WorkerProcess:
-    """One process, kept running: `waiting -> running -> ended -> back-off -> waiting`.
+    """A supervised process: `waiting -> running -> ended -> back-off -> waiting`.
 
-    It stays across switches, so that a switch moves device state only. One that ended by itself
-    with code 0 has done its work: it waits until it is wanted again.
+    It keeps running across switches, which move device state only. One that exits with code 0 has
+    finished: it is restarted only after `set_restart(True)`.
 
     Args:
         name: unique on the node.
-        plan: how it is started and ended.
-        roster: where its life is written down.
-        epoch: assignment now.
+        plan: command and timeouts.
+        journal: records the process and its descendants.
+        epoch: current assignment epoch.
         changed: called when it has ended.
         clock: monotonic seconds.
     """
@@ -46,49 +46,49 @@ class WorkerProcess:
         name: str,
         plan: ProcessConfig,
         *,
-        roster: Roster,
+        journal: ProcessJournal,
         epoch: Callable[[], int],
         changed: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self.name = name
         self.plan = plan
-        self._roster = roster
+        self._journal = journal
         self._epoch = epoch
         self._changed = changed
         self._clock = clock
         self._child: Child | None = None
-        self._down = asyncio.Event()
-        self._down.set()
-        self._wanted = asyncio.Event()
-        self._wanted.set()
+        self._stopped = asyncio.Event()
+        self._stopped.set()
+        self._may_start = asyncio.Event()
+        self._may_start.set()
         self._ends = metrics.counter(
             "node_agent", "worker_ends_total", "Ends of worker processes by name.", ("process",)
         )
 
     @property
     def is_running(self) -> bool:
-        """False once nothing of it is left, so that it holds no device."""
-        return not self._down.is_set()
+        """False once it and its descendants have ended, so that it holds no device."""
+        return not self._stopped.is_set()
 
-    def want(self, wanted: bool) -> None:
-        """Whether it is started again after its next end."""
-        if wanted:
-            self._wanted.set()
+    def set_restart(self, enabled: bool) -> None:
+        """Set whether it is restarted after it ends."""
+        if enabled:
+            self._may_start.set()
         else:
-            self._wanted.clear()
+            self._may_start.clear()
 
     async def run(self) -> None:
         """Keep it running, until cancelled."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            await self._wanted.wait()
+            await self._may_start.wait()
             began = self._clock()
-            code = await self._live()
-            if self._clock() - began >= _CALM_SECONDS:
+            code = await self._run_once()
+            if self._clock() - began >= _STABLE_SECONDS:
                 pause = _FIRST_PAUSE_SECONDS
             if code == ExitCode.CLEAN:
-                self.want(False)
+                self.set_restart(False)
             get_logger().warning("worker_ended", process=self.name, code=code, pause_seconds=pause)
             self._ends.labels(self.name).inc()
             self._changed()
@@ -96,48 +96,48 @@ class WorkerProcess:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def resident_bytes(self) -> int:
-        """Host memory of it and of what it has started."""
+        """Host memory of the process and its descendants."""
         child = self._child
-        return 0 if child is None else await self._roster.look(self.name, child.pid)
+        return 0 if child is None else await self._journal.update(self.name, child.pid)
 
     async def kill(self) -> None:
-        """End it now, with all that it has started; returns when nothing of it is left."""
-        await self.resident_bytes()  # for what it has started meanwhile
+        """Kill it and its descendants; returns when all have ended."""
+        await self.resident_bytes()  # records new descendants
         if self._child is not None:
             self._child.kill()
-        await self._down.wait()
+        await self._stopped.wait()
 
     async def end(self) -> None:
-        """Ask it to end, and kill what is left of it; not while `run` goes on."""
+        """SIGTERM it, then kill what remains after a timeout; not concurrently with `run`."""
         await self.resident_bytes()
         if self._child is not None:
             await self._child.end(self.plan.end_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEFT_OVER_SECONDS):
-                await self._roster.clear(self.name)
+                await self._journal.clear(self.name)
 
-    async def _live(self) -> int:
-        """From its start until nothing of it is left; returns how it ended."""
+    async def _run_once(self) -> int:
+        """Run it until it and its descendants have ended; returns the exit code."""
         environment = {**os.environ, **self.plan.environment}
         environment.pop(_NOT_INHERITED, None)
-        self._down.clear()
+        self._stopped.clear()
         try:
             self._child = await Child.start(self.plan.command, environment)
         except OSError as error:
             get_logger().error("worker_not_started", process=self.name, error=str(error))
-            self._down.set()
+            self._stopped.set()
             return _CANNOT_RUN
-        self._roster.add(self.name, self._child.pid, self._epoch())
+        self._journal.add(self.name, self._child.pid, self._epoch())
         get_logger().info("worker_started", process=self.name, pid=self._child.pid)
         code = await self._child.wait()
-        await self._roster.clear(self.name)
+        await self._journal.clear(self.name)
         self._child = None
-        self._down.set()
+        self._stopped.set()
         return code
 
 
 class WorkerProcesses:
-    """All of a node, by the address of their workers; leaving the context ends them."""
+    """Worker processes of a node, by address; leaving the context ends them."""
 
     def __init__(self, by_address: Mapping[str, WorkerProcess]) -> None:
         self.by_address = by_address
@@ -149,7 +149,7 @@ class WorkerProcesses:
                 tasks.create_task(process.run())
 
     async def resident_bytes(self) -> int:
-        """Host memory of all."""
+        """Host memory of all worker processes."""
         return sum([await process.resident_bytes() for process in self.by_address.values()])
 
     async def __aenter__(self) -> Self:

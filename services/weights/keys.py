@@ -1,4 +1,4 @@
-"""Every Redis key of the weights process; the run is the hash tag, so a script touches one slot."""
+"""Redis keys of the weights service; the run is the hash tag, so a script touches one slot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["allocations", "counters", "manifests", "members", "publishes"]
 
 
 def counters(scope: Scope) -> str:
-    """Hash: `allocated` (last version given out), `epoch` (fence), `newest` (committed)."""
+    """Hash: `allocated` (last allocated version), `epoch` (fence), `newest` (committed)."""
     return _key(scope, "counters")
 
 
@@ -28,7 +28,7 @@ def manifests(scope: Scope) -> str:
 
 
 def members(scope: Scope, group: str) -> str:
-    """Sorted set: who is enrolled in `group` -> until when, in milliseconds of Redis's clock."""
+    """Sorted set: member of `group` -> expiry, in milliseconds of Redis's clock."""
     return _key(scope, f"members:{group}")
 
 

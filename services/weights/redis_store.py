@@ -1,4 +1,4 @@
-"""`Store` in Redis: replicas may share it, and a restart forgets nothing."""
+"""`Store` in Redis: shared by replicas, and durable over restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RedisStore:
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
-        """See `Store.begin`."""
+        """Allocate a version with begin.lua."""
         status, *rest = await self._scripts.call(
             "begin",
             keys=[keys.counters(scope), keys.publishes(scope), keys.allocations(scope)],
@@ -41,7 +41,7 @@ class RedisStore:
         return int(rest[0])
 
     async def allocation(self, scope: Scope, version: int) -> Allocation | None:
-        """See `Store.allocation`."""
+        """Read the allocation of `version`."""
         record = await self._read(keys.allocations(scope), str(version))
         if record is None:
             return None
@@ -49,7 +49,7 @@ class RedisStore:
         return Allocation(step=int(step), parent=int(parent))
 
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
-        """See `Store.commit`."""
+        """Commit the manifest with commit.lua."""
         status, *rest = await self._scripts.call(
             "commit",
             keys=[keys.counters(scope), keys.allocations(scope), keys.manifests(scope)],
@@ -62,16 +62,16 @@ class RedisStore:
         return Manifest.FromString(rest[0])
 
     async def manifest(self, scope: Scope, version: int) -> Manifest | None:
-        """See `Store.manifest`."""
+        """Read the manifest of `version`."""
         record = await self._read(keys.manifests(scope), str(version))
         return None if record is None else Manifest.FromString(record)
 
     async def newest(self, scope: Scope) -> int:
-        """See `Store.newest`."""
+        """Read the newest committed version; 0: none."""
         return int(await self._read(keys.counters(scope), "newest") or 0)
 
     async def forget(self, scope: Scope, keep: int) -> int:
-        """See `Store.forget`."""
+        """Delete old versions with forget.lua."""
         oldest: int = await self._scripts.call(
             "forget",
             keys=[keys.publishes(scope), keys.allocations(scope), keys.manifests(scope)],
@@ -79,32 +79,32 @@ class RedisStore:
         )
         return oldest
 
-    async def enrol(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """See `Store.enrol`."""
-        enrolled = await self._scripts.call(
-            "enrol", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000), limit]
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+        """Add or extend a membership with join.lua."""
+        joined = await self._scripts.call(
+            "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000), limit]
         )
-        return bool(enrolled)
+        return bool(joined)
 
     async def members(self, scope: Scope, group: str) -> list[str]:
-        """See `Store.members`."""
+        """Read the current members with members.lua."""
         found = await self._scripts.call("members", keys=[keys.members(scope, group)], args=[])
         return sorted(member.decode() for member in found)
 
     async def leave(self, scope: Scope, group: str, member: str) -> None:
-        """See `Store.leave`."""
+        """Remove a member."""
         with store_errors("write weights"):
             await self._redis.zrem(keys.members(scope, group), member)
 
     async def reachable(self) -> bool:
-        """See `Store.reachable`."""
+        """Whether Redis answers a PING."""
         try:
             return bool(await self._redis.ping())
         except RedisError:
             return False
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """Close the pipelines and the client."""
         await self._pipelines.aclose()
         await self._redis.aclose()
 

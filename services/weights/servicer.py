@@ -1,4 +1,4 @@
-"""`WeightService`: what each call means in terms of the store and the folders."""
+"""`WeightService`: rpcs in terms of the store and the version folders."""
 # ruff: noqa: N802 -- rpcs are named by the contract
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _SWAPS = "swaps"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relay:
-    """How rollout servers send files to each other."""
+    """Settings of file relay between rollout servers."""
 
     trees: int = 4
     """Broadcast trees."""
     fanout: int = 2
-    """Most children of a server in one tree."""
+    """Maximum children of a server in one tree."""
     seconds: float = 60.0
-    """How long a server is remembered."""
+    """Time a server stays registered as a relay after a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolling:
-    """How rollout servers take turns to change weights."""
+    """Settings of rolling swaps."""
 
     servers: int = 1
-    """Most at once."""
+    """Maximum servers that swap concurrently."""
     seconds: float = 60.0
-    """How long a silent server keeps its place."""
+    """Time a server keeps its place without a call."""
 
 
 class WeightServicer(WeightServiceServicer):
     """Publishing in two phases, reading, watching.
 
     Args:
-        store: remembers versions and manifests.
+        store: versions and manifests.
         folders: hold the files.
         feed: wakes watchers.
         keep_versions: newest committed versions whose files stay.
-        relay: how rollout servers send files to each other.
-        rolling: how many of them change weights at once.
-        clock: seconds since 1970, for commit times that people read.
+        relay: settings of file relay.
+        rolling: settings of rolling swaps.
+        clock: Unix time, for commit times.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WeightServicer(WeightServiceServicer):
             parent=validation.not_negative("parent_weight_version", request.parent_weight_version),
             epoch=validation.positive("epoch", request.epoch),
         )
-        # Folders on disk count too: a store that forgot must not give their versions out again.
+        # Folders on disk count too: a store that lost data must not reuse their versions.
         floor = await self._folders.highest(scope)
         version = await self._store.begin(scope, publish, floor)
         folder = await self._folders.make(scope, version)
@@ -139,7 +139,7 @@ class WeightServicer(WeightServiceServicer):
     async def FetchShards(  # type: ignore[override]
         self, request: pb.FetchShardsRequest, context: Context
     ) -> AsyncIterator[bytes]:
-        """Stream files; a slow reader slows the disk reads down, nothing piles up."""
+        """Stream files; a slow reader slows the disk reads (back-pressure)."""
         async with aclosing(self._sender.send(request)) as messages:
             async for message, sent in messages:
                 self._served.inc(sent)
@@ -148,12 +148,12 @@ class WeightServicer(WeightServiceServicer):
     async def GetSources(
         self, request: pb.GetSourcesRequest, context: Context
     ) -> pb.GetSourcesResponse:
-        """Deal the files out to the trees of the servers that relay now."""
+        """Assign the files to the broadcast trees of the registered servers."""
         scope = validation.scope_of(request.run_id, request.model)
         relay, address = self._relay, request.address
         if address:
             validation.required("address", address)
-            await self._store.enrol(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
+            await self._store.join(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
         response = pb.GetSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
@@ -167,10 +167,10 @@ class WeightServicer(WeightServiceServicer):
     async def AcquireSwap(
         self, request: pb.AcquireSwapRequest, context: Context
     ) -> pb.AcquireSwapResponse:
-        """Grant a place while there is one; a server that dies loses it after a while."""
+        """Grant a place if one is free; a crashed server loses its place after a timeout."""
         scope = validation.scope_of(request.run_id, request.model)
         server, rolling = validation.required("server_id", request.server_id), self._rolling
-        granted = await self._store.enrol(
+        granted = await self._store.join(
             scope, _SWAPS, server, ttl=rolling.seconds, limit=rolling.servers
         )
         return pb.AcquireSwapResponse(granted=granted, ttl=to_duration(rolling.seconds))
@@ -178,7 +178,7 @@ class WeightServicer(WeightServiceServicer):
     async def ReleaseSwap(
         self, request: pb.ReleaseSwapRequest, context: Context
     ) -> pb.ReleaseSwapResponse:
-        """Make place for the next server."""
+        """Free the place for another server."""
         scope = validation.scope_of(request.run_id, request.model)
         server = validation.required("server_id", request.server_id)
         await self._store.leave(scope, _SWAPS, server)
@@ -187,17 +187,17 @@ class WeightServicer(WeightServiceServicer):
     async def WatchVersions(
         self, request: pb.WatchVersionsRequest, context: Context
     ) -> AsyncIterator[pb.WatchVersionsResponse]:
-        """Tell the newest version whenever it is above the last one told."""
+        """Send the newest version whenever it is above the last one sent."""
         scope = validation.scope_of(request.run_id, request.model)
         after = validation.not_negative("after_weight_version", request.after_weight_version)
         while True:
             after = await self._feed.newer(scope, after)
             manifest = await self._store.manifest(scope, after)
-            if manifest is not None:  # else already replaced by newer ones
+            if manifest is not None:  # else already deleted after newer commits
                 yield pb.WatchVersionsResponse(manifest=manifest)
 
     async def _prepared(self, scope: Scope, request: pb.CommitPublishRequest) -> pb.Manifest:
-        """The manifest of files that were found whole and made durable."""
+        """The manifest, after its files were verified and made durable."""
         version = request.weight_version
         allocation = await self._store.allocation(scope, version)
         if allocation is None:
@@ -228,11 +228,11 @@ class WeightServicer(WeightServiceServicer):
             oldest = await self._store.forget(scope, self._keep_versions)
             await self._folders.prune(scope, oldest)
         except ServiceError as error:
-            # The version stands. What was not deleted now is found again after the next commit.
+            # The version is committed. Remaining files are deleted after the next commit.
             get_logger().warning("prune_failed", reason=error.reason, detail=error.message)
 
     async def _newest(self, scope: Scope) -> pb.Manifest | None:
-        # Bounded by commits: a manifest vanishes only when newer ones have taken its place.
+        # Bounded by commits: a manifest is deleted only after newer ones are committed.
         while version := await self._store.newest(scope):
             if manifest := await self._store.manifest(scope, version):
                 return manifest

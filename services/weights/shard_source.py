@@ -23,19 +23,19 @@ class _StoredVersion:
     """One committed version."""
 
     files: Sequence[WeightFile]
-    """See `ShardVersion.files`."""
+    """All files of the version, in the manifest's order."""
     folder: Path
-    """Where they lie."""
+    """Folder of the version."""
     folders: WeightFolders
     """Opens them."""
 
     async def open(self, file: WeightFile) -> OpenShard:
-        """See `ShardVersion.open`."""
+        """Open one of the files."""
         return await self.folders.open(self.folder, file)
 
 
 class StoredShards:
-    """Versions that are committed, out of their folders."""
+    """Committed versions, read from their folders."""
 
     def __init__(self, store: Store, folders: WeightFolders) -> None:
         self._store = store
@@ -45,7 +45,7 @@ class StoredShards:
     async def version(
         self, run_id: str, model: str, weight_version: int
     ) -> AsyncIterator[_StoredVersion]:
-        """See `ShardSource.version`."""
+        """Open a committed version; raises NOT_FOUND if there is none."""
         scope = validation.scope_of(run_id, model)
         manifest = await self._store.manifest(scope, weight_version)
         if manifest is None:

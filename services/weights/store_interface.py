@@ -1,7 +1,7 @@
-"""What the weights process remembers: versions, their state, and the fence that protects them.
+"""Interface of the weights store: versions, their states, and the fence of the trainer.
 
 A version goes `ALLOCATED -> COMMITTED -> FORGOTTEN`: `begin` allocates, `commit` makes it visible,
-`forget` drops it once enough newer ones are committed. One that is never committed stays a hole.
+`forget` deletes it after enough newer commits. A version that is never committed remains a gap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Allocation", "Publish", "Scope", "Store"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Whose versions are counted: each model of each run has its own numbers."""
+    """A model of a run; each has its own sequence of versions."""
 
     run_id: str
     """Training job."""
@@ -26,7 +26,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish:
-    """A trainer's wish to publish."""
+    """A request to publish a version."""
 
     key: str
     """Idempotency key: the same one gets the same version."""
@@ -40,7 +40,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What is known of a version before it is committed."""
+    """An allocated version."""
 
     step: int
     """Optimizer step that made the weights."""
@@ -49,24 +49,24 @@ class Allocation:
 
 
 class Store(Protocol):
-    """One atomic step per method. Every method raises UNAVAILABLE while the store is away."""
+    """Every method is atomic and raises UNAVAILABLE while the store is unavailable."""
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
         """Allocate a version above `floor` and above every earlier one; same key, same version.
 
         Raises:
-            ServiceError: ABORTED (a newer trainer was seen), ALREADY_EXISTS (the key came
-                before with another step or parent).
+            ServiceError: ABORTED (stale epoch), ALREADY_EXISTS (the key is in use with another step
+                or parent).
         """
 
     async def allocation(self, scope: Scope, version: int) -> Allocation | None:
         """The allocation of `version`; None: it was never allocated, or it is forgotten."""
 
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
-        """Make the manifest visible; returns the one that stands, which may be an earlier one.
+        """Commit the manifest; returns the committed one, which may be an earlier one.
 
         Raises:
-            ServiceError: ABORTED (a newer trainer was seen), NOT_FOUND (never allocated).
+            ServiceError: ABORTED (stale epoch), NOT_FOUND (never allocated).
         """
 
     async def manifest(self, scope: Scope, version: int) -> Manifest | None:
@@ -76,22 +76,22 @@ class Store(Protocol):
         """The newest committed version; 0: none."""
 
     async def forget(self, scope: Scope, keep: int) -> int:
-        """Drop all below the newest `keep` committed versions; returns the oldest one kept."""
+        """Delete all below the newest `keep` committed versions; returns the oldest one kept."""
 
-    async def enrol(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """Make `member` one of at most `limit` of `group` (0: any number) for `ttl` seconds.
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+        """Add `member` to `group` of at most `limit` members (0: any number) for `ttl` seconds.
 
-        A member that enrols again stays, with all of its time. Returns whether it is one now.
+        A repeated call extends the membership. Returns whether it is a member now.
         """
 
     async def members(self, scope: Scope, group: str) -> list[str]:
-        """Who is enrolled now, sorted."""
+        """Current members of `group`, sorted."""
 
     async def leave(self, scope: Scope, group: str, member: str) -> None:
-        """Strike a member off; one that is not there is fine."""
+        """Remove a member. Idempotent."""
 
     async def reachable(self) -> bool:
         """Whether the store answers now."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""

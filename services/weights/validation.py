@@ -1,4 +1,4 @@
-"""Checks of what arrives from the wire: names become paths, so nothing unexpected may pass."""
+"""Validation of requests; strict, because names become paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def scope_of(run_id: str, model: str) -> Scope:
-    """The scope that a request means; an empty model is "policy".
+    """The scope of a request; an empty model is "policy".
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -29,7 +29,7 @@ def scope_of(run_id: str, model: str) -> Scope:
 
 
 def check_files(files: Sequence[WeightFile]) -> None:
-    """Each file is named once, by a plain name, with a size and a digest.
+    """Check that each file has a unique plain name, a size and a digest.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -49,7 +49,7 @@ def check_files(files: Sequence[WeightFile]) -> None:
 
 
 def positive(field: str, value: int) -> int:
-    """`value`, which is at least 1.
+    """`value`, checked to be at least 1.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -60,7 +60,7 @@ def positive(field: str, value: int) -> int:
 
 
 def not_negative(field: str, value: int) -> int:
-    """`value`, which is at least 0.
+    """`value`, checked to be at least 0.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.
@@ -71,7 +71,7 @@ def not_negative(field: str, value: int) -> int:
 
 
 def required(field: str, value: str) -> str:
-    """`value`, which is not empty and not longer than a key should be.
+    """`value`, checked to have 1 to 256 characters.
 
     Raises:
         ServiceError: INVALID_ARGUMENT.

@@ -1,4 +1,4 @@
-"""Tells watchers of new versions: this replica's at once, other replicas' by one shared poll."""
+"""Change feed of versions: this replica's immediately, other replicas' by one shared poll."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ class VersionFeed:
             self.announce(scope, await self._store.newest(scope))
             while watched.newest <= after:
                 if self._closed:
-                    raise unavailable(Reason.DRAINING, "this replica is going; watch another")
+                    raise unavailable(Reason.DRAINING, "this replica is draining; watch another")
                 await watched.changed.wait()
             return watched.newest
 
     def announce(self, scope: Scope, version: int) -> None:
-        """Wake the watchers of `scope` if `version` is news to them."""
+        """Wake the watchers of `scope` if `version` is newer than the newest known one."""
         watched = self._watched.get(scope)
         if watched is not None and version > watched.newest:
             watched.newest = version
             _wake(watched)
 
     async def poll(self) -> None:
-        """Look for other replicas' commits, for as long as the process serves."""
+        """Poll for other replicas' commits until cancelled."""
         while True:
             await asyncio.sleep(self._poll_seconds)
             try:
                 for scope in list(self._watched):
                     self.announce(scope, await self._store.newest(scope))
             except ServiceError as error:
-                # Watchers lose nothing: they hear of the newest version once the store is back.
+                # Watchers miss nothing: they get the newest version once the store is available.
                 get_logger().warning("poll_failed", reason=error.reason, detail=error.message)
 
     async def close(self) -> None:
-        """Send all watchers away."""
+        """End all watches with UNAVAILABLE."""
         self._closed = True
         for watched in self._watched.values():
             _wake(watched)

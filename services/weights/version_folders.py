@@ -1,6 +1,6 @@
-"""The disk side of versions: where they lie, whether they are whole, how they are read and deleted.
+"""Version folders on disk: paths, verification, reading and deletion.
 
-Everything that touches the disk runs in a thread; names are checked before they get here.
+All disk access runs in threads; names are validated by the caller.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FULL_RETRY_SECONDS = 30.0
 
 
 class WeightFolders:
-    """`<root>/<run>/<model>/weight_v000001/`: one folder a version, flat, written by the trainer.
+    """`<root>/<run>/<model>/weight_v000001/`: one flat folder per version, written by the trainer.
 
-    Raises ServiceErrors only: a full disk is RESOURCE_EXHAUSTED, a broken one UNAVAILABLE, a file
-    that is not as described FAILED_PRECONDITION before the commit and DATA_LOSS after it.
+    Raises ServiceErrors: RESOURCE_EXHAUSTED for a full disk, UNAVAILABLE for a failing one; for
+    a file that does not match, FAILED_PRECONDITION before the commit and DATA_LOSS after it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -48,11 +48,11 @@ class WeightFolders:
         self._readers: Counter[tuple[Scope, int]] = Counter()
 
     def path(self, scope: Scope, version: int) -> Path:
-        """Where the files of `version` lie."""
+        """The folder of `version`."""
         return self._of(scope) / folder_name(version)
 
     async def make(self, scope: Scope, version: int) -> Path:
-        """The folder of `version`, created if need be."""
+        """Create the folder of `version`, if it does not exist."""
         folder = self.path(scope, version)
         with _disk_errors(f"create {folder}"):
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class WeightFolders:
 
     @contextmanager
     def reading(self, scope: Scope, version: int) -> Iterator[Path]:
-        """The folder of `version`, which is not deleted while it is being read here."""
+        """The folder of `version`, protected from deletion within the context."""
         self._readers[scope, version] += 1
         try:
             yield self.path(scope, version)
@@ -91,7 +91,7 @@ class WeightFolders:
         return OpenShard(described=file, file=opened)
 
     async def prune(self, scope: Scope, oldest: int) -> None:
-        """Delete every version below `oldest` that is not being read; holes go with them."""
+        """Delete every version below `oldest` that is not being read, committed or not."""
         for version in await self._present(scope):
             if version < oldest and not self._readers[scope, version]:
                 folder = self.path(scope, version)
@@ -106,11 +106,11 @@ class WeightFolders:
             return await asyncio.to_thread(versions_in, self._of(scope))
 
 
-def _verify(folder: Path, wanted: WeightFile) -> None:
-    where = f"file {wanted.name!r} in {folder}"
+def _verify(folder: Path, expected: WeightFile) -> None:
+    where = f"file {expected.name!r} in {folder}"
     with _disk_errors(f"check {where}"):
         try:
-            file = open_regular(folder / wanted.name)
+            file = open_regular(folder / expected.name)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
                 message = f"{where} is missing or not a regular file"
@@ -118,13 +118,13 @@ def _verify(folder: Path, wanted: WeightFile) -> None:
             raise
         with file:
             size = os.fstat(file.fileno()).st_size
-            if size != wanted.num_bytes:
-                message = f"{where} has {size} bytes, the manifest says {wanted.num_bytes}"
+            if size != expected.num_bytes:
+                message = f"{where} has {size} bytes instead of {expected.num_bytes}"
                 raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
-            if hashlib.file_digest(file, "sha256").hexdigest() != wanted.sha256:
-                message = f"{where} does not have the SHA-256 that the manifest says"
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+                message = f"{where} does not have the SHA-256 of the manifest"
                 raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
-            # The trainer may have synced already; then this costs nothing.
+            # Cheap if the trainer has already synced it.
             os.fsync(file.fileno())
 
 

@@ -1,4 +1,4 @@
-"""A small service on the chassis, in this process or as a process of its own.
+"""A small service on the chassis, in this process or a separate one.
 
 `StartRollout` and `Generate` stand for any unary and any streamed call. The request's `rollout_id`
 selects what they do; `run_id` names a file that a waiting call waits for.
@@ -61,7 +61,7 @@ class DemoConfig(ServerConfig):
 
 
 class DemoServicer(rollout_service_pb2_grpc.RolloutServiceServicer):
-    """Answers, waits, refuses or crashes, as the request asks."""
+    """Answers, waits, fails or crashes, as the request asks."""
 
     async def StartRollout(self, request: Any, context: Any) -> Any:
         """Unary."""
@@ -167,7 +167,7 @@ def demo_popen(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def demo_process(folder: Path, *arguments: str, **environment: str) -> Iterator[DemoProcess]:
-    """Run the demo beside the test; killed at the end if it still runs."""
+    """Run the demo concurrently with the test; killed at the end if it still runs."""
     port_file = folder / "port.json"
     process = demo_popen(*arguments, SEAMFLOW_PORT_FILE=str(port_file), **environment)
     try:

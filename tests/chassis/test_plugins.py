@@ -45,6 +45,6 @@ def test_a_setting_names_a_built_in_or_a_plugin() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_made_is_a_configuration_error(name: str, message: str) -> None:
-    """Neither, missing, and refused are told apart; each names the setting."""
+    """Unknown, missing and failing plug-ins have different errors; each names the setting."""
     with pytest.raises(ConfigError, match=message):
         make("shape", name, BUILT_IN, "x")

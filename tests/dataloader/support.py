@@ -42,7 +42,7 @@ class Queue(TaskServiceServicer):
     async def SubmitTasks(
         self, request: pb.SubmitTasksRequest, context: Any
     ) -> pb.SubmitTasksResponse:
-        """Take the tasks, or refuse them as the contract says."""
+        """Accept the tasks, or reject them according to the contract."""
         if self.unavailable_calls:
             self.unavailable_calls -= 1
             raise unavailable(Reason.STORE_UNAVAILABLE, "the store does not answer")

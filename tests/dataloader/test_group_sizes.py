@@ -57,7 +57,7 @@ async def sizing(**changes: Any) -> AsyncIterator[tuple[Any, GroupSizes, list[fl
 
 @pytest.mark.parametrize("success", [0.001, 0.1, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("chance", [0.01, 0.5, 0.9, 0.99])
-def test_no_fewer_samples_are_enough(success: float, chance: float) -> None:
+def test_enough_samples_is_minimal(success: float, chance: float) -> None:
     """n samples fail all with (1 - p)^n; one fewer would fail too often."""
     number = enough_samples(success, chance)
     assert number >= 1
@@ -65,8 +65,8 @@ def test_no_fewer_samples_are_enough(success: float, chance: float) -> None:
     assert number == 1 or 1 - (1 - success) ** (number - 1) < chance
 
 
-async def test_what_seldom_succeeds_gets_more_rollouts() -> None:
-    """Within the two limits; a task that nobody tried gets as many as any."""
+async def test_hard_tasks_get_more_rollouts() -> None:
+    """Within the two limits; a task without rollouts gets the default."""
     async with sizing(num_samples=5) as (stub, sizes, _):
         groups = [
             recorded("never@0", [0.0] * 8),
@@ -75,7 +75,7 @@ async def test_what_seldom_succeeds_gets_more_rollouts() -> None:
             recorded("always@0", [1.0] * 8),
         ]
         await record(stub, "run", groups)
-        await sizes.look()
+        await sizes.refresh()
         names = ("never", "seldom", "often", "always")
         found = [sizes.of(f"{name}@1") for name in names]
         assert found == sorted(found, reverse=True)
@@ -84,54 +84,54 @@ async def test_what_seldom_succeeds_gets_more_rollouts() -> None:
         assert sizes.of("new@1") == 5
 
 
-async def test_what_was_learned_since_counts_more() -> None:
+async def test_newer_rollouts_count_more() -> None:
     """A task that used to fail and now succeeds gets fewer, one that was forgotten more."""
     async with sizing() as (stub, sizes, now):
         await record(stub, "run", [recorded("a@0", [0.0] * 8), recorded("b@0", [1.0] * 8)])
-        await sizes.look()
+        await sizes.refresh()
         before = sizes.of("a@1"), sizes.of("b@1")
         await record(stub, "run", [recorded("a@1", [1.0] * 8), recorded("b@1", [0.0] * 8)])
         now[0] += 60
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@2") < before[0]
         assert sizes.of("b@2") > before[1]
         # As often as not over all: the newer half decides.
         assert sizes.of("a@2") < sizes.of("b@2")
 
 
-async def test_each_rollout_is_learned_once_and_seldom_asked_for() -> None:
-    """A second look sees nothing old; within seconds of the first it asks nobody."""
+async def test_each_rollout_counts_once_and_refreshes_are_rate_limited() -> None:
+    """A second refresh skips known rollouts; within seconds of the first it sends no request."""
     async with sizing() as (stub, sizes, now):
         await record(stub, "run", [recorded("a@0", [0.0] * 4 + [1.0] * 4)])
-        await sizes.look()
+        await sizes.refresh()
         once = dict(sizes._outcomes)
         await record(stub, "run", [recorded("b@0", [1.0])])
-        await sizes.look()
+        await sizes.refresh()
         assert sizes._outcomes == once
         now[0] += 60
-        await sizes.look()
+        await sizes.refresh()
         assert sizes._outcomes["a"] == once["a"]
         assert "b" in sizes._outcomes
 
 
-async def test_rollouts_without_the_reward_tell_nothing() -> None:
+async def test_rollouts_without_the_reward_are_ignored() -> None:
     """Another reward is no success."""
     async with sizing(num_samples=3) as (stub, sizes, _):
         await record(stub, "run", [recorded("a@0", [0.0] * 8, name="length")])
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@1") == 3
 
 
-async def test_nothing_waits_for_what_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refresh_that_hangs_does_not_block_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that does not exist yet, or a manager that does not answer."""
     async with manager("other") as (address, _), grpc.aio.insecure_channel(address) as channel:
         sizes = GroupSizes(settings(address, num_samples=3), channel)
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@1") == 3
-    monkeypatch.setattr("services.dataloader.group_sizes._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("services.dataloader.group_sizes._REFRESH_TIMEOUT_SECONDS", 0.1)
     async with grpc.aio.insecure_channel(address) as channel:
         sizes = GroupSizes(settings(address, num_samples=3), channel)
-        await sizes.look()
+        await sizes.refresh()
         assert sizes.of("a@1") == 3
 
 
@@ -141,7 +141,7 @@ class Growing(GroupSizes):
     def __init__(self, first: int) -> None:
         self._next = first
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Nothing to see."""
 
     def of(self, task_id: str) -> int:
@@ -151,7 +151,7 @@ class Growing(GroupSizes):
 
 
 class Deaf(Queue):
-    """Takes tasks, and its answers are lost until it is told to answer."""
+    """Accepts tasks, and drops its answers until it is set to answer."""
 
     answers = False
 
@@ -167,7 +167,7 @@ class Deaf(Queue):
 
 @pytest.mark.parametrize("remembers", [True, False])
 async def test_a_task_keeps_its_size_after_a_crash(tmp_path: Path, remembers: bool) -> None:
-    """Submitted and not known to be: the next loader would size it anew and be refused."""
+    """Submitted but not acknowledged: deciding its size again would be rejected."""
     state = tmp_path / "state.json"
     fields = {"max_samples": 99, "state_file": state, "resume": True}
     given = {**fields, "tasks": write_jsonl(tmp_path / "t.jsonl", numbered(5))}

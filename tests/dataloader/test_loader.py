@@ -28,7 +28,7 @@ async def test_all_tasks_arrive_in_order(tmp_path: Path) -> None:
 
 
 async def test_eval_tasks_are_marked(tmp_path: Path) -> None:
-    """Held-out tasks say that they are never trained on."""
+    """Held-out tasks are marked as never trained on."""
     tasks, queue = write_jsonl(tmp_path / "t.jsonl", numbered(1)), Queue()
     async with serving(queue) as address:
         await load(address, tasks=tasks, purpose="eval")
@@ -36,7 +36,7 @@ async def test_eval_tasks_are_marked(tmp_path: Path) -> None:
 
 
 async def test_tasks_can_be_named_by_position(tmp_path: Path) -> None:
-    """Without a name of their own tasks get their row's number."""
+    """Tasks without a name get their row's number."""
     tasks, queue = write_jsonl(tmp_path / "t.jsonl", [{"q": 1}, {"q": 2}]), Queue()
     async with serving(queue) as address:
         await load(address, tasks=tasks, task_id_field="", payload_field="")
@@ -58,7 +58,7 @@ async def test_the_queue_is_never_overrun_nor_starved(tmp_path: Path) -> None:
     assert queue.most_waiting == 8
 
 
-async def test_an_outage_is_waited_out(tmp_path: Path) -> None:
+async def test_an_outage_is_retried(tmp_path: Path) -> None:
     """While the manager's store is away nothing is lost, skipped or reordered."""
     tasks, queue = write_jsonl(tmp_path / "t.jsonl", numbered(20)), Queue(capacity=5)
     async with serving(queue) as address:
@@ -115,7 +115,7 @@ async def test_a_finished_loader_resumes_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"seed": 1}, {"purpose": "eval"}, {"run_id": "other"}, {"tasks": "edited.jsonl"}]
 )
-async def test_a_position_of_other_tasks_is_refused(
+async def test_a_position_of_other_tasks_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     """A position is only used for the tasks, order and run it was stored for."""
@@ -128,11 +128,11 @@ async def test_a_position_of_other_tasks_is_refused(
     }
     async with serving(Queue()) as address:
         await load(address, **settings)
-        with pytest.raises(ConfigError, match="begin anew"):
+        with pytest.raises(ConfigError, match="start over"):
             await load(address, **{**settings, **change})
 
 
-def test_a_damaged_position_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_position_is_an_error(tmp_path: Path) -> None:
     """Half a file, or another file, is no position."""
     path = tmp_path / "state.json"
     for text in ('{"source": "a", "ep', "[]", '{"other": 1}'):
@@ -142,7 +142,7 @@ def test_a_damaged_position_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         ({"q": 1}, "has no 'task_id': add it"),
         ({"task_id": None}, "is None"),
@@ -151,17 +151,17 @@ def test_a_damaged_position_is_refused(tmp_path: Path) -> None:
         ({"task_id": "a", "payload": {"q": float("nan")}}, "cannot be written as JSON"),
     ],
 )
-async def test_a_row_that_is_no_task_is_named(
-    tmp_path: Path, row: dict[str, Any], said: str
+async def test_an_error_names_the_invalid_row(
+    tmp_path: Path, row: dict[str, Any], expected: str
 ) -> None:
     """The rows before it arrive; the error names file, line and cure."""
     tasks = write_jsonl(tmp_path / "t.jsonl", [*numbered(2), row])
     async with serving(Queue()) as address:
-        with pytest.raises(ConfigError, match=f"line 3.*{said}"):
+        with pytest.raises(ConfigError, match=f"line 3.*{expected}"):
             await load(address, tasks=tasks)
 
 
-async def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+async def test_duplicate_task_names_are_an_error(tmp_path: Path) -> None:
     """A name that stands for two different tasks ends the run of the loader, with the name."""
     tasks = write_jsonl(
         tmp_path / "t.jsonl", [{"task_id": "a", "payload": {"q": n}} for n in (1, 2)]
@@ -172,7 +172,7 @@ async def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_function_that_yields_no_dicts_is_named() -> None:
-    """What a user's function does wrong is said in its terms."""
+    """The error names the function and the position."""
     async with serving(Queue()) as address:
         with pytest.raises(ConfigError, match=r"task 1 of .*texts is a str"):
             await load(address, tasks="tests.dataloader.support:texts")

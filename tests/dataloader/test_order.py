@@ -34,7 +34,7 @@ def test_a_place_in_a_huge_order_costs_nothing() -> None:
     assert len({order[place] for place in range(1000)}) == 1000
 
 
-def test_it_mixes() -> None:
+def test_the_order_is_shuffled() -> None:
     """Neighbours end up far apart: places and elements do not correlate over many seeds."""
     count = 64
     correlations = [
@@ -48,7 +48,7 @@ def test_it_mixes() -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 3])
-def test_places_outside_do_not_exist(place: int) -> None:
+def test_places_out_of_range_are_index_errors(place: int) -> None:
     """An index error, as for a list."""
     with pytest.raises(IndexError):
         Permutation(3, seed=0, name="0")[place]

@@ -78,7 +78,7 @@ def test_a_function_gets_seed_and_epoch() -> None:
     ("line", "cure"),
     [('{"task_id": ', "not JSON"), ("[1]", "is a list"), ("\udcff", "not JSON")],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: str, cure: str) -> None:
+def test_an_error_names_the_invalid_line(tmp_path: Path, line: str, cure: str) -> None:
     """File, line and cure; blank lines count as lines and are no tasks."""
     path = tmp_path / "t.jsonl"
     path.write_text(f'{{"task_id": "a"}}\n\n{line}\n', errors="surrogateescape")
@@ -89,7 +89,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, cure: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "said"),
+    ("tasks", "expected"),
     [
         ("t.csv", r"\.jsonl or \.parquet"),
         ("absent.jsonl", "does not exist"),
@@ -99,14 +99,14 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, cure: str) -> None:
         ("tests.dataloader.support:sum", "did you mean 'sums'"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, said: str
+def test_an_unreadable_source_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, expected: str
 ) -> None:
     """Every mistake in `tasks` names itself."""
     (tmp_path / "empty.jsonl").write_text("\n\n")
     (tmp_path / "text.parquet").write_text("text")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         open_source(tasks, shuffle=False, seed=0)
 
 

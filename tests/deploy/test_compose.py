@@ -82,7 +82,7 @@ def test_each_service_refers_to_what_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_service_waits_for_a_state_not_a_start(name: str) -> None:
+def test_dependencies_wait_for_health_or_completion(name: str) -> None:
     """Conditions are healthy or completed, and who is waited for has a health check or ends."""
     for other, wanted in service(name).get("depends_on", {}).items():
         awaited = service(other)
@@ -95,7 +95,7 @@ def test_each_service_waits_for_a_state_not_a_start(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_secrets_job_writes_secrets(name: str) -> None:
-    """Everybody else mounts them read-only, and nobody else sees the authority's key."""
+    """Other services mount them read-only, and none sees the authority's key."""
     if name == "secrets":
         return
     volumes = service(name).get("volumes", ())
@@ -109,7 +109,7 @@ def test_every_certificate_is_for_a_service() -> None:
     assert named == set(NAMES) - {"secrets", "prepare"}
 
 
-def test_no_secret_is_written_down() -> None:
+def test_no_secret_is_in_the_compose_file() -> None:
     """No password, token or key in any file of the deployment; images are pinned."""
     secret = re.compile(
         r"(password|passwd|requirepass|token|secret)\s*[:=]\s*[\"']?(?!/)\w{4,}", re.I

@@ -80,7 +80,9 @@ def test_each_file_loads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not config.development
 
 
-def test_a_misspelt_key_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_a_misspelt_key_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Control of the test above."""
     path = tmp_path / "weights.toml"
     path.write_text('[weights]\nfoldr = "/data"\n')
@@ -92,7 +94,7 @@ def test_a_misspelt_key_would_be_noticed(tmp_path: Path, monkeypatch: pytest.Mon
 def test_every_address_is_a_service(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers are named as compose names them, on the port that their own file sets."""
+    """Other services are named as in compose, with the port that their own file sets."""
     config, services = loaded(name, tmp_path, monkeypatch), compose()["services"]
     for field in ADDRESSES:
         address = getattr(config, field, None)

@@ -49,7 +49,7 @@ def test_every_rule_of_a_run_can_be_set(tmp_path: Path) -> None:
     }
 
 
-def test_replay_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_replay_is_off_by_default(tmp_path: Path) -> None:
     """The rules of a plain run name no replay."""
     file = tmp_path / "run.toml"
     file.write_text('[run]\nrun_id = "r"\n')

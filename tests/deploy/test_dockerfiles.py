@@ -26,7 +26,7 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_the_final_user_is_not_root(path: Path) -> None:
-    """By number, so that Kubernetes can tell as well."""
+    """By number, so that Kubernetes can verify it."""
     users = [argument for name, argument in instructions(path) if name == "USER"]
     assert users[-1] == "10001:10001"
 

@@ -31,7 +31,7 @@ def test_a_second_time_changes_nothing(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
-def test_a_new_service_gets_a_certificate_and_nobody_else_another(tmp_path: Path) -> None:
+def test_only_a_new_service_gets_a_new_certificate(tmp_path: Path) -> None:
     """An upgrade: what an older release made stays, and its authority signs for the ranker."""
     authority, out = tmp_path / "authority", secrets(tmp_path)
     complete = content(tmp_path)
@@ -50,9 +50,7 @@ def test_a_new_service_gets_a_certificate_and_nobody_else_another(tmp_path: Path
 
 
 @pytest.mark.parametrize("left", [["cert.pem"], ["cert.pem", ".key.pem.partial"]])
-def test_a_service_that_was_added_by_half_gets_a_key_the_next_time(
-    tmp_path: Path, left: list[str]
-) -> None:
+def test_an_interrupted_addition_of_a_service_is_completed(tmp_path: Path, left: list[str]) -> None:
     """An upgrade that was cut off, before or while the key was written, is run again."""
     authority, out = tmp_path / "authority", secrets(tmp_path)
     complete = content(tmp_path)
@@ -71,8 +69,8 @@ def test_a_service_that_was_added_by_half_gets_a_key_the_next_time(
 
 
 @pytest.mark.parametrize("lost", ["authority/ca.key", "secrets/.complete"])
-def test_half_a_set_is_refused_not_overwritten(tmp_path: Path, lost: str) -> None:
-    """Whoever lost a part decides what happens to the rest; exit code 78 and the cure."""
+def test_an_incomplete_set_is_an_error_and_not_overwritten(tmp_path: Path, lost: str) -> None:
+    """The operator decides about the rest; exit code 78 and the cure."""
     out = secrets(tmp_path)
     (tmp_path / lost).unlink()
     before = content(tmp_path)
@@ -92,7 +90,7 @@ def test_no_two_deployments_share_a_secret(tmp_path: Path) -> None:
     assert same == {".complete"}
 
 
-def test_nobody_else_can_read_them(tmp_path: Path) -> None:
+def test_secrets_are_not_world_readable(tmp_path: Path) -> None:
     """Files are for owner and group alone, and the authority's key is not among them."""
     out = secrets(tmp_path)
     for path in out.rglob("*"):

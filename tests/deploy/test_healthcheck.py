@@ -24,8 +24,8 @@ async def test_it_is_the_process_s_own_readiness() -> None:
     assert not await _seen(False)
 
 
-def test_nobody_there_is_not_ready() -> None:
-    """A port that nobody listens on, as exit code 1; no argument is a usage error."""
+def test_a_closed_port_is_not_ready() -> None:
+    """A closed port has exit code 1; no argument is a usage error."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         assert main([f"127.0.0.1:{unused.getsockname()[1]}"]) == 1

@@ -73,7 +73,7 @@ def test_a_reference_is_scored_and_known_to_the_trainer(tmp_path: Path) -> None:
 def test_the_gateway_asks_the_ranker_that_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example, read by the classes that will read it, with what each process is told."""
+    """The example, loaded by each process's settings class with its environment."""
     arguments = ["--config", str(SKEW_AWARE)]
     config = load(LauncherConfig, "launcher", arguments)
     layout = make_layout(config, tmp_path)
@@ -90,7 +90,7 @@ def test_the_gateway_asks_the_ranker_that_is_started(
     assert processes["ranker"].optional
 
 
-def test_there_is_no_ranker_unless_it_is_asked_for(tmp_path: Path) -> None:
+def test_there_is_no_ranker_by_default(tmp_path: Path) -> None:
     """Nor does the gateway look for one."""
     config = make_config()
     processes = plan(config, make_layout(config, tmp_path))
@@ -98,7 +98,7 @@ def test_there_is_no_ranker_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert not any("LENGTHS" in name for name in processes["rollout_gateway"].environment)
 
 
-def test_a_ranker_without_its_library_is_refused_before_anything_starts(
+def test_a_ranker_without_its_library_is_a_configuration_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command that installs it."""
@@ -110,7 +110,7 @@ def test_a_ranker_without_its_library_is_refused_before_anything_starts(
 
 
 def test_replicated_needs_a_redis_with_a_replica() -> None:
-    """The private one has none; what the launcher is told to use may have."""
+    """The private Redis has none; the user's own may have one."""
     with pytest.raises(ValueError, match="give redis_url"):
         make_config(durability="replicated")
     config = make_config(durability="replicated", redis_url="redis://127.0.0.1:1")
@@ -133,7 +133,7 @@ def test_ports_differ(tmp_path: Path) -> None:
         ({"name": "a/b"}, "use letters"),
     ],
 )
-def test_mistakes_name_the_cure(changes: dict[str, object], cure: str) -> None:
-    """Each message says what would be right."""
+def test_configuration_errors_name_the_cure(changes: dict[str, object], cure: str) -> None:
+    """Each message names the cure."""
     with pytest.raises(ValueError, match=cure):
         make_config(**changes)

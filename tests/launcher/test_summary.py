@@ -59,7 +59,7 @@ def test_tail_ratio_is_p99_over_median() -> None:
     assert tail_ratio([]) == 0
 
 
-def test_lendings_count_when_taken_up_and_returns_when_another_role_is() -> None:
+def test_lendings_and_returns_count_when_the_epoch_is_reported() -> None:
     """An assignment that was not taken up is no lending."""
     events = [
         make_event(1, "rollout", lent=True, taken_up=False),

@@ -1,4 +1,4 @@
-"""Children are started, started again after a crash, and all ended."""
+"""Children are started, restarted after a crash, and all ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sleeper(file: Path, *, optional: bool = False) -> ProcessPlan:
 
 
 async def lines(file: Path, count: int) -> list[int]:
-    """Wait for so many pids in a file."""
+    """Wait for `count` pids in a file."""
     while not file.exists() or len(file.read_text().splitlines()) < count:
         await asyncio.sleep(0.02)
     return [int(line) for line in file.read_text().splitlines()]
@@ -53,8 +53,8 @@ async def test_leaving_the_context_ends_every_child(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
-async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
-    """A crash is answered by a new start."""
+async def test_a_killed_child_is_restarted(tmp_path: Path) -> None:
+    """A crash is followed by a restart."""
     async with Supervisor(tmp_path) as processes:
         await processes.start(sleeper(tmp_path / "pids"))
         os.kill((await lines(tmp_path / "pids", 1))[0], signal.SIGKILL)
@@ -62,29 +62,29 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
         assert processes.num_restarts == 1
 
 
-async def test_crashes_far_apart_are_answered_for_ever(tmp_path: Path) -> None:
-    """A child that has recovered from a crash begins anew to count them."""
-    async with Supervisor(tmp_path, calm_seconds=0.0, restart_seconds=0.0) as processes:
+async def test_crashes_far_apart_are_always_restarted(tmp_path: Path) -> None:
+    """A child that has recovered from a crash resets the count."""
+    async with Supervisor(tmp_path, stable_seconds=0.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids"))
         for crash in range(7):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
         assert len(await lines(tmp_path / "pids", 8)) == 8
 
 
-async def test_a_child_that_cannot_stay_up_is_given_up(tmp_path: Path) -> None:
-    """Five starts are tried anew; the crash after them fails the run."""
-    async with Supervisor(tmp_path, calm_seconds=3600.0, restart_seconds=0.0) as processes:
+async def test_a_child_that_keeps_crashing_fails_the_run(tmp_path: Path) -> None:
+    """Five restarts; the crash after them fails the run."""
+    async with Supervisor(tmp_path, stable_seconds=3600.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids"))
         for crash in range(6):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
-        with pytest.raises(ChildFailed, match="ended with code -9"):
+        with pytest.raises(ChildFailed, match="exited with code -9"):
             await processes.failure()
         assert (processes.num_restarts, len(await lines(tmp_path / "pids", 6))) == (5, 6)
 
 
-async def test_a_run_goes_on_without_an_optional_child(tmp_path: Path) -> None:
-    """It is started again like others, then given up by name; nobody else ends."""
-    async with Supervisor(tmp_path, calm_seconds=3600.0, restart_seconds=0.0) as processes:
+async def test_a_run_continues_without_an_optional_child(tmp_path: Path) -> None:
+    """It is restarted like others, then given up by name; no other process ends."""
+    async with Supervisor(tmp_path, stable_seconds=3600.0, restart_seconds=0.0) as processes:
         await processes.start(sleeper(tmp_path / "pids", optional=True))
         for crash in range(6):
             os.kill((await lines(tmp_path / "pids", crash + 1))[crash], signal.SIGKILL)
@@ -93,8 +93,8 @@ async def test_a_run_goes_on_without_an_optional_child(tmp_path: Path) -> None:
         assert not processes._failed.done()
 
 
-async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
-    """Exit code 78 fails the run at once, with the end of the child's log."""
+async def test_a_configuration_error_is_not_retried(tmp_path: Path) -> None:
+    """Exit code 78 fails the run immediately, with the end of the child's log."""
     code = "import sys; print('port is wrong'); sys.exit(78)"
     plan = ProcessPlan(name="child", command=(sys.executable, "-c", code))
     async with Supervisor(tmp_path) as processes:
@@ -106,7 +106,7 @@ async def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
 
 
 async def test_a_killed_launcher_leaves_no_child(tmp_path: Path) -> None:
-    """SIGKILL gives nobody the time to clean up: the kernel does it."""
+    """SIGKILL leaves no time to clean up: the kernel does it."""
     code = f"""
 import asyncio
 from pathlib import Path
@@ -129,5 +129,5 @@ asyncio.run(main())
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether a process has ended and only waits for whoever adopted it to notice."""
+    """Whether a process has ended and is not reaped yet."""
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()

@@ -61,13 +61,13 @@ def test_each_kind_of_damage_is_counted(
     assert found(write_log(tmp_path / "log", *chunks), *spans) == expected
 
 
-def test_an_unknown_turn_is_lost_whole(tmp_path: Path) -> None:
+def test_all_tokens_of_an_unknown_turn_are_lost(tmp_path: Path) -> None:
     """A turn the store has never heard of."""
     log = write_log(tmp_path / "log", (0, [7, 8], 1))
     assert audit(read_token_log(log), []).num_lost == 2
 
 
-def test_a_torn_last_line_is_no_token(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     """A killed runner may leave half a line: it had not acted upon it."""
     log = write_log(tmp_path / "log", (0, [7], 1))
     log.write_text(log.read_text() + '{"rollout_id": "roll')

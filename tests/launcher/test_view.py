@@ -1,4 +1,4 @@
-"""The live view shows what the services say."""
+"""The live view shows the state of the services."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.service_clients import Facts
+from services.launcher.service_clients import Snapshot
 from services.launcher.view import LiveView
 
 
-def make_facts() -> Facts:
+def make_snapshot() -> Snapshot:
     """Two nodes, one of them lent."""
     nodes = tuple(
         scheduler_pb.Node(
@@ -30,7 +30,7 @@ def make_facts() -> Facts:
     server = server_pb.GetServerInfoResponse(
         weight_version=11, num_running=9, tokens_per_second=700
     )
-    return Facts(
+    return Snapshot(
         readiness=sample_pb.GetReadinessResponse(num_ready_groups=3, num_running_rollouts=40),
         nodes=nodes,
         trainer=trainer_pb.GetStatusResponse(step=12, num_steps=80, weight_version=12),
@@ -46,19 +46,19 @@ def shown(view: LiveView) -> str:
 
 
 def test_the_panel_shows_reward_versions_and_who_is_lent(tmp_path: Path) -> None:
-    """What a person looks for while a run goes."""
+    """The panel has all key values of a running run."""
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(json.dumps({"step": 12, "reward_mean": 0.75}) + "\n")
     view = LiveView("demo", metrics)
-    view.show(make_facts())
+    view.show(make_snapshot())
     text = shown(view)
     for part in ("demo", "0.750", "weight version 12", "3 groups ready", "rollout (lent)", "700"):
         assert part in text
 
 
 def test_a_panel_without_answers_is_still_drawn(tmp_path: Path) -> None:
-    """At the start nothing answers yet."""
+    """At the start no service answers yet."""
     view = LiveView("demo", tmp_path / "none.jsonl")
-    silent = Facts(readiness=None, nodes=(), trainer=None, servers={})
+    silent = Snapshot(readiness=None, nodes=(), trainer=None, servers={})
     view.show(silent)
     assert "no optimizer step yet" in shown(view)

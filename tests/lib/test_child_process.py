@@ -28,13 +28,13 @@ async def start(folder: Path, before: str = "", after: str = "child.wait()") -> 
 
 
 async def until_gone(pid: int) -> None:
-    """Wait for the end of a process, whoever takes notice of it."""
+    """Wait for the end of a process that is reaped elsewhere."""
     stat = Path(f"/proc/{pid}/stat")
     while stat.exists() and ") Z " not in stat.read_text():
         await asyncio.sleep(0.02)
 
 
-async def test_sigterm_is_enough_for_one_that_listens(tmp_path: Path) -> None:
+async def test_sigterm_ends_a_child_that_handles_it(tmp_path: Path) -> None:
     """It ends by the signal, and its own child with it."""
     child, grandchild = await start(tmp_path)
     assert child.is_running
@@ -43,7 +43,7 @@ async def test_sigterm_is_enough_for_one_that_listens(tmp_path: Path) -> None:
     await until_gone(grandchild)
 
 
-async def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     """The time it has is the caller's."""
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     child, grandchild = await start(tmp_path, before=deaf)
@@ -52,16 +52,16 @@ async def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     await until_gone(grandchild)
 
 
-async def test_what_it_leaves_in_its_group_is_killed(tmp_path: Path) -> None:
-    """A process that ends by itself takes its children along."""
+async def test_the_rest_of_its_process_group_is_killed(tmp_path: Path) -> None:
+    """When a process exits, its children are killed."""
     child, grandchild = await start(tmp_path, after="sys.exit(3)")
     assert await child.wait() == 3
     await until_gone(grandchild)
     child.kill()  # of one that has ended: nothing, for its id may be another's by now
 
 
-async def test_a_program_that_is_not_there_ends_with_a_code(tmp_path: Path) -> None:
-    """Its log says what is missing."""
+async def test_a_missing_program_ends_with_an_exit_code(tmp_path: Path) -> None:
+    """Its log names the program."""
     child = await Child.start(("no-such-program",), {"PATH": os.defpath}, tmp_path / "log")
     assert await child.wait() == 127
     assert "no-such-program" in (tmp_path / "log").read_text()

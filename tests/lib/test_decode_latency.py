@@ -13,7 +13,7 @@ STREAMRL = {8: 0.0085, 32: 0.010, 64: 0.0115, 128: 0.015, 256: 0.021, 512: 0.037
 
 
 def test_measured_points_are_exact_and_the_rest_lies_on_the_lines() -> None:
-    """Constant below the first point, linear between two, the last piece goes on."""
+    """Constant below the first point, linear between two, extrapolated beyond the last."""
     latency = DecodeLatency.of(STREAMRL)
     for batch, seconds in STREAMRL.items():
         assert latency.seconds(batch) == pytest.approx(seconds, rel=1e-12)
@@ -49,7 +49,7 @@ def test_a_toml_table_gives_the_same_as_numbers_in_any_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "expected"),
     [
         ({}, "at least one point"),
         ({"eight": 0.1}, "names batch size 'eight': give a whole number"),
@@ -65,13 +65,13 @@ def test_a_toml_table_gives_the_same_as_numbers_in_any_order() -> None:
         ),
     ],
 )
-def test_a_table_that_makes_no_sense_is_refused(table: dict[str, object], told: str) -> None:
-    """The message says which entry, and the cure."""
-    with pytest.raises(ValueError, match=told):
+def test_an_invalid_table_is_a_value_error(table: dict[str, object], expected: str) -> None:
+    """The message names the entry and the cure."""
+    with pytest.raises(ValueError, match=expected):
         DecodeLatency.from_table(table)
 
 
-def test_a_factor_below_one_is_refused() -> None:
+def test_a_factor_below_one_is_a_value_error() -> None:
     """No batch is faster than the fastest."""
     with pytest.raises(ValueError, match=r"factor is 0\.9: it must be at least 1"):
         DecodeLatency.of(STREAMRL).saturation(0.9)

@@ -20,7 +20,7 @@ offsets = st.integers(0, 2**63 - 1)
 
 
 @given(names, offsets, st.binary(max_size=300), st.sampled_from([0, 1, 2]), st.integers(0, 2**40))
-def test_what_is_encoded_is_what_protobuf_reads(
+def test_protobuf_reads_encoded_chunks(
     name: str, offset: int, data: bytes, encoding: ShardEncoding.ValueType, num_bytes: int
 ) -> None:
     """Other languages read our chunks by the contract alone."""
@@ -32,7 +32,7 @@ def test_what_is_encoded_is_what_protobuf_reads(
 
 
 @given(names, offsets, st.binary(max_size=300), st.none() | st.integers(0, 2**64 - 1))
-def test_what_protobuf_writes_is_decoded(
+def test_chunks_of_protobuf_are_decoded(
     name: str, offset: int, data: bytes, checksum: int | None
 ) -> None:
     """A sender that uses the generated class is understood, also one of 0.1.0."""
@@ -61,10 +61,10 @@ def test_bytes_that_are_no_chunk_are_a_value_error(garbage: bytes) -> None:
         return
 
 
-def test_a_cut_chunk_is_refused() -> None:
+def test_a_truncated_chunk_is_a_value_error() -> None:
     """A chunk whose end is missing is not taken for a shorter one."""
     message = encode_chunk("m", 0, b"12345")
-    with pytest.raises(ValueError, match="5 bytes wanted, 4 left"):
+    with pytest.raises(ValueError, match="5 bytes expected, 4 left"):
         decode_chunk(message[:-1])
 
 
@@ -90,7 +90,7 @@ def test_no_delta_where_it_would_not_be_smaller() -> None:
 
 
 def test_a_delta_on_another_base_gives_other_bytes() -> None:
-    """Negative control: only the digest of the whole tells that the base was wrong."""
+    """Negative control: only the digest of the whole file detects a wrong base."""
     rng = np.random.default_rng(0)
     base = bytearray(rng.bytes(10_000))
     new = bytes(base[:5000]) + b"changed!" + bytes(base[5008:])
@@ -101,14 +101,14 @@ def test_a_delta_on_another_base_gives_other_bytes() -> None:
 
 
 @pytest.mark.parametrize("spoil", [b"", b"no frame", deltas.compress(b"\xff\xff\xff\xff")])
-def test_what_is_no_delta_is_refused(spoil: bytes) -> None:
+def test_an_invalid_delta_is_an_error(spoil: bytes) -> None:
     """Neither another format nor a count beyond its bytes gets anywhere."""
     with pytest.raises(deltas.DeltaError):
         deltas.apply_delta(memoryview(spoil), bytes(1000))
 
 
-def test_a_frame_that_would_fill_the_memory_is_refused() -> None:
-    """What a frame says of its size is checked before it is unpacked."""
+def test_an_oversized_frame_is_an_error() -> None:
+    """The declared size of a frame is checked before it is decompressed."""
     bomb = deltas.compress(bytes(1_000_000))
     with pytest.raises(deltas.DeltaError, match="1000000 bytes"):
         deltas.decompress(memoryview(bomb), 1000)
@@ -138,6 +138,6 @@ def page_faults(prepare: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc learns")
-def test_chunks_are_put_where_others_were() -> None:
-    """Once told, the C library hands freed pages out again; left alone it returns them."""
+def test_freed_chunk_memory_is_reused() -> None:
+    """Configured, the C library reuses freed pages; by default it returns them."""
     assert page_faults("keep_freed_memory()") < 1000 < 10_000 < page_faults("")

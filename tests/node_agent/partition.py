@@ -1,4 +1,4 @@
-"""A network between two processes that can be cut: bytes are held back, nobody is told."""
+"""A proxy between two processes that can simulate a partition: bytes are held back silently."""
 
 from __future__ import annotations
 

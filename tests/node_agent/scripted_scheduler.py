@@ -1,4 +1,4 @@
-"""A scheduler that assigns what a test says, and keeps what the node agent reports."""
+"""A scheduler whose assignments are set by a test, and which records the node agent's reports."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from services.chassis.rpc.server import Service, started
 
 
 class ScriptedScheduler(SchedulerServiceServicer):
-    """Knows one node, and never loses it by itself.
+    """Knows one node, and never marks it as lost.
 
     Args:
-        lease_seconds: told to the node.
-        tag: what the node shall do first.
+        lease_seconds: duration of the node's lease.
+        tag: first assignment of the node.
     """
 
     def __init__(self, lease_seconds: int = 5, tag: str = "") -> None:
@@ -37,27 +37,27 @@ class ScriptedScheduler(SchedulerServiceServicer):
         self.assignment = pb.Assignment(tag=tag, epoch=1)
         self.registrations: list[pb.RegisterNodeRequest] = []
         self.reports: list[pb.HeartbeatRequest] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def assign(self, tag: str, run_id: str = "") -> int:
-        """The node, once it is there, shall do this; gives the epoch."""
+        """Assign `tag` to the node once it is registered; returns the epoch."""
         while not self.registrations:
-            await self._news.wait()
+            await self._changed.wait()
         return self._renew(tag, run_id)
 
     async def until(self, condition: Callable[[pb.HeartbeatRequest], object]) -> None:
         """Wait for a new report for which `condition` holds."""
         seen = len(self.reports)
         while not any(condition(report) for report in self.reports[seen:]):
-            await self._news.wait()
+            await self._changed.wait()
 
     async def until_refused(self, count: int) -> None:
         """Wait until so many calls were refused while it was away."""
         while self.num_refused < count:
-            await self._news.wait()
+            await self._changed.wait()
 
     async def until_active(self, epoch: int | None = None) -> None:
-        """Wait until the node does what assignment `epoch` says; None: the newest."""
+        """Wait until assignment `epoch` is active on the node; None: the newest."""
 
         def is_active(report: pb.HeartbeatRequest) -> bool:
             wanted = self.assignment.epoch if epoch is None else epoch
@@ -86,7 +86,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
         try:
             async with asyncio.timeout(seconds_of(request.wait)):
                 while request.known_epoch == self.assignment.epoch:
-                    await self._news.wait()
+                    await self._changed.wait()
         except TimeoutError:
             pass
         return pb.HeartbeatResponse(assignment=self.assignment)
@@ -103,7 +103,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
         return epoch
 
     def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
+        news, self._changed = self._changed, asyncio.Event()
         news.set()
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Node agents in processes of their own, whose workers are processes of theirs."""
+"""Node agents in separate processes, with supervised worker processes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Node:
         child = self.folder / "child"
         pids = {entry.pid for entry in self.journal()}
         for pid in pids | ({int(child.read_text())} if child.exists() else set()):
-            if (process := procfs.look(pid)) is not None and self._started(pid):
+            if (process := procfs.read(pid)) is not None and self._started(pid):
                 procfs.kill(process.identity)
 
     def _started(self, pid: int) -> bool:
@@ -135,5 +135,5 @@ async def scripted_node(
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs."""
-    process = procfs.look(pid)
+    process = procfs.read(pid)
     return process is not None and not process.is_over

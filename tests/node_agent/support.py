@@ -1,4 +1,4 @@
-"""A node's workers, recording what they are told."""
+"""A node's workers, which record the calls they receive."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """What the workers of a node were told, in order."""
+    """The calls that the workers of a node received, in order."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []

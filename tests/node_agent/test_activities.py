@@ -31,7 +31,7 @@ class AnsweringTrainer(TrainerServiceServicer):
     async def GetStatus(
         self, request: trainer_pb.GetStatusRequest, context: Any
     ) -> trainer_pb.GetStatusResponse:
-        """To whoever asks."""
+        """Answer with the status of the calling node."""
         self.asked.append(request.node_id)
         return self._answer
 

@@ -27,7 +27,7 @@ from tests.scheduler.support import (
 )
 
 
-async def test_lend_and_take_back_in_order() -> None:
+async def test_lend_and_return_in_order() -> None:
     """The old activity always ends before the new one begins, over three rounds."""
     workers = Workers()
     async with (
@@ -46,7 +46,7 @@ async def test_lend_and_take_back_in_order() -> None:
 
 
 async def test_long_suspension_keeps_the_lease() -> None:
-    """A switch that outlasts the lease many times is not a lost node: heartbeats go on."""
+    """A switch much longer than the lease does not lose the node: heartbeats continue."""
     workers = Workers()
     settings = {"lease_seconds": 0.4, "lease_margin_seconds": 0.1}
     async with (
@@ -68,7 +68,7 @@ async def test_long_suspension_keeps_the_lease() -> None:
         await active(stub, "a", "rollout")
 
 
-async def test_workers_that_come_up_later_are_waited_for() -> None:
+async def test_late_workers_are_retried() -> None:
     """The node is not ACTIVE before its workers answered."""
     workers = Workers()
     port_later = free_port()
@@ -82,7 +82,7 @@ async def test_workers_that_come_up_later_are_waited_for() -> None:
             await active(stub, "a", "rollout")
 
 
-async def test_rollout_only_node_is_left_alone() -> None:
+async def test_rollout_only_node_is_not_switched() -> None:
     """A server that serves already is neither paused nor released at start."""
     workers = Workers()
     async with (
@@ -104,8 +104,8 @@ async def test_ending_agent_hands_running_turns_over() -> None:
         assert (await list_nodes(stub))["a"].assignment.tag == ""
 
 
-async def test_ending_agent_does_not_wait_for_workers_that_are_gone() -> None:
-    """Each is told once: where all of a node ends at the same time nobody answers any more."""
+async def test_ending_agent_does_not_wait_for_dead_workers() -> None:
+    """Each is called once: if a whole node ends at the same time none answers any more."""
     workers = Workers()
     async with running_scheduler() as (port, stub), AsyncExitStack() as stack:
         async with workers.serving() as address:
@@ -117,8 +117,8 @@ async def test_ending_agent_does_not_wait_for_workers_that_are_gone() -> None:
         assert "drain_incomplete" not in {entry["event"] for entry in logs}
 
 
-async def test_restarted_worker_is_put_back_to_its_part() -> None:
-    """One that wakes beside another activity is told to stop, one that forgot its own to go on."""
+async def test_restarted_worker_is_restored_to_its_assignment() -> None:
+    """One that starts during another activity is stopped; one that lost its own is activated."""
     workers = Workers()
     async with (
         running_scheduler() as (port, stub),
@@ -188,7 +188,7 @@ async def test_frozen_agent_fences_itself(tmp_path: Path, redis_server: RedisSer
         await _tried_to_reach_the_scheduler(tmp_path / "tests.node_agent.unfenced.log")
         assert nodes["b"][0].journal.entries[-1] == "train", "negative control: it trains on"
 
-        # Back again, both return under new epochs and do as they are told.
+        # After the outage both return under new epochs and follow their assignments.
         await process.start()
         again = await stack.enter_async_context(connect(f"127.0.0.1:{process.port}"))
         stub = async_stub(SchedulerServiceStub, again)

@@ -1,4 +1,4 @@
-"""What a node agent is told, and what it refuses."""
+"""Settings of the node agent, and their validation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GOOD = {
 def test_workers_and_processes_are_read_from_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Own fields and entries give the workers; a process is a table of its own."""
+    """Fields and entries define the workers; each process has a separate table."""
     for name in list(os.environ):
         if name.startswith("SEAMFLOW_"):
             monkeypatch.delenv(name)
@@ -58,7 +58,7 @@ def test_workers_and_processes_are_read_from_a_file(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"capability_tags": ()}, "capability_tags"),
         ({"capability_tags": ("rollout", "training")}, "training"),
@@ -70,26 +70,26 @@ def test_workers_and_processes_are_read_from_a_file(
         ({"recheck_seconds": 0.0}, "recheck_seconds"),
     ],
 )
-def test_wrong_configuration_is_refused(wrong: dict[str, object], told: str) -> None:
+def test_wrong_configuration_is_rejected(wrong: dict[str, object], expected: str) -> None:
     """The message names the field."""
     NodeAgentConfig(**GOOD)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         NodeAgentConfig(**{**GOOD, **wrong})
 
 
 @pytest.mark.parametrize(
-    ("process", "folder", "told"),
+    ("process", "folder", "expected"),
     [
         ({"command": ("a",), "address": "localhost:1"}, None, "state_folder"),
         ({"command": ("a",), "address": "localhost:2"}, Path(), "use one of localhost:1"),
     ],
 )
 def test_a_process_needs_a_worker_and_a_folder(
-    process: dict[str, object], folder: Path | None, told: str
+    process: dict[str, object], folder: Path | None, expected: str
 ) -> None:
     """The message names the field and the cure."""
     from services.node_agent.config import ProcessConfig
 
     processes = {"server": ProcessConfig(**process)}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=expected):
         NodeAgentConfig(**GOOD, processes=processes, state_folder=folder)

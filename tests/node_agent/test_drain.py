@@ -21,7 +21,7 @@ from tests.scheduler.support import ROOT, RUN, Process, list_nodes, running_sche
 NUM_TOKENS = 400
 
 
-async def test_running_turns_go_on_elsewhere_and_the_node_is_empty(tmp_path: Path) -> None:
+async def test_a_drain_migrates_running_turns(tmp_path: Path) -> None:
     """The agent's caller gets every token of the turn; the scheduler gives the node no work."""
     ports = {name: free_port() for name in "ab"}
     addresses = [f"127.0.0.1:{port}" for port in ports.values()]

@@ -14,7 +14,7 @@ from tests.node_agent.unfenced import UnfencedAgent
 from tests.scheduler.support import list_nodes, request_nodes, running_scheduler
 
 
-async def test_a_node_cut_off_has_stopped_when_the_scheduler_gives_it_up() -> None:
+async def test_a_partitioned_node_stops_before_its_lease_expires_at_the_scheduler() -> None:
     """Its trainer is suspended by then; after the partition it comes back under a new epoch.
 
     Negative control: the same node under an agent without a lease still trains.
@@ -66,8 +66,8 @@ async def test_a_forgotten_node_is_fenced_while_it_cannot_register() -> None:
         await workers.journal.until(lambda entries: entries[-1] == "train")
 
 
-async def test_a_node_that_can_only_roll_out_goes_on() -> None:
-    """Nobody waits for its device, and its tokens are fenced by their turns' epochs."""
+async def test_a_rollout_only_node_continues_without_a_lease() -> None:
+    """No gang waits for its device, and its tokens are fenced by their turns' epochs."""
     workers, scheduler = Workers(), ScriptedScheduler(lease_seconds=1, tag="rollout")
     async with (
         scheduler.serving() as port,

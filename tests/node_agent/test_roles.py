@@ -1,4 +1,4 @@
-"""Workers of any tag and of several training jobs on one node, and what the node says of them."""
+"""Workers of any tag and of several training jobs on one node, and the node's reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.scheduler.support import running_scheduler
 
 
 async def test_one_role_at_a_time_over_tags_and_runs() -> None:
-    """A role is a tag and a run; whoever had the device gives it back before the next takes it."""
+    """A role is a tag and a run; the device is released before the next worker takes it."""
     scheduler, journal = ScriptedScheduler(), Journal()
     async with AsyncExitStack() as stack:
         roles = [("critic", ""), ("critic", "other"), ("reward", "")]
@@ -54,7 +54,7 @@ async def test_a_gang_of_another_run_gets_the_worker_of_its_run() -> None:
             assert (mine.journal.entries, other.journal.entries) == ([], ["other on"])
 
 
-async def test_registration_and_reports_say_what_the_node_is_and_does() -> None:
+async def test_registration_and_reports_describe_the_node() -> None:
     """Workers with their runs, hardware, turns, tokens and device bytes; a switch its time."""
     scheduler, workers = ScriptedScheduler(lease_seconds=2), Workers()
     async with scheduler.serving() as port, workers.serving() as address:
@@ -100,8 +100,8 @@ async def test_a_new_epoch_for_the_same_work_is_no_switch() -> None:
         assert _measured_switches() == before
 
 
-async def test_an_assignment_without_a_worker_is_not_taken_for_done() -> None:
-    """The node says IDLE, and gives the device back."""
+async def test_an_assignment_without_a_worker_is_not_active() -> None:
+    """The node reports IDLE, and releases the device."""
     scheduler, workers = ScriptedScheduler(), Workers()
     async with (
         scheduler.serving() as port,
@@ -116,8 +116,8 @@ async def test_an_assignment_without_a_worker_is_not_taken_for_done() -> None:
         assert workers.trainer.suspended
 
 
-async def test_a_worker_that_is_gone_is_not_said_to_be_active() -> None:
-    """Until it answers again the node says ACTIVATING, under the same epoch."""
+async def test_an_unreachable_worker_is_not_reported_active() -> None:
+    """Until it answers again the node reports ACTIVATING, under the same epoch."""
     scheduler, workers = ScriptedScheduler(), Workers()
     async with scheduler.serving() as port, AsyncExitStack() as stack:
         async with workers.serving(free_port()) as address:

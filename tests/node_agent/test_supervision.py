@@ -30,7 +30,7 @@ async def test_processes_stay_across_switches(tmp_path: Path) -> None:
         assert [entry.event for entry in switches] == ["on", "off", "on", "off", "on"]
 
 
-async def test_a_worker_killed_at_work_goes_on_under_the_same_epoch(tmp_path: Path) -> None:
+async def test_a_killed_worker_restarts_under_the_same_epoch(tmp_path: Path) -> None:
     """It is started again and activated again, which is no switch."""
     async with scripted_node(tmp_path, critic="") as (scheduler, node):
         await node.start()
@@ -46,7 +46,7 @@ async def test_a_worker_killed_at_work_goes_on_under_the_same_epoch(tmp_path: Pa
         assert not any(report.HasField("switch_seconds") for report in scheduler.reports[told:])
 
 
-async def test_a_newer_order_comes_before_a_lost_worker(tmp_path: Path) -> None:
+async def test_a_newer_order_has_priority_over_a_lost_worker(tmp_path: Path) -> None:
     """While the active worker is dead the node can be given other work, and does it."""
     async with scripted_node(tmp_path, critic="", reward="") as (scheduler, node):
         await node.start()
@@ -57,7 +57,7 @@ async def test_a_newer_order_comes_before_a_lost_worker(tmp_path: Path) -> None:
         await node.until(lambda entry: entry[:3] == ("reward", "on", epoch))
 
 
-async def test_a_worker_that_does_not_let_go_is_killed(tmp_path: Path) -> None:
+async def test_a_worker_that_does_not_release_the_device_is_killed(tmp_path: Path) -> None:
     """Its process is started again, off, and the next activity gets the device."""
     async with scripted_node(tmp_path, critic="hung", reward="") as (scheduler, node):
         node.options["critic"] = "deactivate_seconds = 0.3"
@@ -74,7 +74,7 @@ async def test_a_worker_that_does_not_let_go_is_killed(tmp_path: Path) -> None:
         ]
 
 
-async def test_a_frozen_worker_is_killed_when_the_device_is_wanted(tmp_path: Path) -> None:
+async def test_a_frozen_worker_is_killed_when_the_device_is_reassigned(tmp_path: Path) -> None:
     """SIGSTOP: it answers nothing, so the node is not ACTIVE; the device is taken back by force."""
     async with scripted_node(tmp_path, critic="", reward="") as (scheduler, node):
         node.options["critic"] = "deactivate_seconds = 0.3"
@@ -86,7 +86,7 @@ async def test_a_frozen_worker_is_killed_when_the_device_is_wanted(tmp_path: Pat
         assert not is_alive(pid)
 
 
-async def test_what_a_dead_worker_has_started_is_ended_too(tmp_path: Path) -> None:
+async def test_descendants_of_a_dead_worker_are_killed(tmp_path: Path) -> None:
     """A child in another session holds the device: the next life could not have it."""
     async with scripted_node(tmp_path, critic="parent") as (scheduler, node):
         await node.start()
@@ -120,7 +120,7 @@ async def test_sigterm_ends_the_workers_and_the_node_leaves(tmp_path: Path) -> N
 
 
 async def test_a_killed_agent_leaves_no_worker(tmp_path: Path) -> None:
-    """SIGKILL gives the agent no time; the kernel tells its workers."""
+    """SIGKILL leaves the agent no time; the kernel signals its workers."""
     async with scripted_node(tmp_path, critic="") as (scheduler, node):
         await node.start()
         await scheduler.until_active(await scheduler.assign("critic"))
@@ -130,8 +130,8 @@ async def test_a_killed_agent_leaves_no_worker(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_zombies_of_an_earlier_life_are_killed_before_registering(tmp_path: Path) -> None:
-    """A worker that cannot hear, and a child nobody knows, hold the device; the next agent has it.
+async def test_orphans_of_an_earlier_agent_are_killed_before_registering(tmp_path: Path) -> None:
+    """A stopped worker and its unknown child hold the device; the next agent frees it.
 
     Negative control: an agent that knows nothing of the earlier life cannot get the device.
     """

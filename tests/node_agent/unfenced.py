@@ -1,4 +1,4 @@
-"""The negative control of fencing: a node agent that goes on without a lease."""
+"""The negative control of fencing: a node agent that continues without a lease."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from services.node_agent.config import NodeAgentConfig
 
 
 class UnfencedAgent(NodeAgent):
-    """Believes in its lease for ever."""
+    """Never treats its lease as expired."""
 
-    def lease_ran_out(self) -> bool:
+    def lease_expired(self) -> bool:
         """Never."""
         return False
 

@@ -1,8 +1,8 @@
-"""A worker in a process of its own: `python -m tests.node_agent.worker NAME PORT FOLDER TRAIT...`.
+"""A worker in a separate process: `python -m tests.node_agent.worker NAME PORT FOLDER TRAIT...`.
 
 Its device is a locked file of the folder, so two owners cannot be. What happens is appended to the
 folder's journal as "NAME EVENT EPOCH PID". Traits: "stubborn" ignores SIGTERM, "hung" never answers
-Deactivate, "parent" gives the device to a child of its own in another session.
+Deactivate, "parent" gives the device to its child in another session.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Worker(WorkerServiceServicer):
             print(self._name, event, self._epoch, os.getpid(), file=journal)
 
     async def Activate(self, request: pb.ActivateRequest, context: Any) -> pb.ActivateResponse:
-        """Take the device, or refuse while another has it."""
+        """Take the device, or fail while another worker holds it."""
         self._epoch = request.epoch
         if self._device < 0:
             device = os.open(self._folder / "device", os.O_RDWR | os.O_CREAT)

@@ -13,7 +13,7 @@ PAYLOAD = {"start": 12, "calls": [15, 13]}
 RIGHT = ["13 14 15", "14 13"]
 
 
-def test_each_call_goes_on_where_the_last_one_ended() -> None:
+def test_each_call_continues_from_the_last_stop() -> None:
     """The environment answers a turn with the cabin's place and the next call."""
     assert task.user_message(PAYLOAD, 0) == "at 12 up to 15"
     assert task.user_message(PAYLOAD, 1) == "at 15 down to 13"
@@ -45,7 +45,7 @@ def test_any_fault_loses_the_success_half(answers: list[str]) -> None:
 
 
 def test_every_floor_after_the_stop_costs() -> None:
-    """Going on after the end is worth less the longer it lasts."""
+    """Each floor after the end lowers the reward."""
     rewards = [task.score(PAYLOAD, [RIGHT[0], RIGHT[1] + " 12" * n])[0] for n in range(5)]
     assert rewards == sorted(rewards, reverse=True)
     assert len(set(rewards)) == len(rewards)
@@ -58,7 +58,7 @@ def test_tasks_are_a_function_of_their_seed() -> None:
     assert first != list(task.tasks(2, 50, "train"))
 
 
-def test_splits_never_meet() -> None:
+def test_splits_are_disjoint() -> None:
     """No task is both trained on and held out, whatever the seeds."""
     train = {task.task_name(p) for seed in range(3) for p in task.tasks(seed, 2000, "train")}
     heldout = {task.task_name(p) for seed in range(3) for p in task.tasks(seed, 500, "heldout")}

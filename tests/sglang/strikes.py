@@ -81,7 +81,7 @@ class Strikes:
 async def _busy_engine(services: Services, node: str) -> EngineProcess:
     """The engine of `node`, once it is in the middle of turns."""
     while True:
-        info = (await services.facts()).servers.get(node)
+        info = (await services.snapshot()).servers.get(node)
         engine = engine_of(node)
         if info is not None and info.num_running and engine is not None:
             return engine
@@ -89,10 +89,10 @@ async def _busy_engine(services: Services, node: str) -> EngineProcess:
 
 
 async def _serves(services: Services, node: str) -> bool:
-    info = (await services.facts()).servers.get(node)
+    info = (await services.snapshot()).servers.get(node)
     return info is not None and info.state == server_pb.SERVER_STATE_SERVING
 
 
 async def _newest_version(services: Services) -> int:
-    status = await services.training()
+    status = await services.trainer_status()
     return status.weight_version if status is not None else 0

@@ -187,7 +187,7 @@ async def test_a_node_without_its_gang_may_retry(
     await device.start_suspended()
     with pytest.raises(ServiceError, match="needs 2 nodes and was granted: a") as caught:
         await device.resume(3, "a")
-    assert caught.value.reason == Reason.PEER_UNAVAILABLE
+    assert caught.value.reason == Reason.DEPENDENCY_UNAVAILABLE
     await device.suspend(4, "a")
     with pytest.raises(ServiceError, match="was granted: b"):
         await device.resume(5, "b")

@@ -36,7 +36,7 @@ class MemoryStore:
     """Keeps everything in dicts; atomic because no method awaits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds, for what is remembered a while only."""
+        """`clock` gives monotonic seconds, for memberships."""
         self._clock = clock
         self._scopes: dict[Scope, _Versions] = {}
 
@@ -87,8 +87,8 @@ class MemoryStore:
         versions.keys = {key: kept for key, kept in versions.keys.items() if kept >= oldest}
         return oldest
 
-    async def enrol(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """See `Store.enrol`."""
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+        """See `Store.join`."""
         members = self._live(scope, group)
         if member not in members and limit and len(members) >= limit:
             return False

@@ -55,7 +55,7 @@ class Trainer:
     """Its fence."""
 
     async def begin(self, step: int, key: str | None = None) -> pb.BeginPublishResponse:
-        """BeginPublish for `step`, keyed by the step unless told otherwise."""
+        """BeginPublish for `step`, by default keyed by the step."""
         request = pb.BeginPublishRequest(
             run_id=self.run_id,
             step=step,
@@ -68,7 +68,7 @@ class Trainer:
     async def commit(
         self, version: int, files: list[pb.WeightFile] | None = None
     ) -> pb.CommitPublishResponse:
-        """CommitPublish of `version` with the files of `FILES`, unless told otherwise."""
+        """CommitPublish of `version`, by default with the files of `FILES`."""
         request = pb.CommitPublishRequest(
             run_id=self.run_id,
             weight_version=version,

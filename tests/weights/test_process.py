@@ -78,7 +78,7 @@ async def test_a_kill_between_begin_and_commit_loses_nothing(
         assert await trainer.fetch(1) == await trainer.fetch(2) == FILES
 
 
-async def test_without_its_redis_it_says_so_and_exits_69(tmp_path: Path) -> None:
+async def test_without_redis_it_exits_69(tmp_path: Path) -> None:
     """A store that does not answer at start is named, with the unavailable exit code."""
     process = await launch(
         *("--folder", str(tmp_path), "--redis-url", "redis://127.0.0.1:1/0"),

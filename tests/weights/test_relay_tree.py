@@ -1,4 +1,4 @@
-"""Broadcast trees: everybody is reached, nobody is burdened, many share the work."""
+"""Broadcast trees reach all servers, bound the fan-out, and share the uplinks."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def test_many_trees_share_the_uplinks() -> None:
     assert sorted(sent(1)[server] for server in servers)[:8] == [0] * 8
 
 
-def test_a_server_that_is_not_known_asks_the_weights_service() -> None:
-    """One that does not relay is nobody's child and nobody's parent."""
+def test_an_unknown_server_fetches_from_the_weights_service() -> None:
+    """A server that does not relay has no parent and no children."""
     assert parent(["a", "b"], "c", tree=0, trees=2, fanout=2) is None

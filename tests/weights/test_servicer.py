@@ -40,7 +40,7 @@ async def test_published_files_come_back_whole(tmp_path: Path) -> None:
 
 
 async def test_a_repeated_commit_answers_the_same(tmp_path: Path) -> None:
-    """A retried commit gives the same manifest; other files under the version are refused."""
+    """A retried commit gives the same manifest; other files under the version are an error."""
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
         begun = await trainer.begin(1)
@@ -52,7 +52,7 @@ async def test_a_repeated_commit_answers_the_same(tmp_path: Path) -> None:
         assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_a_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
+async def test_a_flipped_bit_is_an_error_naming_the_file(tmp_path: Path) -> None:
     """One wrong bit keeps the version invisible; putting it right lets it through."""
     name = "model-00001-of-00002.safetensors"
     async with weights_service(tmp_path) as stub:
@@ -71,8 +71,8 @@ async def test_a_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
         assert await trainer.newest() == 1
 
 
-async def test_missing_short_and_linked_files_are_refused(tmp_path: Path) -> None:
-    """A file that is absent, of another size or not a plain file is refused."""
+async def test_missing_short_and_linked_files_are_errors(tmp_path: Path) -> None:
+    """A file that is absent, of another size or not a plain file is an error."""
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
         folder = Path((await trainer.begin(1)).folder)
@@ -139,7 +139,7 @@ async def test_incomplete_begins_are_refused(
 
 
 async def test_a_file_lost_after_the_commit_is_data_loss(tmp_path: Path) -> None:
-    """Readers are told which file is gone or cut short, instead of getting fewer bytes."""
+    """Readers get an error naming the missing or truncated file, instead of fewer bytes."""
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
         await trainer.publish(1)
@@ -156,7 +156,7 @@ async def test_a_file_lost_after_the_commit_is_data_loss(tmp_path: Path) -> None
 
 
 async def test_unknown_versions_and_files_are_not_found(tmp_path: Path) -> None:
-    """Asking for what does not exist says so."""
+    """Requests for unknown versions and files fail with NOT_FOUND."""
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
         await trainer.publish(1)
@@ -187,7 +187,7 @@ async def test_a_file_is_sent_from_any_of_its_bytes(tmp_path: Path) -> None:
             assert refused.value.code() is INVALID
 
 
-async def test_relaying_servers_are_told_whom_to_ask(tmp_path: Path) -> None:
+async def test_sources_form_relay_trees(tmp_path: Path) -> None:
     """Each file is fetched from the service by one known server, by the others from another one."""
     servers = [f"host-{number}:1" for number in range(3)]
     async with weights_service(tmp_path) as stub:
@@ -233,7 +233,7 @@ async def test_a_version_being_read_is_not_deleted(tmp_path: Path) -> None:
     assert not folders.path(scope, 1).exists()
 
 
-async def test_a_store_that_forgot_does_not_reuse_versions(tmp_path: Path) -> None:
+async def test_a_store_that_lost_data_does_not_reuse_versions(tmp_path: Path) -> None:
     """A restart on an empty store counts on from the folders on disk."""
     async with weights_service(tmp_path) as stub:
         assert await Trainer(stub=stub).publish(1) == 1
@@ -241,7 +241,7 @@ async def test_a_store_that_forgot_does_not_reuse_versions(tmp_path: Path) -> No
         assert (await Trainer(stub=stub).begin(2)).weight_version == 2
 
 
-async def test_watchers_hear_of_commits_on_any_replica(tmp_path: Path, redis_url: str) -> None:
+async def test_watchers_receive_commits_of_all_replicas(tmp_path: Path, redis_url: str) -> None:
     """A watcher hears the newest version at once, then later ones, also from another replica."""
     async with (
         weights_service(tmp_path, redis_url) as here,
@@ -260,8 +260,8 @@ async def test_watchers_hear_of_commits_on_any_replica(tmp_path: Path, redis_url
         assert (await anext(aiter(resumed))).manifest.weight_version == 3
 
 
-async def test_watchers_are_sent_away_by_a_drain() -> None:
-    """A replica that goes ends its watches with UNAVAILABLE, so that nobody waits for it."""
+async def test_a_drain_ends_watches() -> None:
+    """A draining replica ends its watches with UNAVAILABLE, so that clients reconnect."""
     feed = VersionFeed(MemoryStore(), poll_seconds=0.02)
     waiting = asyncio.ensure_future(feed.newer(Scope(run_id="run", model="policy"), 0))
     await asyncio.sleep(0)
@@ -281,7 +281,7 @@ async def test_watchers_are_sent_away_by_a_drain() -> None:
 async def test_a_full_or_broken_disk_has_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: grpc.StatusCode
 ) -> None:
-    """The operating system's reason reaches the trainer, with a code that says whether to retry."""
+    """The operating system's error reaches the trainer, with a retryable or permanent code."""
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))

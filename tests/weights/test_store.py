@@ -66,7 +66,7 @@ async def test_parallel_begins_get_different_versions(store: Store, scope: Scope
 
 
 async def test_the_same_key_gets_the_same_version(store: Store, scope: Scope) -> None:
-    """A repeated begin changes nothing; another payload under the key is refused."""
+    """A repeated begin changes nothing; another payload under the key is an error."""
     assert await store.begin(scope, publish("key"), 0) == 1
     assert await store.begin(scope, publish("key"), 0) == 1
     with pytest.raises(ServiceError) as refused:
@@ -133,7 +133,7 @@ async def test_an_allocated_version_is_not_visible(store: Store, scope: Scope) -
     assert await store.allocation(scope, version) == Allocation(step=5, parent=4)
 
 
-async def test_the_first_commit_stands(store: Store, scope: Scope) -> None:
+async def test_the_first_commit_wins(store: Store, scope: Scope) -> None:
     """A second commit of a version answers with the first one's manifest."""
     version = await store.begin(scope, publish("a"), 0)
     first = await store.commit(scope, 1, manifest(scope, version, "first"))
@@ -171,7 +171,7 @@ async def test_forget_keeps_the_newest_committed(store: Store, scope: Scope) -> 
     assert await store.begin(scope, publish("key-1"), 0) == last + 1
 
 
-async def test_forgetting_nothing_is_fine(store: Store, scope: Scope) -> None:
+async def test_forget_without_versions_is_a_no_op(store: Store, scope: Scope) -> None:
     """With nothing or too little committed all of it is kept."""
     assert await store.forget(scope, 4) == 0
     await commit(store, scope, 2)
@@ -181,29 +181,29 @@ async def test_forgetting_nothing_is_fine(store: Store, scope: Scope) -> None:
 async def test_a_group_has_at_most_its_limit(store: Store, scope: Scope) -> None:
     """However many ask at once, no more are let in; who is in stays in, and leaving makes place."""
 
-    async def enrol(member: str) -> bool:
-        return await store.enrol(scope, "swaps", member, ttl=60, limit=3)
+    async def join(member: str) -> bool:
+        return await store.join(scope, "swaps", member, ttl=60, limit=3)
 
-    let_in = await asyncio.gather(*(enrol(f"s{number}") for number in range(20)))
+    let_in = await asyncio.gather(*(join(f"s{number}") for number in range(20)))
     inside = await store.members(scope, "swaps")
     assert (sum(let_in), len(inside)) == (3, 3)
-    assert await enrol(inside[0])
-    assert not await enrol("late")
+    assert await join(inside[0])
+    assert not await join("late")
     await store.leave(scope, "swaps", inside[0])
     await store.leave(scope, "swaps", "was never in")
-    assert await enrol("late")
+    assert await join("late")
     # Control: without a limit all are let in.
-    everyone = [store.enrol(scope, "relays", f"s{n}", ttl=60, limit=0) for n in range(20)]
+    everyone = [store.join(scope, "relays", f"s{n}", ttl=60, limit=0) for n in range(20)]
     assert all(await asyncio.gather(*everyone))
 
 
-async def test_a_silent_member_is_struck_off(store: Store, scope: Scope) -> None:
-    """A place is lent for a time: a server that died gives it back by itself."""
-    assert await store.enrol(scope, "swaps", "dead", ttl=60, limit=1)
-    assert not await store.enrol(scope, "swaps", "next", ttl=60, limit=1)
-    assert await store.enrol(scope, "swaps", "dead", ttl=0.02, limit=1)
+async def test_a_silent_member_expires(store: Store, scope: Scope) -> None:
+    """A membership expires: a crashed server loses its place."""
+    assert await store.join(scope, "swaps", "dead", ttl=60, limit=1)
+    assert not await store.join(scope, "swaps", "next", ttl=60, limit=1)
+    assert await store.join(scope, "swaps", "dead", ttl=0.02, limit=1)
     async with asyncio.timeout(10):
-        while not await store.enrol(scope, "swaps", "next", ttl=60, limit=1):
+        while not await store.join(scope, "swaps", "next", ttl=60, limit=1):
             await asyncio.sleep(0.01)
     assert await store.members(scope, "swaps") == ["next"]
 

@@ -130,7 +130,7 @@ class _LocalShardVersion:
                 return await incoming.beyond(file, offset)
         except TimeoutError as error:
             message = f"file {file.name!r} does not arrive here beyond byte {offset}"
-            raise unavailable(Reason.PEER_UNAVAILABLE, message) from error
+            raise unavailable(Reason.DEPENDENCY_UNAVAILABLE, message) from error
 
 
 class RelayAnnouncer:

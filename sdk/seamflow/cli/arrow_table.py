@@ -1,6 +1,6 @@
 """Samples as a table of Apache Arrow, one row each: what `seamflow export` writes.
 
-Token arrays are lists of equal length: token_ids, logprobs, loss_mask, weight_versions. Spans say
+Token arrays are lists of equal length: token_ids, logprobs, loss_mask, weight_versions. Spans give
 who made which tokens. `rewards` and `columns` are maps by name, a turn's reward is "name#turn_id".
 A committed_step of 0 means that no step committed the sample.
 """

@@ -20,7 +20,7 @@ async def dead_letters(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[
     """A paragraph for each dead letter of a run, oldest first.
 
     Raises:
-        SeamflowError: the trajectory manager refuses, or does not answer.
+        SeamflowError: the trajectory manager rejects the request, or does not answer.
     """
     stub = async_stub(TaskServiceStub, channel)
     request = pb.ListDeadLettersRequest(run_id=run_id)
@@ -30,7 +30,7 @@ async def dead_letters(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[
         except grpc.aio.AioRpcError as error:
             raise decode(error) from error
         for letter in page.dead_letters:
-            yield _told(letter)
+            yield _render(letter)
         if not page.next_page_token:
             return
         request.page_token = page.next_page_token
@@ -40,7 +40,7 @@ async def requeue(channel: grpc.aio.Channel, run_id: str, task_ids: Sequence[str
     """Queue the tasks of dead letters again; return how many there were.
 
     Raises:
-        SeamflowError: the trajectory manager refuses, or does not answer.
+        SeamflowError: the trajectory manager rejects the request, or does not answer.
     """
     stub = async_stub(TaskServiceStub, channel)
     request = pb.RequeueDeadLettersRequest(run_id=run_id, task_ids=task_ids)
@@ -50,7 +50,7 @@ async def requeue(channel: grpc.aio.Channel, run_id: str, task_ids: Sequence[str
         raise decode(error) from error
 
 
-def _told(letter: pb.DeadLetter) -> str:
+def _render(letter: pb.DeadLetter) -> str:
     name = pb.DeadLetterReason.Name(letter.reason)
     reason = name.removeprefix("DEAD_LETTER_REASON_").lower().replace("_", " ")
     when = letter.time.ToDatetime().isoformat(sep=" ", timespec="seconds")

@@ -1,10 +1,10 @@
-"""What a finding is, and the words and times that the rules of why-stuck read from the facts."""
+"""Findings of why-stuck, and the states and times that its rules read from a snapshot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamflow.cli.snapshot import Facts, ServerFacts
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -30,33 +30,33 @@ __all__ = [
 ]
 
 GATEWAY_VERSION_LAG = 1
-"""The gateway's default; it does not tell its own."""
+"""The default of the gateway's `max_version_lag`; it does not report the configured value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that waits."""
+    """One cause of waiting."""
 
     rule: str
     """Stable name of the rule, for programs."""
     sentence: str
-    """Who waits for what."""
+    """Which component waits for what."""
     cure: str
-    """What to do; where nothing need be done, what will end the wait."""
+    """What to do, or what will end the wait if there is nothing to do."""
     since: float | None = None
     """Unix time at which the wait began, or a time after which it must have begun."""
     normal: bool = False
-    """True where this is how things work and it will pass by itself."""
+    """True if this is expected operation and needs no action."""
 
 
-def is_trainer(facts: Facts, *states: trainer_pb.TrainerState.ValueType) -> bool:
+def is_trainer(snapshot: Snapshot, *states: trainer_pb.TrainerState.ValueType) -> bool:
     """Whether the trainer answered and is in one of `states`."""
-    return facts.trainer is not None and facts.trainer.state in states
+    return snapshot.trainer is not None and snapshot.trainer.state in states
 
 
-def has_enough(facts: Facts) -> bool:
+def has_enough(snapshot: Snapshot) -> bool:
     """Whether enough groups are ready for a step."""
-    ready = facts.readiness
+    ready = snapshot.readiness
     if ready is None:
         return False
     leasable = ready.num_ready_groups - ready.num_kept_back_groups
@@ -64,7 +64,7 @@ def has_enough(facts: Facts) -> bool:
 
 
 def counts(ready: sample_pb.GetReadinessResponse) -> str:
-    """The groups in words."""
+    """The counts of groups as text."""
     return (
         f"{ready.num_ready_groups} ready, {ready.num_running_groups} running "
         f"({ready.num_running_rollouts} rollouts), {ready.num_admissible_groups} admissible, "
@@ -73,17 +73,17 @@ def counts(ready: sample_pb.GetReadinessResponse) -> str:
 
 
 def groups(number: int) -> str:
-    """A number of groups in words."""
+    """A number of groups as text."""
     return f"{number} group" if number == 1 else f"{number} groups"
 
 
-def state_of(server: ServerFacts) -> server_pb.ServerState.ValueType | None:
+def state_of(server: ServerSnapshot) -> server_pb.ServerState.ValueType | None:
     """State of a server; None: it does not answer."""
     return None if server.info is None else server.info.state
 
 
-def server_state(server: ServerFacts) -> str:
-    """State of a server in words."""
+def server_state(server: ServerSnapshot) -> str:
+    """State of a server as text."""
     if server.info is None:
         return "does not answer"
     name = server_pb.ServerState.Name(server.info.state)
@@ -91,48 +91,48 @@ def server_state(server: ServerFacts) -> str:
 
 
 def node_state(node: scheduler_pb.Node) -> str:
-    """State of a node in words."""
+    """State of a node as text."""
     return scheduler_pb.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
 
 
 def activity(node: scheduler_pb.Node) -> str:
-    """What a node shall do, in words."""
+    """The assignment of a node as text."""
     lent = " (lent)" if node.assignment.lent else ""
     return f"{node.assignment.tag or 'nothing'}{lent}"
 
 
-def is_current(facts: Facts, server: ServerFacts) -> bool:
-    """Whether a gateway would send turns to the server as far as weights go."""
-    if facts.manifest is None or server.info is None:
+def is_current(snapshot: Snapshot, server: ServerSnapshot) -> bool:
+    """Whether the server's weights are recent enough for a gateway to send it turns."""
+    if snapshot.manifest is None or server.info is None:
         return True
-    return server.info.weight_version >= facts.manifest.weight_version - GATEWAY_VERSION_LAG
+    return server.info.weight_version >= snapshot.manifest.weight_version - GATEWAY_VERSION_LAG
 
 
-def published(facts: Facts) -> float | None:
-    """The last publish: a trainer that waits began to wait after it."""
-    if facts.manifest is None or not facts.manifest.HasField("commit_time"):
+def published(snapshot: Snapshot) -> float | None:
+    """Unix time of the last publish; a waiting trainer began to wait after it."""
+    if snapshot.manifest is None or not snapshot.manifest.HasField("commit_time"):
         return None
-    return seconds_of(facts.manifest.commit_time)
+    return seconds_of(snapshot.manifest.commit_time)
 
 
-def created(facts: Facts) -> float | None:
-    """When the oldest running rollout began."""
-    oldest = facts.oldest_rollout
+def created(snapshot: Snapshot) -> float | None:
+    """Unix time at which the oldest running rollout began."""
+    oldest = snapshot.oldest_rollout
     if oldest is None or not oldest.HasField("create_time"):
         return None
     return seconds_of(oldest.create_time)
 
 
 def heartbeat(node: scheduler_pb.Node) -> float | None:
-    """When the scheduler last heard of the node."""
+    """Unix time of the node's last heartbeat."""
     return seconds_of(node.heartbeat_time) if node.HasField("heartbeat_time") else None
 
 
-def last_event(facts: Facts, kind: str, node_id: str | None = None) -> float | None:
-    """When the audit log last told of `kind`, for one node or any."""
+def last_event(snapshot: Snapshot, kind: str, node_id: str | None = None) -> float | None:
+    """Unix time of the newest event of `kind` in the audit log, for one node or any."""
     times = (
         seconds_of(event.event_time)
-        for event in reversed(facts.events)
+        for event in reversed(snapshot.events)
         if event.kind == kind and node_id in (None, event.node.node_id)
     )
     return next(times, None)

@@ -14,13 +14,13 @@ import grpc.aio
 
 from seamflow.channel import connect
 
-__all__ = ["SERVICES", "Addresses", "Service", "UsageError", "add_flags", "resolve"]
+__all__ = ["SERVICES", "Endpoints", "Service", "UsageError", "add_flags", "resolve"]
 
 LATEST = Path("runs/latest")
 
 
 class UsageError(Exception):
-    """The command line names something that cannot be; the message says the cure."""
+    """The command line is invalid; the message names the cure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Service:
     name: str
     """In sentences."""
     flag: str
-    """Sets its address, and names it in `Addresses`."""
+    """Sets its address, and names it in `Endpoints`."""
     variable: str
     """Environment variable that sets its address."""
     key: str
@@ -89,17 +89,17 @@ SERVICES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addresses:
-    """Who to ask, and how to be let in."""
+class Endpoints:
+    """Addresses of the services, and the credentials for them."""
 
     run_id: str | None
     """Training job; None: the one the trainer reports."""
     services: Mapping[str, str]
     """host:port of each of SERVICES."""
     token: str | None = None
-    """Bearer token, where the services ask for one."""
+    """Bearer token, if the services require one."""
     tls: Mapping[str, Path]
-    """ca_file, cert_file and key_file, as far as given."""
+    """Those of ca_file, cert_file and key_file that are given."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Open a channel; close it."""
@@ -107,7 +107,7 @@ class Addresses:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of every command that asks services."""
+    """Add the flags of every command that calls services."""
     parser.add_argument("--run", help="training job; SEAMFLOW_RUN")
     parser.add_argument(
         "--run-folder", type=Path, help=f"runs/NAME with addresses.json (default: {LATEST})"
@@ -122,8 +122,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Addresses:
-    """Find every address. The token comes from SEAMFLOW_TOKEN or the file of SEAMFLOW_TOKEN_FILE.
+def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Endpoints:
+    """Resolve all addresses; the token is SEAMFLOW_TOKEN or in the file SEAMFLOW_TOKEN_FILE.
 
     Raises `UsageError` for a run folder or a token file that cannot be read.
     """
@@ -133,7 +133,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
     def first(flag: str | None, key: str, variable: str, default: str | None) -> str | None:
         return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
 
-    return Addresses(
+    return Endpoints(
         run_id=first(given.run, "run_id", "SEAMFLOW_RUN", None),
         services={
             name: first(getattr(given, name), s.key, s.variable, s.default) or s.default

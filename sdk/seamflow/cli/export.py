@@ -1,8 +1,8 @@
 """Write a run's samples to Parquet files: they outlive the run and need no seamflow to read.
 
-A folder holds part-00000.parquet, part-00001.parquet … and export.json, which says how far the
+A folder holds part-00000.parquet, part-00001.parquet … and export.json, which records how far the
 export came. A part is durable before export.json counts it, and export.json before the rollouts of
-the part are deleted: an export that died goes on where it was, and what is deleted is on disk.
+the part are deleted: an interrupted export resumes, and whatever is deleted is on disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-__all__ = ["Exported", "Progress", "export", "load_arrow", "part_file", "patience", "read_progress"]
+__all__ = [
+    "Exported",
+    "Progress",
+    "export",
+    "load_arrow",
+    "part_file",
+    "read_progress",
+    "retry_limit",
+]
 
 _PART_BYTES = 64 << 20
 _DELETE_BATCH = 500
@@ -66,7 +74,7 @@ class Exported:
 
 
 def load_arrow() -> Any:
-    """pyarrow with its Parquet module; raises `UsageError` that says what is missing."""
+    """pyarrow with its Parquet module; raises `UsageError` if it is not installed."""
     try:
         # By name, because only these commands need it and agents do not install it.
         importlib.import_module("pyarrow.parquet")
@@ -82,30 +90,30 @@ async def export(
     *,
     delete: bool = False,
     committed_only: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
     part_bytes: int = _PART_BYTES,
 ) -> Exported:
     """Write the samples of `run_id` that `folder` lacks; a part closes at `part_bytes` of samples.
 
-    A rollout that still runs is not written, and is not found by going on later either.
+    Rollouts that are still running are skipped, also when the export is resumed later.
 
     Raises:
         UsageError: pyarrow is missing, or the folder holds another export.
-        SeamflowError: the trajectory manager refuses.
+        SeamflowError: the trajectory manager rejects the request.
     """
     arrow = load_arrow()
-    began = _begun(folder, run_id, committed_only)
-    exporter = _Exporter(arrow, channel, folder, began, delete=delete, say=say)
+    began = _initial_progress(folder, run_id, committed_only)
+    exporter = _Exporter(arrow, channel, folder, began, delete=delete, report=report)
     if began.num_parts and (delete or began.complete):
-        await exporter.take_up()
+        await exporter.resume()
     await exporter.run(part_bytes)
     return exporter.done
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """What export.json says; None if there is none.
+    """The progress in export.json; None if there is none.
 
-    Raises `UsageError` for one that is not ours.
+    Raises `UsageError` if the file is not of an export.
     """
     file = folder / _STATE
     try:
@@ -121,14 +129,14 @@ def part_file(folder: Path, index: int) -> Path:
     return folder / f"part-{index:05d}.parquet"
 
 
-def patience(on_wait: Callable[[], None] = lambda: None) -> Callable[[SeamflowError], None]:
-    """For `retrying` one call: waits for ever under back-pressure, but not for one who is away."""
-    num_away = 0
+def retry_limit(on_wait: Callable[[], None] = lambda: None) -> Callable[[SeamflowError], None]:
+    """`on_retry` of one call: retries forever under back-pressure, a few times if unavailable."""
+    num_unavailable = 0
 
     def on_retry(error: SeamflowError) -> None:
-        nonlocal num_away
-        num_away += isinstance(error, UnavailableError)
-        if num_away > _MAX_ATTEMPTS:
+        nonlocal num_unavailable
+        num_unavailable += isinstance(error, UnavailableError)
+        if num_unavailable > _MAX_ATTEMPTS:
             raise error
         if isinstance(error, ExhaustedError):
             on_wait()
@@ -136,25 +144,25 @@ def patience(on_wait: Callable[[], None] = lambda: None) -> Callable[[SeamflowEr
     return on_retry
 
 
-def _begun(folder: Path, run_id: str, committed_only: bool) -> Progress:
-    wanted = Progress(run_id=run_id, committed_only=committed_only)
+def _initial_progress(folder: Path, run_id: str, committed_only: bool) -> Progress:
+    fresh = Progress(run_id=run_id, committed_only=committed_only)
     known = read_progress(folder)
     if known is None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.glob("*.parquet")):
-            raise UsageError(f"{folder} holds Parquet files of something else: name another folder")
-        return wanted
+            raise UsageError(f"{folder} holds Parquet files of no export: name another folder")
+        return fresh
     if (known.run_id, known.committed_only) != (run_id, committed_only):
         only = " --committed-only" if known.committed_only else ""
         raise UsageError(
-            f"{folder} holds an export of run {known.run_id!r}{only}: go on with the same, or name "
+            f"{folder} holds an export of run {known.run_id!r}{only}: continue that one, or name "
             "another folder"
         )
     return known
 
 
 class _Exporter:
-    """One export under way."""
+    """One export in progress."""
 
     def __init__(
         self,
@@ -164,13 +172,13 @@ class _Exporter:
         progress: Progress,
         *,
         delete: bool,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._arrow = arrow
         self._folder = folder
         self._progress = progress
-        self._delete = delete
-        self._say = say
+        self._deletes = delete
+        self._report = report
         self._samples = async_stub(SampleServiceStub, channel)
         self._trajectories = async_stub(TrajectoryServiceStub, channel)
         self._seen = set[str]()
@@ -178,23 +186,23 @@ class _Exporter:
             num_samples=0, num_parts=progress.num_parts, num_deleted=0, num_needed=0
         )
 
-    async def take_up(self) -> None:
-        """Delete what earlier calls wrote, and do not write it again."""
+    async def resume(self) -> None:
+        """Skip the rollouts that earlier calls wrote, and delete them if requested."""
         for index in range(self._progress.num_parts):
             file = part_file(self._folder, index)
             table = self._arrow.parquet.read_table(file, columns=["rollout_id"])
             rollout_ids = dict.fromkeys(table.column("rollout_id").to_pylist())
             if self._progress.complete:
                 self._seen.update(rollout_ids)
-            await self._forget(rollout_ids)
+            await self._delete_rollouts(rollout_ids)
 
     async def run(self, part_bytes: int) -> None:
-        """Read pages to the end, and write a part whenever there is enough for one."""
+        """Read all pages, and write a part after every `part_bytes` of samples."""
         rows: list[sample_pb.ListedSample] = []
         size, token, end = 0, self._progress.page_token, False
         while not end:
             page = await self._page(token)
-            new = [row for row in page.samples if self._wants(row)]
+            new = [row for row in page.samples if self._is_new(row)]
             rows += new
             size += sum(row.ByteSize() for row in new)
             end = not page.next_page_token
@@ -207,9 +215,9 @@ class _Exporter:
         request = sample_pb.ListSamplesRequest(
             run_id=self._progress.run_id, page_token=token, packed=True
         )
-        return await retrying(lambda: self._samples.ListSamples(request), on_retry=patience())
+        return await retrying(lambda: self._samples.ListSamples(request), on_retry=retry_limit())
 
-    def _wants(self, row: sample_pb.ListedSample) -> bool:
+    def _is_new(self, row: sample_pb.ListedSample) -> bool:
         if self._progress.committed_only and not row.committed_step:
             return False
         return row.sample.rollout_id not in self._seen
@@ -231,14 +239,14 @@ class _Exporter:
             num_samples=self.done.num_samples + len(rows),
             num_parts=self._progress.num_parts,
         )
-        self._say(f"{self.done.num_samples} samples in {self.done.num_parts} files")
-        await self._forget(dict.fromkeys(row.sample.rollout_id for row in rows))
+        self._report(f"{self.done.num_samples} samples in {self.done.num_parts} files")
+        await self._delete_rollouts(dict.fromkeys(row.sample.rollout_id for row in rows))
 
     def _store(self, table: Any, file: Path) -> None:
         self._arrow.parquet.write_table(table, file, compression="zstd")
 
-    async def _forget(self, rollout_ids: Iterable[str]) -> None:
-        names = list(rollout_ids) if self._delete else []
+    async def _delete_rollouts(self, rollout_ids: Iterable[str]) -> None:
+        names = list(rollout_ids) if self._deletes else []
         for start in range(0, len(names), _DELETE_BATCH):
             request = trajectory_service.DeleteTrajectoriesRequest(
                 run_id=self._progress.run_id, rollout_ids=names[start : start + _DELETE_BATCH]
@@ -254,12 +262,12 @@ class _Exporter:
         self, request: trajectory_service.DeleteTrajectoriesRequest
     ) -> trajectory_service.DeleteTrajectoriesResponse:
         return await retrying(
-            lambda: self._trajectories.DeleteTrajectories(request), on_retry=patience()
+            lambda: self._trajectories.DeleteTrajectories(request), on_retry=retry_limit()
         )
 
 
 def _write(file: Path, content: Callable[[Path], object]) -> None:
-    """The whole file or none, and on disk when this returns."""
+    """Write a file atomically and durably."""
     temporary = file.with_name(f".{file.name}.tmp")
     content(temporary)
     _sync(temporary)

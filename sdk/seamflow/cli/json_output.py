@@ -1,4 +1,4 @@
-"""Facts and findings as JSON, every field present: for programs that read the command line."""
+"""Snapshot and findings as JSON, every field present: for programs that read the command line."""
 
 from __future__ import annotations
 

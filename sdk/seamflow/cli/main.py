@@ -21,11 +21,11 @@ import grpc.aio
 from seamflow import __version__
 from seamflow.cli.dead_letters import dead_letters, requeue
 from seamflow.cli.diagnosis import Finding, activity
-from seamflow.cli.endpoints import SERVICES, Addresses, UsageError, add_flags, resolve
+from seamflow.cli.endpoints import SERVICES, Endpoints, UsageError, add_flags, resolve
 from seamflow.cli.export import export
 from seamflow.cli.json_output import plain
 from seamflow.cli.replay import replay
-from seamflow.cli.snapshot import Facts, gather
+from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.cli.status import ago, all_answered, status_screen
 from seamflow.cli.tail import load_decoder, tail, token_numbers
 from seamflow.cli.why_stuck import why_stuck
@@ -47,7 +47,7 @@ __all__ = ["main"]
 
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
 
-Command = Callable[[argparse.Namespace, Addresses], Awaitable[int]]
+Command = Callable[[argparse.Namespace, Endpoints], Awaitable[int]]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         code = asyncio.run(given.command(given, resolve(given)))
     except UsageError as error:
-        code = _say(str(error), _USAGE)
+        code = _error(str(error), _USAGE)
     except SeamflowError as error:
-        code = _say(str(error), _code(error))
+        code = _error(str(error), _code(error))
     except KeyboardInterrupt:
         code = _OK
     except BrokenPipeError:  # `seamflow tail … | head` has seen enough
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="seamflow", description="Look at a run, and help it.")
+    parser = _Parser(prog="seamflow", description="Inspect and operate a run.")
     parser.add_argument("--version", action="version", version=f"seamflow {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     status = command("status", _status, "The run on one screen.")
-    why = command("why-stuck", _why_stuck, "Who waits for what, since when, and the cure.")
+    why = command("why-stuck", _why_stuck, "What waits for what, since when, and the cure.")
     for reader in (status, why):
         reader.add_argument("--json", action="store_true", help="for programs")
     drain = command("drain", _drain, "Give a node no new work; its current work moves.")
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "--committed-only", action="store_true", help="only what a step committed"
     )
     exporting.add_argument(
-        "--delete", action="store_true", help="then delete the rollouts that the run needs no more"
+        "--delete", action="store_true", help="then delete the rollouts the run no longer needs"
     )
     replaying = command("replay", _replay, "Feed an export to the trainer of another run.")
     replaying.add_argument("folder", type=Path, help="what `seamflow export` wrote")
@@ -115,60 +115,60 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _status(given: argparse.Namespace, addresses: Addresses) -> int:
-    facts = await gather(addresses)
-    print(json.dumps(plain(facts), indent=2) if given.json else status_screen(facts))
-    return _answered(facts)
+async def _status(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    snapshot = await gather(endpoints)
+    print(json.dumps(plain(snapshot), indent=2) if given.json else status_screen(snapshot))
+    return _answered(snapshot)
 
 
-async def _why_stuck(given: argparse.Namespace, addresses: Addresses) -> int:
-    facts = await gather(addresses, history=True)
-    findings = why_stuck(facts)
+async def _why_stuck(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    snapshot = await gather(endpoints, history=True)
+    findings = why_stuck(snapshot)
     if given.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
-        print("\n".join(_told(finding, facts) for finding in findings))
-    return _answered(facts)
+        print("\n".join(_render(finding, snapshot) for finding in findings))
+    return _answered(snapshot)
 
 
-def _told(finding: Finding, facts: Facts) -> str:
+def _render(finding: Finding, snapshot: Snapshot) -> str:
     mark = "·" if finding.normal else "!"
-    since = "" if finding.since is None else f" (for {ago(facts.now - finding.since)})"
+    since = "" if finding.since is None else f" (for {ago(snapshot.now - finding.since)})"
     return f"{mark} {finding.sentence}{since}\n    {finding.cure}"
 
 
-async def _drain(given: argparse.Namespace, addresses: Addresses) -> int:
+async def _drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
     request = scheduler_pb.DrainNodeRequest(node_id=given.node, drain=not given.undo)
-    async with addresses.channel(addresses.services["scheduler"]) as channel:
+    async with endpoints.channel(endpoints.services["scheduler"]) as channel:
         stub = async_stub(SchedulerServiceStub, channel)
         try:
             node = (await stub.DrainNode(request, timeout=10)).node
         except grpc.aio.AioRpcError as error:
-            raise _located("scheduler", addresses, decode(error)) from error
+            raise _located("scheduler", endpoints, decode(error)) from error
     what = "takes work again" if given.undo else "is drained: no new work, current work moves"
     print(f"{node.node_id} {what}; now assigned to {activity(node)}")
     return _OK
 
 
-async def _tail(given: argparse.Namespace, addresses: Addresses) -> int:
+async def _tail(given: argparse.Namespace, endpoints: Endpoints) -> int:
     decoder = load_decoder(given.model) if given.model else token_numbers
-    run_id = addresses.run_id or await _trainers_run(addresses)
-    async with _trajectory_manager(addresses) as channel:
+    run_id = endpoints.run_id or await _trainers_run(endpoints)
+    async with _trajectory_manager(endpoints) as channel:
         async for text in tail(channel, run_id, given.rollout, decoder):
             print(text, end="", flush=True)
     return _OK
 
 
-async def _export(given: argparse.Namespace, addresses: Addresses) -> int:
-    run_id = addresses.run_id or await _trainers_run(addresses)
-    async with _trajectory_manager(addresses) as channel:
+async def _export(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    run_id = endpoints.run_id or await _trainers_run(endpoints)
+    async with _trajectory_manager(endpoints) as channel:
         done = await export(
             channel,
             run_id,
             given.out,
             delete=given.delete,
             committed_only=given.committed_only,
-            say=_progress,
+            report=_progress,
         )
     deleted = f", {done.num_deleted} rollouts deleted, {done.num_needed} still needed"
     print(
@@ -178,18 +178,18 @@ async def _export(given: argparse.Namespace, addresses: Addresses) -> int:
     return _OK
 
 
-async def _replay(given: argparse.Namespace, addresses: Addresses) -> int:
+async def _replay(given: argparse.Namespace, endpoints: Endpoints) -> int:
     if not given.run:
-        raise UsageError("into which run? name one that its trainer has created with --run")
-    async with _trajectory_manager(addresses) as channel:
-        num_new = await replay(channel, given.folder, given.run, say=_progress)
+        raise UsageError("--run is missing: name a run that its trainer has created")
+    async with _trajectory_manager(endpoints) as channel:
+        num_new = await replay(channel, given.folder, given.run, report=_progress)
     print(f"{num_new} groups recorded in run {given.run}")
     return _OK
 
 
-async def _dead_letters(given: argparse.Namespace, addresses: Addresses) -> int:
-    run_id = addresses.run_id or await _trainers_run(addresses)
-    async with _trajectory_manager(addresses) as channel:
+async def _dead_letters(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    run_id = endpoints.run_id or await _trainers_run(endpoints)
+    async with _trajectory_manager(endpoints) as channel:
         if given.requeue:
             number = await requeue(channel, run_id, given.requeue)
             print(f"{number} of {len(given.requeue)} tasks queued again")
@@ -200,36 +200,36 @@ async def _dead_letters(given: argparse.Namespace, addresses: Addresses) -> int:
 
 
 @asynccontextmanager
-async def _trajectory_manager(addresses: Addresses) -> AsyncIterator[grpc.aio.Channel]:
-    async with addresses.channel(addresses.services["trajectory_manager"]) as channel:
+async def _trajectory_manager(endpoints: Endpoints) -> AsyncIterator[grpc.aio.Channel]:
+    async with endpoints.channel(endpoints.services["trajectory_manager"]) as channel:
         try:
             yield channel
         except SeamflowError as error:
-            raise _located("trajectory_manager", addresses, error) from error
+            raise _located("trajectory_manager", endpoints, error) from error
 
 
 def _progress(text: str) -> None:
     sys.stderr.write(f"seamflow: {text}\n")
 
 
-async def _trainers_run(addresses: Addresses) -> str:
-    async with addresses.channel(addresses.services["trainer"]) as channel:
+async def _trainers_run(endpoints: Endpoints) -> str:
+    async with endpoints.channel(endpoints.services["trainer"]) as channel:
         stub = async_stub(TrainerServiceStub, channel)
         try:
             return (await stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=5)).run_id
         except grpc.aio.AioRpcError as error:
             raise UsageError(
-                "which run? name it with --run, SEAMFLOW_RUN or --run-folder"
+                "the run is unknown: name it with --run, SEAMFLOW_RUN or --run-folder"
             ) from error
 
 
 def _train(arguments: list[str]) -> NoReturn:
-    """Become the launcher, which runs from a checkout and not from the wheel."""
+    """Replace this process by the launcher, which runs from a checkout, not from the wheel."""
     here = Path.cwd()
     root = next((f for f in (here, *here.parents) if (f / "services" / "launcher").is_dir()), None)
     if root is None:
         sys.exit(
-            _say(
+            _error(
                 "the processes run from a checkout, not from the wheel: go to a folder of your "
                 "clone of seamflow and run `seamflow train` there",
                 _CONFIG,
@@ -243,19 +243,19 @@ def _train(arguments: list[str]) -> NoReturn:
     )
 
 
-def _located(name: str, addresses: Addresses, error: SeamflowError) -> SeamflowError:
-    """An error of a service that cannot be reached names where it was sought and who says so."""
+def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowError:
+    """The error of an unreachable service, with its address and the settings that define it."""
     if not isinstance(error, UnavailableError):
         return error
     service = SERVICES[name]
     return UnavailableError(
-        f"the {service.name} at {addresses.services[name]} does not answer; its address is set by "
+        f"the {service.name} at {endpoints.services[name]} does not answer; its address is set by "
         f"{service.flag} or {service.variable}"
     )
 
 
-def _answered(facts: Facts) -> int:
-    return _OK if all_answered(facts) else _UNAVAILABLE
+def _answered(snapshot: Snapshot) -> int:
+    return _OK if all_answered(snapshot) else _UNAVAILABLE
 
 
 def _code(error: SeamflowError) -> int:
@@ -264,7 +264,7 @@ def _code(error: SeamflowError) -> int:
     return _CONFIG if isinstance(error, PermissionDeniedError) else _UNAVAILABLE
 
 
-def _say(message: str, code: int) -> int:
+def _error(message: str, code: int) -> int:
     sys.stderr.write(f"seamflow: {message}\n")
     return code
 

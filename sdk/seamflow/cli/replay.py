@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from seamflow.cli.endpoints import UsageError
-from seamflow.cli.export import load_arrow, part_file, patience, read_progress
+from seamflow.cli.export import load_arrow, part_file, read_progress, retry_limit
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
@@ -50,7 +50,7 @@ async def replay(
     folder: Path,
     run_id: str,
     *,
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Record the committed groups of an export in `run_id`; return how many were new.
 
@@ -58,19 +58,19 @@ async def replay(
 
     Raises:
         UsageError: pyarrow is missing, or the folder holds no complete export.
-        SeamflowError: the trajectory manager refuses; NotFoundError for a run not created.
+        SeamflowError: the trajectory manager rejects a group; NotFoundError for a run not created.
     """
     stub = async_stub(TrajectoryServiceStub, channel)
     num_new = 0
 
     def waits() -> None:
-        say(f"{num_new} groups recorded; waiting for the trainer to take some")
+        report(f"{num_new} groups recorded; waiting for the trainer to take some")
 
     for group in recorded_groups(folder):
         # One at a time: the trajectory manager takes all groups of a call, or none.
         request = pb.RecordGroupsRequest(run_id=run_id, groups=[group])
         num_new += (await _recorded(stub, request, waits)).num_recorded
-    say(f"{num_new} groups recorded")
+    report(f"{num_new} groups recorded")
     return num_new
 
 
@@ -79,7 +79,7 @@ async def _recorded(
     request: pb.RecordGroupsRequest,
     waits: Callable[[], None],
 ) -> pb.RecordGroupsResponse:
-    return await retrying(lambda: stub.RecordGroups(request), on_retry=patience(waits))
+    return await retrying(lambda: stub.RecordGroups(request), on_retry=retry_limit(waits))
 
 
 def recorded_groups(folder: Path) -> Iterator[pb.RecordedGroup]:

@@ -1,4 +1,4 @@
-"""What the services say about a run, gathered at one moment."""
+"""Snapshot of a run: the state that all services report at one moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 
-from seamflow.cli.endpoints import Addresses
+from seamflow.cli.endpoints import Endpoints
 from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
@@ -30,17 +30,17 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-__all__ = ["Facts", "ServerFacts", "gather"]
+__all__ = ["ServerSnapshot", "Snapshot", "gather"]
 
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 5.0
-_AUDIT_LOG_SECONDS = 1.0  # the change feed never ends; what it kept arrives at once
+_AUDIT_LOG_SECONDS = 1.0  # the change feed never ends; the stored events arrive immediately
 _HEALTHY = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
+class ServerSnapshot:
     """One rollout server that a node offers."""
 
     node_id: str
@@ -48,32 +48,32 @@ class ServerFacts:
     address: str
     """host:port."""
     info: server_pb.GetServerInfoResponse | None
-    """What it says; None: nothing."""
+    """Its state; None: it did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Answers of all services; None where one gave none, `problems` says why.
+class Snapshot:
+    """State that the services report; None where one did not answer, with the error in `problems`.
 
-    Example: Facts(now=1e9, trainer=GetStatusResponse(state=TRAINER_STATE_WAITING, step=6))
+    Example: Snapshot(now=1e9, trainer=GetStatusResponse(state=TRAINER_STATE_WAITING, step=6))
     """
 
     now: float
-    """Unix time of the question."""
+    """Unix time of the requests."""
     run_id: str | None = None
     """Training job."""
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """Who was asked: host:port by name in `cli_addresses.SERVICES`."""
+    """host:port of the services asked, by name in `endpoints.SERVICES`."""
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
-    """Why a service of `addresses` gave no facts."""
+    """Errors of services in `addresses`."""
     readiness: sample_pb.GetReadinessResponse | None = None
     """From the trajectory manager."""
     oldest_rollout: trajectory_pb2.Trajectory | None = None
-    """The rollout that has been running longest, without its tokens; asked for on request."""
+    """The longest running rollout, without its tokens; only with `history`."""
     nodes: tuple[scheduler_pb.Node, ...] | None = None
     """From the scheduler."""
     events: tuple[scheduler_pb.AllocationEvent, ...] = ()
-    """The scheduler's audit log, oldest first; asked for on request."""
+    """The scheduler's audit log, oldest first; only with `history`."""
     trainer: trainer_pb.GetStatusResponse | None = None
     """From the trainer."""
     weights_answer: bool = False
@@ -81,25 +81,25 @@ class Facts:
     manifest: weight_pb.Manifest | None = None
     """The newest committed version."""
     gateway_serves: bool | None = None
-    """What the gateway's health check says."""
-    servers: tuple[ServerFacts, ...] = ()
+    """Result of the gateway's health check."""
+    servers: tuple[ServerSnapshot, ...] = ()
     """Every rollout server that a node offers."""
 
 
-async def gather(addresses: Addresses, *, history: bool = False) -> Facts:
-    """Ask everybody at once; with `history` also for what tells since when."""
+async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:
+    """Query all services concurrently; `history` adds the audit log and the oldest rollout."""
     async with AsyncExitStack() as stack:
-        return await _Questions(addresses, stack).all(history)
+        return await _Gatherer(endpoints, stack).all(history)
 
 
-class _Questions:
-    def __init__(self, addresses: Addresses, stack: AsyncExitStack) -> None:
-        self._addresses = addresses
+class _Gatherer:
+    def __init__(self, endpoints: Endpoints, stack: AsyncExitStack) -> None:
+        self._endpoints = endpoints
         self._stack = stack
-        self._run_id = addresses.run_id
+        self._run_id = endpoints.run_id
         self._problems: dict[str, SeamflowError] = {}
 
-    async def all(self, history: bool) -> Facts:
+    async def all(self, history: bool) -> Snapshot:
         now = time.time()
         trainer = await self._trainer()
         self._run_id = self._run_id or (trainer.run_id if trainer else None)
@@ -109,10 +109,10 @@ class _Questions:
             self._manifest(),
             self._gateway(),
         )
-        return Facts(
+        return Snapshot(
             now=now,
             run_id=self._run_id,
-            addresses=self._addresses.services,
+            addresses=self._endpoints.services,
             problems=self._problems,
             readiness=readiness,
             oldest_rollout=oldest,
@@ -164,7 +164,7 @@ class _Questions:
     ) -> tuple[
         tuple[scheduler_pb.Node, ...] | None,
         tuple[scheduler_pb.AllocationEvent, ...],
-        tuple[ServerFacts, ...],
+        tuple[ServerSnapshot, ...],
     ]:
         stub = async_stub(SchedulerServiceStub, await self._to("scheduler"))
         request = scheduler_pb.ListNodesRequest(run_id=self._run_id or "")
@@ -187,7 +187,7 @@ class _Questions:
                 self._problems["scheduler"] = decode(error)
         return tuple(events)
 
-    async def _servers(self, nodes: Iterable[scheduler_pb.Node]) -> tuple[ServerFacts, ...]:
+    async def _servers(self, nodes: Iterable[scheduler_pb.Node]) -> tuple[ServerSnapshot, ...]:
         offered = [
             (node.node_id, worker.address)
             for node in nodes
@@ -196,16 +196,16 @@ class _Questions:
         ]
         return tuple(await asyncio.gather(*(self._server(*server) for server in offered)))
 
-    async def _server(self, node_id: str, address: str) -> ServerFacts:
-        channel = await self._stack.enter_async_context(self._addresses.channel(address))
+    async def _server(self, node_id: str, address: str) -> ServerSnapshot:
+        channel = await self._stack.enter_async_context(self._endpoints.channel(address))
         stub = async_stub(RolloutServerServiceStub, channel)
         try:
             info = await stub.GetServerInfo(
                 server_pb.GetServerInfoRequest(), timeout=_ANSWER_SECONDS
             )
         except grpc.aio.AioRpcError:
-            return ServerFacts(node_id=node_id, address=address, info=None)
-        return ServerFacts(node_id=node_id, address=address, info=info)
+            return ServerSnapshot(node_id=node_id, address=address, info=None)
+        return ServerSnapshot(node_id=node_id, address=address, info=info)
 
     async def _manifest(self) -> weight_pb.GetManifestResponse | None:
         if not self._run_is_known("weights"):
@@ -215,7 +215,7 @@ class _Questions:
         return await self._ask("weights", stub.GetManifest(request, timeout=_ANSWER_SECONDS))
 
     async def _gateway(self) -> bool | None:
-        # Written out, because the stub of grpc.health is a dependency that agents do not have.
+        # A raw call: the stub of grpc.health is a dependency that the SDK does not have.
         channel = await self._to("gateway")
         check: Callable[..., Awaitable[bytes]] = channel.unary_unary("/grpc.health.v1.Health/Check")
         answer = await self._ask("gateway", check(b"", timeout=_ANSWER_SECONDS))
@@ -224,13 +224,13 @@ class _Questions:
     def _run_is_known(self, service: str) -> bool:
         if self._run_id is None:
             self._problems[service] = PreconditionError(
-                "which run? no trainer tells; name it with --run or SEAMFLOW_RUN"
+                "the run is unknown, as no trainer reports it: name it with --run or SEAMFLOW_RUN"
             )
         return self._run_id is not None
 
     async def _to(self, service: str) -> grpc.aio.Channel:
-        address = self._addresses.services[service]
-        return await self._stack.enter_async_context(self._addresses.channel(address))
+        address = self._endpoints.services[service]
+        return await self._stack.enter_async_context(self._endpoints.channel(address))
 
     async def _ask(self, service: str, call: Awaitable[T]) -> T | None:
         try:

@@ -1,4 +1,4 @@
-"""The run on one screen."""
+"""Status screen of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from seamflow.cli.diagnosis import activity, node_state, server_state
 from seamflow.cli.endpoints import SERVICES
-from seamflow.cli.snapshot import Facts
+from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -19,34 +19,34 @@ __all__ = ["ago", "all_answered", "status_screen"]
 _MARGIN = 9
 
 
-def status_screen(facts: Facts) -> str:
-    """Text of the screen, without a newline at its end."""
-    lines = [_line("run", facts.run_id or "unknown")]
-    lines += _samples(facts)
-    lines += _trainer(facts)
-    lines += _weights(facts)
-    lines += _gateway(facts)
-    lines += _nodes(facts)
-    lines += _servers(facts)
+def status_screen(snapshot: Snapshot) -> str:
+    """Text of the screen, without a trailing newline."""
+    lines = [_line("run", snapshot.run_id or "unknown")]
+    lines += _samples(snapshot)
+    lines += _trainer(snapshot)
+    lines += _weights(snapshot)
+    lines += _gateway(snapshot)
+    lines += _nodes(snapshot)
+    lines += _servers(snapshot)
     return "\n".join(lines)
 
 
-def all_answered(facts: Facts) -> bool:
-    """Whether every service and every rollout server gave its facts."""
-    return not facts.problems and all(server.info is not None for server in facts.servers)
+def all_answered(snapshot: Snapshot) -> bool:
+    """Whether every service and every rollout server answered."""
+    return not snapshot.problems and all(server.info is not None for server in snapshot.servers)
 
 
 def ago(duration: float) -> str:
-    """A length of time for people: "8 s", "3 min", "2.5 h"."""
+    """A duration as text: "8 s", "3 min", "2.5 h"."""
     if duration < 120:
         return f"{max(duration, 0):.0f} s"
     return f"{duration / 60:.0f} min" if duration < 7200 else f"{duration / 3600:.1f} h"
 
 
-def _samples(facts: Facts) -> Iterator[str]:
-    ready = facts.readiness
+def _samples(snapshot: Snapshot) -> Iterator[str]:
+    ready = snapshot.readiness
     if ready is None:
-        yield _line("samples", _problem(facts, "trajectory_manager"))
+        yield _line("samples", _problem(snapshot, "trajectory_manager"))
         return
     yield _line(
         "samples",
@@ -68,10 +68,10 @@ def _samples(facts: Facts) -> Iterator[str]:
     )
 
 
-def _trainer(facts: Facts) -> Iterator[str]:
-    trainer = facts.trainer
+def _trainer(snapshot: Snapshot) -> Iterator[str]:
+    trainer = snapshot.trainer
     if trainer is None:
-        yield _line("trainer", _problem(facts, "trainer"))
+        yield _line("trainer", _problem(snapshot, "trainer"))
         return
     state = trainer_pb.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
     yield _line(
@@ -84,34 +84,34 @@ def _trainer(facts: Facts) -> Iterator[str]:
         yield _line("", ", ".join(numbers))
 
 
-def _weights(facts: Facts) -> Iterator[str]:
-    manifest = facts.manifest
+def _weights(snapshot: Snapshot) -> Iterator[str]:
+    manifest = snapshot.manifest
     if manifest is not None:
-        since = _since(facts, manifest.commit_time)
+        since = _since(snapshot, manifest.commit_time)
         yield _line("weights", f"v{manifest.weight_version} of step {manifest.step}, {since} ago")
-    elif facts.weights_answer:
+    elif snapshot.weights_answer:
         yield _line("weights", "none committed yet: the model the run started from")
     else:
-        yield _line("weights", _problem(facts, "weights"))
+        yield _line("weights", _problem(snapshot, "weights"))
 
 
-def _gateway(facts: Facts) -> Iterator[str]:
-    if facts.gateway_serves is None:
-        yield _line("gateway", _problem(facts, "gateway"))
+def _gateway(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.gateway_serves is None:
+        yield _line("gateway", _problem(snapshot, "gateway"))
     else:
-        yield _line("gateway", "serving" if facts.gateway_serves else "up, not serving")
+        yield _line("gateway", "serving" if snapshot.gateway_serves else "up, not serving")
 
 
-def _nodes(facts: Facts) -> Iterator[str]:
-    if facts.nodes is None:
-        yield _line("nodes", _problem(facts, "scheduler"))
+def _nodes(snapshot: Snapshot) -> Iterator[str]:
+    if snapshot.nodes is None:
+        yield _line("nodes", _problem(snapshot, "scheduler"))
         return
     rows: list[tuple[str, ...]] = [("node", "can", "does", "state", "epoch", "heartbeat")]
-    rows += [_node(facts, node) for node in facts.nodes]
+    rows += [_node(snapshot, node) for node in snapshot.nodes]
     yield from _table("nodes", rows)
 
 
-def _node(facts: Facts, node: scheduler_pb.Node) -> tuple[str, ...]:
+def _node(snapshot: Snapshot, node: scheduler_pb.Node) -> tuple[str, ...]:
     epoch, reported = node.assignment.epoch, node.reported_epoch
     return (
         node.node_id,
@@ -119,15 +119,15 @@ def _node(facts: Facts, node: scheduler_pb.Node) -> tuple[str, ...]:
         activity(node),
         node_state(node) + (" (drained)" if node.draining else ""),
         str(epoch) if epoch == reported else f"{reported}→{epoch}",
-        f"{_since(facts, node.heartbeat_time)} ago",
+        f"{_since(snapshot, node.heartbeat_time)} ago",
     )
 
 
-def _servers(facts: Facts) -> Iterator[str]:
+def _servers(snapshot: Snapshot) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         ("server", "address", "state", "weights", "running", "queued", "tokens/s")
     ]
-    for server in facts.servers:
+    for server in snapshot.servers:
         if server.info is None:
             rows.append((server.node_id, server.address, "does not answer", "", "", "", ""))
             continue
@@ -143,7 +143,7 @@ def _servers(facts: Facts) -> Iterator[str]:
                 f"{info.tokens_per_second:.0f}",
             )
         )
-    if facts.nodes is not None:
+    if snapshot.nodes is not None:
         yield from _table("servers", rows)
 
 
@@ -161,13 +161,13 @@ def _line(name: str, text: str) -> str:
     return f"{name:{_MARGIN}}{text}"
 
 
-def _problem(facts: Facts, name: str) -> str:
-    service, error = SERVICES[name], facts.problems.get(name)
+def _problem(snapshot: Snapshot, name: str) -> str:
+    service, error = SERVICES[name], snapshot.problems.get(name)
     if not isinstance(error, UnavailableError | DeadlineError):
         return str(error)
-    address = facts.addresses.get(name)
+    address = snapshot.addresses.get(name)
     return f"{address} does not answer; set by {service.flag} or {service.variable}"
 
 
-def _since(facts: Facts, time: Timestamp) -> str:
-    return ago(facts.now - seconds_of(time))
+def _since(snapshot: Snapshot, time: Timestamp) -> str:
+    return ago(snapshot.now - seconds_of(time))

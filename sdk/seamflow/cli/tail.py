@@ -22,16 +22,16 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 __all__ = ["Decode", "TailPrinter", "load_decoder", "tail", "token_numbers"]
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids as people read them."""
+"""Converts token ids to text."""
 
 
 def token_numbers(token_ids: Sequence[int]) -> str:
-    """The ids themselves."""
+    """The ids as decimal numbers."""
     return "".join(f"{token_id} " for token_id in token_ids)
 
 
 def load_decoder(folder: Path) -> Decode:
-    """The tokenizer of a model folder; raises `UsageError` that says what is missing."""
+    """The tokenizer of a model folder; raises `UsageError` if it cannot be loaded."""
     try:
         # By name, because only this command needs it and agents do not install it.
         transformers: Any = importlib.import_module("transformers")
@@ -49,7 +49,7 @@ def load_decoder(folder: Path) -> Decode:
 async def tail(
     channel: grpc.aio.Channel, run_id: str, rollout_id: str, decoder: Decode
 ) -> AsyncIterator[str]:
-    """Text to write as the rollout grows, until it closes; goes on over broken connections."""
+    """Text to write as the rollout grows, until it closes; reconnects a lost stream."""
     stub = async_stub(TrajectoryServiceStub, channel)
     request = pb.WatchTrajectoryRequest(run_id=run_id, rollout_id=rollout_id)
     printer, backoff, attempts = TailPrinter(decoder), Backoff(), 0
@@ -70,18 +70,18 @@ async def tail(
 
 @dataclass(slots=True)
 class _Shown:
-    """How much of a turn was written."""
+    """How much of a turn has been written."""
 
     num_tokens: int = 0
     source: str | None = None
-    """Who made the last written token."""
+    """Origin of the last written token."""
     pending: list[int] = field(default_factory=list)
     """Ids whose text is not complete yet."""
     finished: bool = False
 
 
 class TailPrinter:
-    """Turns snapshots of a trajectory into what is new in them."""
+    """Renders what each snapshot of a trajectory adds to the one before."""
 
     def __init__(self, decoder: Decode) -> None:
         self.closed = False
@@ -91,7 +91,7 @@ class TailPrinter:
         self._current: str | None = None
 
     def update(self, trajectory: trajectory_pb2.Trajectory) -> str:
-        """What to write for this snapshot."""
+        """Text to write for this snapshot."""
         parts = [text for turn in trajectory.turns for text in self._turn(turn)]
         if trajectory.state != trajectory_pb2.ROLLOUT_STATE_RUNNING:
             self.closed = True

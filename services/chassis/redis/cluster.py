@@ -1,4 +1,4 @@
-"""A client for Redis Cluster that repeats nothing and waits for a free connection."""
+"""A client for Redis Cluster that never repeats a command and waits for a free connection."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class _Cluster(RedisCluster):
         self._free_for_pipelines = asyncio.Semaphore(concurrency)
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """See `RedisCluster`."""
+        """Execute the command once a connection is free."""
         async with self._free_for_commands:
             return await super().execute_command(*args, **kwargs)
 
     def pipeline(self, transaction: bool | None = None, shard_hint: Any = None) -> ClusterPipeline:
-        """See `RedisCluster`."""
+        """A pipeline that waits for a free connection."""
         free = self._free_for_pipelines
         return _Pipeline(self, transaction, free)  # type: ignore[abstract] # redis-py's, too
 
@@ -75,7 +75,7 @@ class _Pipeline(ClusterPipeline):
             strategy._retry = Retry(NoBackoff(), _MAX_REDIRECTIONS, redirections)
 
     async def execute(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """See `ClusterPipeline`."""
+        """Execute the commands once a connection is free."""
         async with self._free:
             replies: list[Any] = await super().execute(*args, **kwargs)
             return replies

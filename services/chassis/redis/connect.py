@@ -19,7 +19,7 @@ from services.chassis.redis.replication import NotReplicated
 from services.chassis.redis.sentinel import sentinel_client
 from services.chassis.redis.url import parse_redis_url
 
-__all__ = ["AWAY", "connect", "require", "store_errors"]
+__all__ = ["UNAVAILABLE_ERRORS", "connect", "require", "store_errors"]
 
 _MAX_CONNECTIONS = 32
 _CONNECT_SECONDS = 2.0
@@ -39,7 +39,7 @@ _COMMON: dict[str, Any] = {
     "maint_notifications_config": MaintNotificationsConfig(enabled=False),
 }
 
-AWAY = (
+UNAVAILABLE_ERRORS = (
     exceptions.ConnectionError,  # also: the master is unknown, the server loads its data
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,  # a master that was demoted
@@ -87,13 +87,13 @@ async def require(redis: Redis, seconds: float = _START_SECONDS) -> None:
     """Wait until Redis answers, for `seconds` at most.
 
     Raises:
-        DependencyUnavailable: it does not; the process ends with exit code 69.
+        DependencyUnavailable: it does not answer; the process ends with exit code 69.
     """
     limit = asyncio.get_running_loop().time() + seconds
     while True:
         try:
             await redis.ping()
-        except AWAY as error:
+        except UNAVAILABLE_ERRORS as error:
             if asyncio.get_running_loop().time() >= limit:
                 message = f"no answer within {seconds:g} s: {error}; is redis_url right?"
                 raise DependencyUnavailable("redis", message) from error
@@ -117,7 +117,7 @@ def store_errors(operation: str) -> Iterator[None]:
     except NotReplicated as error:
         message = f"{operation}: not confirmed by a replica"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
-    except AWAY as error:
+    except UNAVAILABLE_ERRORS as error:
         message = f"{operation}: the store does not answer"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
     except RuntimeError as error:

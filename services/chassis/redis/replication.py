@@ -1,10 +1,10 @@
-"""Acknowledged means replicated: how a connection checks that replicas have its writes.
+"""Replicated durability: how a connection checks that replicas have its writes.
 
 Redis answers before its replicas have a write, and a failover then loses it. WAIT on the
 connection that wrote returns how many replicas have it. It counts from the last *write* of that
-connection only: a retry that finds its effect done already, over another connection, writes
-nothing and would be confirmed at once, though nothing left the master yet. So a marker is written
-before each WAIT, behind everything that the server had executed until then.
+connection only: a retry over another connection that finds its effect done already writes
+nothing and would be confirmed immediately, though no replica may have it yet. So a marker is
+written before each WAIT, after everything that the server had executed until then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Confirmation:
     """The commands appended to a batch, and the check of their replies."""
 
     def __init__(self, replicas: int) -> None:
-        """`replicas` must have each write before it is acknowledged; 0 asks for none."""
+        """`replicas` must have each write before it is acknowledged; 0: no check."""
         self._replicas = replicas
 
     def commands(self, first: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """What to send behind a batch that begins with `first`, on the same connection."""
+        """The commands to send after a batch that begins with `first`, on the same connection."""
         if self._replicas == 0:
             return []
         marker = _marker(first[3] if first[0] in ("EVAL", "EVALSHA") else first[1])
@@ -41,7 +41,7 @@ class Confirmation:
     def confirmed(self, replies: list[Any], num_commands: int) -> list[Any]:
         """The first `num_commands` of `replies`; `NotReplicated` where the rest does not confirm.
 
-        Errors stay as they are: what failed needs no replica.
+        Errors are unchanged: a failed command needs no replica.
         """
         if len(replies) == num_commands or self._holds(*replies[num_commands:]):
             return replies[:num_commands]

@@ -27,7 +27,7 @@ from redis.asyncio.sentinel import (
 
 __all__ = ["MasterPool", "sentinel_client"]
 
-_LOOK_SECONDS = 1.0
+_REFRESH_SECONDS = 1.0
 _SENTINEL_SECONDS = 1.0
 
 
@@ -52,7 +52,7 @@ def sentinel_client(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """The answer of one Sentinel."""
+    """The master according to one Sentinel."""
 
     epoch: int
     """Number of the failover that made the master; they grow."""
@@ -110,8 +110,8 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
         super().__init__(service, sentinels, **options)  # type: ignore[no-untyped-call]
         self._next_look = 0.0
 
-    async def look(self) -> None:
-        """Ask the Sentinels who is master, unless that was done within the last second."""
+    async def refresh_master(self) -> None:
+        """Ask the Sentinels for the master, at most once a second."""
         clock = asyncio.get_running_loop().time
         started = clock()
         if started < self._next_look:
@@ -123,7 +123,7 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
                 await self.get_master_address()  # type: ignore[no-untyped-call]
         finally:
             # Sentinels that hang must not hold up the callers all the time.
-            self._next_look = clock() + max(_LOOK_SECONDS, 9 * (clock() - started))
+            self._next_look = clock() + max(_REFRESH_SECONDS, 9 * (clock() - started))
 
     async def aclose(self) -> None:
         """Close the connections to the master and to the Sentinels."""
@@ -137,14 +137,14 @@ class _MasterConnection(SentinelManagedConnection):
 
         Asked of an open connection only.
         """
-        await self.connection_pool.look()
+        await self.connection_pool.refresh_master()
         if (self.host, self.port) != self.connection_pool.master_address:
             return True
         unfit: bool = await super().can_read()
         return unfit
 
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Connection`; a master that lacks its replicas may have been replaced."""
+        """Read a reply; on NOREPLICAS check for a new master, as this one may be replaced."""
         try:
             return await super().read_response(*args, **kwargs)
         except exceptions.ResponseError as error:

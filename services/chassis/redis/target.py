@@ -31,7 +31,7 @@ class Target(Protocol):
     tls: ssl.SSLContext | None
 
     async def address(self) -> Address:
-        """Where the server is now.
+        """The current address of the server.
 
         Raises:
             redis.exceptions.RedisError: it is not known.
@@ -75,7 +75,7 @@ class MasterTarget:
 
     async def is_current(self, address: Address) -> bool:
         """Whether the newest known master is at `address`; asks the Sentinels once a second."""
-        await self.pool.look()
+        await self.pool.refresh_master()
         return address == self.pool.master_address
 
 

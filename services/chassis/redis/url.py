@@ -38,7 +38,7 @@ def parse_redis_url(url: str) -> RedisAddress:
     """The address in `url`, with options of redis-py's connections as in "?ssl_ca_certs=ca.pem".
 
     Raises:
-        ConfigError: it is none of the forms; the message holds no password.
+        ConfigError: the URL has none of the forms; the message holds no password.
     """
     try:
         parts = urlsplit(url)

@@ -26,7 +26,7 @@ Response = tuple[HTTPStatus, str, bytes]
 async def serving(
     config: ServerConfig, service: str, ready: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[int]:
-    """Serve the admin pages while the block runs; gives the bound port, or -1 if there is none.
+    """Serve the admin pages within the context; yields the bound port, or -1 if there is none.
 
     Raises:
         DependencyUnavailable: the port cannot be bound.
@@ -62,7 +62,7 @@ class _Pages:
             asyncio.IncompleteReadError,
             asyncio.LimitOverrunError,
         ):
-            pass  # a caller that never finished its request is owed nothing
+            pass  # the client did not finish its request: no response
         finally:
             writer.close()
 

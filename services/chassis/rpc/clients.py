@@ -11,7 +11,7 @@ __all__ = ["channel"]
 
 
 def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
-    """A channel to `target` ("host:port") that shows this process's token and certificate.
+    """A channel to `target` ("host:port") with this process's token and certificate.
 
     Close it when done: `async with channel(config, config.scheduler) as scheduler_channel`.
     """

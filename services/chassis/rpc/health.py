@@ -1,4 +1,4 @@
-"""Readiness, told twice: to gRPC health clients and to /readyz."""
+"""Readiness, for gRPC health checks and /readyz."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Health:
     """NOT_SERVING -> SERVING -> NOT_SERVING ..., moved by `check`; `drain` ends it in NOT_SERVING.
 
     Args:
-        names: full names of the gRPC services spoken for, next to "" for the whole process.
-        ready: whether the dependencies are there; None means always.
+        names: full names of the gRPC services, in addition to "" for the whole process.
+        ready: whether the dependencies are available; None means always.
     """
 
     def __init__(self, names: Sequence[str], ready: Callable[[], Awaitable[bool]] | None) -> None:
@@ -33,7 +33,7 @@ class Health:
         self._draining = False
 
     async def check(self) -> bool:
-        """Ask the dependencies now, publish the answer and return it."""
+        """Check the dependencies now; publish and return the result."""
         answer = not self._draining and await self._ask()
         if answer is not self._last:
             self._last = answer
@@ -42,13 +42,13 @@ class Health:
         return answer
 
     async def watch(self) -> None:
-        """Check for as long as the process serves."""
+        """Check once a second until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_SECONDS)
             await self.check()
 
     async def drain(self) -> None:
-        """Say NOT_SERVING from now on."""
+        """Report NOT_SERVING permanently."""
         self._draining = True
         await self.servicer.enter_graceful_shutdown()
         self.servicer.drained.set()
@@ -60,8 +60,8 @@ class Health:
             async with asyncio.timeout(_CHECK_SECONDS):
                 return await self._ready()
         except Exception as error:
-            # Any failure of the question is the answer "no"; liveness stays untouched.
-            get_logger().warning("readiness_failed", error=repr(error))
+            # A check that fails counts as not ready; liveness is not affected.
+            get_logger().warning("readiness_check_failed", error=repr(error))
             return False
 
     async def _publish(self, serving: bool) -> None:
@@ -71,7 +71,7 @@ class Health:
 
 
 class _Servicer(HealthServicer):  # type: ignore[misc]
-    """Ends its watches when the process drains: they would hold it back for the whole grace."""
+    """Ends its watches when the process drains; they would otherwise block it until the timeout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Ask a process on this machine whether it is ready, for containers without a shell or curl.
+"""Readiness check of a local process, for containers without a shell or curl.
 
     python -m services.chassis.rpc.healthcheck 127.0.0.1:9100
 
@@ -17,7 +17,7 @@ _SECONDS = 3.0
 
 
 def ready(address: str) -> bool:
-    """Whether the admin port at `address` ("host:port") says that the process is ready."""
+    """Whether /readyz of the admin port at `address` ("host:port") answers 200."""
     connection = http.client.HTTPConnection(address, timeout=_SECONDS)
     try:
         connection.request("GET", "/readyz")

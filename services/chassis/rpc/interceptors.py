@@ -1,8 +1,8 @@
-"""What happens around every call, unary or streamed.
+"""Interceptor of every call, unary or streamed.
 
-In order: a request id and trace for the logs, the deadline cap, the bearer token, malformed bytes
-refused, the handler, errors mapped to codes, and rate, errors and duration counted. No exception
-text ever reaches a caller.
+In order: request id and trace for the logs, deadline cap, bearer token, rejection of malformed
+bytes, the handler, mapping of errors to codes, metrics of rate, errors and duration. Exception
+texts never reach a caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 
 _UNARY_SECONDS = 900.0
 _STREAM_SECONDS = 86_400.0
-# Probes cannot show a token, and health says nothing secret.
+# Health probes cannot send a token, and health is not secret.
 _OPEN_METHODS = ("/grpc.health.v1.Health/",)
 
 
@@ -39,7 +39,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class _Malformed:
-    """Stands for a request that does not parse; gRPC would answer UNKNOWN and the parser's text."""
+    """A request that does not parse, for which gRPC would answer UNKNOWN and the parser's text."""
 
 
 _MALFORMED = _Malformed()
@@ -50,8 +50,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         service: metrics prefix, e.g. "scheduler".
-        token: bearer token every caller must show; None lets everyone in.
-        unary_seconds: longest a unary call may take, whatever deadline the caller set.
+        token: bearer token required of every caller; None: no authentication.
+        unary_seconds: longest a unary call may take, regardless of the caller's deadline.
         stream_seconds: the same for streams.
     """
 
@@ -154,17 +154,17 @@ def _bind(trace: tracing.Trace, method: str, context: Context) -> None:
 
 
 def _failure(error: Exception, trace: tracing.Trace) -> ServiceError:
-    """The error a caller is told, for the one a handler raised."""
+    """The error to answer with, for one that a handler raised."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, grpc.aio.AioRpcError):
         error = decode(error)
-    if isinstance(error, SeamflowError) and (forwarded := status.from_peer(error)):
+    if isinstance(error, SeamflowError) and (forwarded := status.from_dependency(error)):
         return forwarded
     get_logger().error("call_failed", exc_info=error)
-    message = f"internal error; the logs of request {trace.request_id} say more"
+    message = f"internal error; see the logs of request {trace.request_id}"
     return ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message)
 
 
@@ -183,7 +183,7 @@ async def _limited(seconds: float) -> AsyncIterator[None]:
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise deadline_exceeded(f"no call may take longer than {seconds:g} s here") from error
+        raise deadline_exceeded(f"calls to this server may take at most {seconds:g} s") from error
 
 
 def _why_cancelled(context: Context) -> grpc.StatusCode:
@@ -221,7 +221,7 @@ def _wrapped(handler: Any, guard: Guard) -> Any:
 def _single(behaviour: Any, check: Any, serialize: Any, guard: Guard) -> Any:
     async def call(request: Any, context: Context) -> Any:
         async with guard(context):
-            # Serialized here, so that a response of a wrong type is an internal error like any.
+            # Serialized here, so that a response of the wrong type is an ordinary internal error.
             return serialize(await behaviour(check(request), context))
 
     return call

@@ -1,4 +1,4 @@
-"""How a server listens: keep-alive, message limits, TLS, and errors that name the port."""
+"""Listening of a server: keep-alive, message limits, TLS, and errors that name the port."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["bind", "port_error", "server_options"]
 _PING_MILLISECONDS = 10_000
 _PONG_MILLISECONDS = 5_000
 _MAX_PENDING = 1 << 20
-"""Calls that came and were not looked at yet; services bound what they take up by rules of their
-own, with errors that say so."""
+"""Limit on calls received but not yet handled; services apply their own, lower limits and report
+them as errors."""
 
 
 def server_options() -> list[tuple[str, int]]:
     """Channel arguments of every server.
 
-    `http2.ping_timeout_ms` is what notices a frozen client: `keepalive_timeout_ms` alone leaves one
+    `http2.ping_timeout_ms` detects a frozen client: `keepalive_timeout_ms` alone leaves one
     undetected for a minute, because its kernel still acknowledges the packets.
     """
     return [
@@ -49,7 +49,7 @@ def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
     """Listen on the config's host and port, with TLS if it has a certificate; returns the port.
 
     Raises:
-        DependencyUnavailable: the port is in use or not ours to take.
+        DependencyUnavailable: the port is in use or may not be bound.
         ConfigError: the certificate or its key cannot be used.
     """
     address = f"[{config.host}]" if ":" in config.host else config.host
@@ -60,13 +60,13 @@ def bind(server: grpc.aio.Server, config: ServerConfig) -> int:
             return server.add_insecure_port(target)
         return server.add_secure_port(target, credentials)
     except RuntimeError as error:
-        refused = _probe(config)
-        if refused is None and credentials is not None:
+        bind_error = _probe(config)
+        if bind_error is None and credentials is not None:
             raise ConfigError(
                 f"tls_cert_file {config.tls_cert_file} and tls_key_file {config.tls_key_file} "
                 "are not a PEM certificate and its private key"
             ) from error
-        raise port_error(config.host, config.port, "port", refused) from error
+        raise port_error(config.host, config.port, "port", bind_error) from error
 
 
 def port_error(host: str, port: int, field: str, error: OSError | None) -> DependencyUnavailable:
@@ -80,7 +80,7 @@ def port_error(host: str, port: int, field: str, error: OSError | None) -> Depen
 
 
 def _probe(config: ServerConfig) -> OSError | None:
-    # gRPC says only that binding failed; the operating system says why.
+    # gRPC reports only that binding failed; the operating system reports the cause.
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM
@@ -94,7 +94,7 @@ def _probe(config: ServerConfig) -> OSError | None:
 
 
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
-    """TLS that reads its files again at each handshake: rotated certificates need no restart."""
+    """TLS that reads its files at each handshake, so that rotated certificates need no restart."""
     if config.tls_cert_file is None or config.tls_key_file is None:
         return None
     mutual = config.tls_ca_file is not None
@@ -109,7 +109,7 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
     def renewed() -> grpc.ServerCertificateConfiguration:
         nonlocal last
-        # In the middle of being replaced a file may be missing: the last ones still hold.
+        # A file may be missing while it is replaced: keep the current ones.
         with suppress(OSError):
             last = current()
         return last

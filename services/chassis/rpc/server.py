@@ -1,7 +1,7 @@
 """Run a service: configuration, logs, event loop, gRPC, admin port, background work, drain.
 
-LOADING -> BUILDING -> SERVING -> DRAINING -> exit 0        SIGTERM or SIGINT moves it on
-                                           -> exit 69, 70   a dependency is gone, a bug
+LOADING -> BUILDING -> SERVING -> DRAINING -> exit 0        on SIGTERM or SIGINT
+                                           -> exit 69, 70   lost dependency, bug
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Build = Callable[[ConfigType], AbstractAsyncContextManager["Service"]]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a process does, ready to be served."""
+    """The parts of a process that `run` serves."""
 
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
     """Pairs of a generated `add_XServicer_to_server` and its servicer."""
     background: Sequence[Callable[[], Awaitable[None]]] = ()
     """Loops that run until the process ends; one that raises ends it with exit code 70."""
     ready: Callable[[], Awaitable[bool]] | None = None
-    """Whether the dependencies are there; asked every second. None means always."""
+    """Whether the dependencies are available, checked every second. None means always."""
     drain: Callable[[], Awaitable[None]] | None = None
-    """Called when new calls are refused and those in flight finish: tell long-polls to answer."""
+    """Called at the start of a drain, when new calls are rejected: ends long polls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Listening:
 def run(table: str, config_class: type[ConfigType], build: Build[ConfigType]) -> NoReturn:
     """Load the configuration of `table`, build the service and serve it until a signal; then exit.
 
-    `build` makes the service in an async context, so that what it opens is closed after the drain.
+    `build` is an async context manager: the resources it opens are closed after the drain.
     """
     config = load_or_exit(config_class, table)
     log.configure(config, table)
@@ -72,7 +72,7 @@ def run(table: str, config_class: type[ConfigType], build: Build[ConfigType]) ->
 async def started(
     service: Service, config: ServerConfig, table: str = "test"
 ) -> AsyncIterator[int]:
-    """Serve in this process, as tests do, with the interceptors of production; gives the port."""
+    """Serve in this process, for tests, with the production interceptors; yields the port."""
     async with _listening(service, config, table) as listening:
         work = asyncio.create_task(_work(service, listening.health))
         try:
@@ -159,7 +159,7 @@ async def _work(service: Service, state: Health) -> None:
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
-    # Again and again: redis-py swallows a cancellation that meets a reply.
+    # Repeatedly: redis-py swallows a cancellation that coincides with a reply.
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -172,7 +172,7 @@ async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _drain(listening: _Listening, service: Service, seconds: float) -> None:
-    """Refuse new calls, let those in flight finish, give up after `seconds`."""
+    """Reject new calls and wait for those in flight, for `seconds` at most."""
     log.get_logger().info("draining", seconds=seconds)
     await listening.health.drain()
     async with asyncio.TaskGroup() as tasks:
@@ -190,7 +190,7 @@ async def _bounded(work: Callable[[], Awaitable[None]], seconds: float) -> None:
 
 
 class _Registrar:
-    """Passes handlers on to a server and remembers whose they are, for health and reflection."""
+    """Forwards handlers to a server and records their services, for health and reflection."""
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
@@ -205,7 +205,7 @@ class _Registrar:
 
 
 class _Stop:
-    """The first SIGTERM or SIGINT asks the process to drain, the second ends it on the spot."""
+    """Signal handling: the first SIGTERM or SIGINT drains the process, the second ends it."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -215,7 +215,7 @@ class _Stop:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def serving(self) -> None:
-        """From now on a signal drains; until now it abandoned the start."""
+        """Signals now drain the process; before, they abort its start."""
         self._building = None
 
     async def wait(self) -> None:
@@ -233,7 +233,7 @@ class _Stop:
 def _announce(port: int, admin_port: int) -> None:
     log.get_logger().info("serving", port=port, admin_port=admin_port)
     if path := os.environ.get("SEAMFLOW_PORT_FILE"):
-        # Renamed into place: whoever waits for the file must never read half of it.
+        # Renamed into place, so that readers never see a partial file.
         partial = Path(f"{path}.{os.getpid()}")
         partial.write_text(json.dumps({"port": port, "admin_port": admin_port}))
         partial.replace(path)

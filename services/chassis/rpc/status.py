@@ -1,4 +1,4 @@
-"""A ServiceError on the wire: `google.rpc.Status` with details any gRPC client can decode."""
+"""Encoding of a ServiceError as `google.rpc.Status` with standard details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seamflow.errors import (
 
 from services.chassis.errors import Reason, ServiceError
 
-__all__ = ["DETAILS_KEY", "DOMAIN", "encode", "from_peer", "message"]
+__all__ = ["DETAILS_KEY", "DOMAIN", "encode", "from_dependency", "message"]
 
 DOMAIN = "seamflow"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -57,7 +57,7 @@ def _pack(message: Message) -> AnyMessage:
 
 
 def _type_url(message: Message) -> str:
-    # Our messages mirror google.rpc field by field; under its names, standard tools decode them.
+    # The messages mirror google.rpc field by field; under its names, standard tools decode them.
     return f"type.googleapis.com/google.rpc.{message.DESCRIPTOR.name}"
 
 
@@ -66,15 +66,17 @@ def _violation(field: str, description: str) -> error_pb2.BadRequest:
     return error_pb2.BadRequest(field_violations=[violation])
 
 
-def from_peer(error: SeamflowError) -> ServiceError | None:
-    """What a caller is told when a service behind this one refused or does not answer.
+def from_dependency(error: SeamflowError) -> ServiceError | None:
+    """The error to answer with when a call to another service failed.
 
-    None for what a caller cannot act on, such as a request that this process made wrongly.
+    None if the caller cannot act on it, such as for an invalid request of this process.
     """
     code = _FORWARDED.get(type(error))
     if code is None:
         return None
     if error.reason not in Reason.__members__:
-        # Not one of ours but gRPC's own text, which names addresses inside the deployment.
-        return ServiceError(code, Reason.PEER_UNAVAILABLE, "a service behind does not answer")
+        # gRPC's own error, whose text names internal addresses.
+        return ServiceError(
+            code, Reason.DEPENDENCY_UNAVAILABLE, "a required service is unavailable"
+        )
     return ServiceError(code, Reason[error.reason], str(error), retry_after=error.retry_after)

@@ -1,4 +1,4 @@
-"""The identity of a call: its request id and its W3C trace context, passed on between services."""
+"""Request id and W3C trace context of a call, propagated between services."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _current: ContextVar[str | None] = ContextVar("seamflow_traceparent", default=No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Who a call is, for logs and errors."""
+    """Identifiers of a call, for logs and errors."""
 
     request_id: str
     """The caller's `x-request-id`, or a new one."""
@@ -30,7 +30,7 @@ class Trace:
 def begin(metadata: Mapping[str, str | bytes]) -> Trace:
     """Continue the caller's trace, or start one, and make it current in this task.
 
-    Whatever is malformed is replaced: what a caller sends must not reach the logs unchecked.
+    Malformed values are replaced: unchecked input must not reach the logs.
     """
     parent = _TRACEPARENT.fullmatch(_text(metadata, "traceparent"))
     request_id = _text(metadata, "x-request-id")
@@ -44,7 +44,7 @@ def begin(metadata: Mapping[str, str | bytes]) -> Trace:
 
 
 def traceparent() -> str | None:
-    """The current call's W3C `traceparent`, to be stored with what it caused and sent to peers."""
+    """The current call's W3C `traceparent`, stored with its results and sent in outgoing calls."""
     return _current.get()
 
 

@@ -1,4 +1,4 @@
-"""Where tasks come from: one file a kind."""
+"""Task sources, one module each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def open_source(tasks: str, *, shuffle: bool, seed: int) -> Source:
-    """The source that the configured `tasks` means; reads a file once, to index it.
+    """Open the source that `tasks` names; a file is read once, to index it.
 
     Raises:
-        ConfigError: no such file or function, or a kind that is not known.
+        ConfigError: no such file or function, or an unknown file type.
     """
     if _FUNCTION.fullmatch(tasks):
         from services.dataloader.sources.function import FunctionSource

@@ -1,4 +1,4 @@
-"""What every source of tasks gives."""
+"""Interface of task sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Row", "Source"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One task as its author wrote it."""
+    """One task of a source."""
 
     index: int
     """Position in the source, the same in every epoch."""
@@ -26,11 +26,11 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Says whether a stored position still means the same tasks."""
+        """Identifies the content: a stored position is valid only for the same fingerprint."""
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """The rows of an epoch from place `start` on; reads as it goes, and may block.
+        """The rows of an epoch from position `start` on; reads lazily, and may block.
 
         Raises:
-            ConfigError: a row that cannot be used; names it and the cure.
+            ConfigError: a row is invalid; names it and the cure.
         """

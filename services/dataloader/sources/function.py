@@ -1,4 +1,4 @@
-"""Tasks from a user's function, which makes them as they are needed."""
+"""Tasks from a user's generator function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FunctionSource:
     name: str
     """The configured "package.module:function"."""
     function: Callable[[int, int], Iterable[Mapping[str, Any]]]
-    """What the name stands for."""
+    """The imported function."""
     seed: int
     """First argument of every call."""
 
@@ -49,11 +49,11 @@ class FunctionSource:
 
     @property
     def fingerprint(self) -> str:
-        """The name; what the function does is its author's promise."""
+        """The name; the function must not change between restarts."""
         return f"function:{self.name}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """See `Source.rows`; tasks before `start` are made again and skipped."""
+        """The rows of an epoch; those before `start` are generated and skipped."""
         tasks = enumerate(self.function(self.seed, epoch))
         for index, values in islice(tasks, start, None):
             where = f"task {index + 1} of {self.name}"

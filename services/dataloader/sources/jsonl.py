@@ -1,4 +1,4 @@
-"""Tasks from a JSON Lines file of any size: only the offsets of its lines are held."""
+"""Tasks from a JSON Lines file of any size: only the offsets of its lines are in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JsonlSource:
         return f"jsonl:{self._path.stat().st_size}:{len(self._offsets)}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """See `Source.rows`."""
+        """The rows of an epoch from position `start` on, read one by one."""
         count = len(self._offsets)
         order = (
             Permutation(count, seed=self._seed, name=f"{epoch}") if self._shuffle else range(count)

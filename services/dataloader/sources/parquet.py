@@ -46,7 +46,7 @@ class ParquetSource:
         return f"parquet:{self._path.stat().st_size}:{self._sizes}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """See `Source.rows`."""
+        """The rows of an epoch from position `start` on, read by row group."""
         groups = self._order(len(self._sizes), f"{epoch}")
         for place in range(len(groups)):
             group = groups[place]

@@ -1,4 +1,4 @@
-"""Chunks of weights made smaller: by Zstandard, or as what changed since the version before.
+"""Compression of weight chunks: Zstandard, or a delta to the previous version.
 
 A step of reinforcement learning leaves most bf16 weights as they were. A delta holds the changed
 16-bit words only, as distances and values, byte plane by byte plane: the upper bytes of small
@@ -34,22 +34,22 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(data: memoryview, max_bytes: int) -> bytes:
-    """What a frame holds, which is at most `max_bytes`.
+    """The content of a frame, at most `max_bytes`.
 
     Raises:
-        DeltaError: it is no frame, or holds more.
+        DeltaError: it is not a frame, or its content is longer.
     """
     try:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= max_bytes:
-            raise DeltaError(f"a frame of {size} bytes, at most {max_bytes} were expected")
+            raise DeltaError(f"a frame of {size} bytes instead of at most {max_bytes}")
         return zstandard.ZstdDecompressor().decompress(data)
     except zstandard.ZstdError as error:
         raise DeltaError(str(error)) from error
 
 
 def make_delta(new: bytes, base: bytes) -> bytes | None:
-    """What turns `base` into `new`; None where that would not be smaller than `new`."""
+    """The delta from `base` to `new`; None if it would not be smaller than `new`."""
     if len(new) != len(base):
         return None
     words, old = _words(new), _words(base)
@@ -68,10 +68,10 @@ def make_delta(new: bytes, base: bytes) -> bytes | None:
 
 
 def apply_delta(delta: memoryview, base: bytes) -> bytes:
-    """What `make_delta` made `delta` of, with the same `base`.
+    """The `new` of `make_delta`, given its result and the same `base`.
 
     Raises:
-        DeltaError: it is no delta, or one for another length.
+        DeltaError: it is not a delta, or is for another length.
     """
     words = _words(base).copy()
     odd = len(base) % _WORD_BYTES

@@ -1,4 +1,4 @@
-"""How the folder of a weight version is called, for whoever writes, shares or caches it."""
+"""Folder names of weight versions, and fingerprints of model folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ADAPTER_BASE", "COPIED_SUFFIXES", "fingerprint", "folder_name", "ver
 ADAPTER_BASE = "base.json"
 """File of an adapter's folder: {"fingerprint": of the weights that it is added to}."""
 COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
-"""Of a model folder's configuration and tokenizer: no weights, no code."""
+"""Suffixes of a model folder's configuration and tokenizer files: no weights, no code."""
 _PREFIX = "weight_v"
 _PIECES, _PIECE_BYTES = 256, 1 << 14
 
@@ -21,9 +21,9 @@ def folder_name(weight_version: int) -> str:
 
 
 def fingerprint(folder: Path) -> str:
-    """Tells the weights of two model folders apart, without reading all of them.
+    """A fingerprint of a model folder's weights that does not read all of them.
 
-    A digest of the names and sizes of their safetensors files, and of pieces all over each.
+    A digest of the names and sizes of the safetensors files, and of samples of each.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):

@@ -29,19 +29,19 @@ class ShardChunk:
     name: str
     """File it belongs to."""
     offset: int
-    """Where in the file."""
+    """Offset in the file."""
     data: memoryview
     """As sent; shares the message's memory."""
     checksum: int | None
-    """XXH3-64 of `data`; None: a sender of 0.1.0."""
+    """XXH3-64 of `data`; None: the sender computes none."""
     encoding: ShardEncoding.ValueType
     """What `data` is."""
     num_bytes: int
-    """Bytes of the file it stands for."""
+    """Length of the decoded chunk in bytes."""
 
     @property
     def intact(self) -> bool:
-        """Whether `data` is what was sent, as far as anybody said."""
+        """Whether `data` matches the checksum; True without one."""
         return self.checksum is None or xxhash.xxh3_64_intdigest(self.data) == self.checksum
 
 
@@ -52,7 +52,7 @@ def encode_chunk(
     encoding: ShardEncoding.ValueType = ShardEncoding.SHARD_ENCODING_UNSPECIFIED,
     num_bytes: int | None = None,
 ) -> bytes:
-    """The bytes of a response; `num_bytes` is what `data` stands for, its length by default."""
+    """Encode a response; `num_bytes` is the decoded length of `data`, by default its length."""
     head = FetchShardsResponse(
         name=name,
         offset=offset,
@@ -64,10 +64,10 @@ def encode_chunk(
 
 
 def decode_chunk(message: bytes) -> ShardChunk:
-    """The chunk in a response.
+    """Decode a response.
 
     Raises:
-        ValueError: the bytes are no response.
+        ValueError: the bytes are not a response.
     """
     view, position = memoryview(message), 0
     numbers: dict[int, int] = {}
@@ -98,7 +98,7 @@ def decode_chunk(message: bytes) -> ShardChunk:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep the memory of one chunk for the next.
+    """Make the C library reuse the memory of one chunk for the next.
 
     glibc gives blocks as large as a chunk back to the kernel, which has to clear their pages when
     they are asked for again: a third of what a stream costs. glibc stops that for all blocks
@@ -132,5 +132,5 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
 def _slice(view: memoryview, position: int, size: int) -> memoryview:
     part = view[position : position + size]
     if len(part) != size:
-        raise ValueError(f"byte {position} of a chunk: {size} bytes wanted, {len(part)} left")
+        raise ValueError(f"byte {position} of a chunk: {size} bytes expected, {len(part)} left")
     return part

@@ -1,6 +1,6 @@
-"""`WeightService.FetchShards`, for whoever has weights: the weights service and relaying servers.
+"""`WeightService.FetchShards`, served by the weights service and relaying rollout servers.
 
-A shard may still be arriving: its verified beginning is sent on while the rest comes in.
+A shard may still be arriving: its verified part is forwarded while the rest is received.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_chunk, ke
 __all__ = ["OpenShard", "ShardSender", "ShardSource", "ShardVersion", "open_regular"]
 
 _AHEAD = 4
-"""Chunks that are read together, while those before them are sent."""
+"""Chunks read ahead while earlier ones are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class OpenShard:
     file: io.BufferedReader
     """Its bytes; closed by the sender."""
     available: Callable[[int], Awaitable[int]] | None = None
-    """Waits until there are bytes beyond an offset and returns how many there are in all; None:
-    they are all there."""
+    """Waits for bytes beyond an offset and returns the number of available bytes; None: the file is
+    complete."""
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes at `offset`.
@@ -66,7 +66,7 @@ class OpenShard:
 
 
 class ShardVersion(Protocol):
-    """A version that can be read from; it is not deleted meanwhile."""
+    """A version that is open for reading and protected from deletion."""
 
     @property
     def files(self) -> Sequence[WeightFile]:
@@ -74,22 +74,22 @@ class ShardVersion(Protocol):
         ...
 
     async def open(self, file: WeightFile) -> OpenShard:
-        """Open one of `files`. Raises `ServiceError` where it cannot be read."""
+        """Open one of `files`. Raises `ServiceError` if it cannot be read."""
         ...
 
 
 class ShardSource(Protocol):
-    """Where versions are read from."""
+    """A source of versions."""
 
     def version(
         self, run_id: str, model: str, weight_version: int
     ) -> AbstractAsyncContextManager[ShardVersion]:
-        """A version. Raises `ServiceError` NOT_FOUND if it is not here."""
+        """Open a version. Raises `ServiceError` NOT_FOUND if it does not exist here."""
         ...
 
 
 class ShardSender:
-    """Streams shards as encoded responses, which the interceptors pass on as they are."""
+    """Streams shards as encoded responses, which the interceptors do not encode again."""
 
     def __init__(self, source: ShardSource) -> None:
         self._source = source
@@ -98,7 +98,7 @@ class ShardSender:
     async def send(self, request: FetchShardsRequest) -> AsyncGenerator[tuple[bytes, int], None]:
         """Yield encoded responses and the length of their data.
 
-        A slow reader slows the reads down: four chunks are read ahead, no more.
+        At most four chunks are read ahead: a slow reader slows the disk reads.
         """
         async with AsyncExitStack() as stack:
             version = await stack.enter_async_context(
@@ -117,9 +117,9 @@ class ShardSender:
     async def _base(
         self, stack: AsyncExitStack, request: FetchShardsRequest, file: WeightFile
     ) -> OpenShard | None:
-        """The file that a delta may start from; None: there is none that both sides have."""
-        wanted = ShardEncoding.SHARD_ENCODING_DELTA in request.accepted_encodings
-        if not wanted or not request.base_weight_version:
+        """The base file of a delta; None: both sides have none in common."""
+        accepts_delta = ShardEncoding.SHARD_ENCODING_DELTA in request.accepted_encodings
+        if not accepts_delta or not request.base_weight_version:
             return None
         try:
             version = await stack.enter_async_context(
@@ -132,7 +132,7 @@ class ShardSender:
                     stack.callback(shard.file.close)
                     return shard
         except ServiceError:
-            return None  # what is lost of an old version only costs bytes
+            return None  # without the old version the chunks are sent whole
         return None
 
 
@@ -181,7 +181,7 @@ class _Stream:
         if not self.accepted:
             return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
         from services.lib.weight_files import (
-            deltas,  # only transfers that ask for it need its libraries
+            deltas,  # imported only if requested, for its libraries
         )
 
         if self.base is not None:
@@ -196,7 +196,7 @@ class _Stream:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """A regular file for reading; symbolic links, FIFOs and devices are refused (`OSError`)."""
+    """Open a regular file for reading; `OSError` for symbolic links, FIFOs and devices."""
     # O_NONBLOCK: opening a FIFO must fail below, not wait for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -206,7 +206,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def _chosen(files: Sequence[WeightFile], request: FetchShardsRequest) -> list[WeightFile]:
-    """The files that are asked for, in the manifest's order; no names: all."""
+    """The requested files, in the manifest's order; no names: all."""
     names = set(request.names)
     if unknown := names - {file.name for file in files}:
         raise not_found("file", min(unknown))

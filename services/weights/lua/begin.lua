@@ -1,4 +1,4 @@
--- Allocates a version, or finds the one that the key got before.
+-- Allocates a version, or returns the one already allocated to the key.
 -- KEYS: counters, publishes, allocations. ARGV: epoch, key, "step:parent", floor.
 -- Returns {"ok", version}, {"stale", current epoch} or {"conflict"}.
 

@@ -1,6 +1,6 @@
 -- Makes a version visible, once.
 -- KEYS: counters, allocations, manifests. ARGV: epoch, version, manifest.
--- Returns {"ok", manifest that stands}, {"stale", current epoch} or {"missing"}.
+-- Returns {"ok", committed manifest}, {"stale", current epoch} or {"missing"}.
 
 -- Epochs are compared as decimal strings: Lua's numbers are exact only up to 2^53.
 local function below(a, b)

@@ -1,4 +1,4 @@
--- Who is enrolled and has time left. KEYS: members.
+-- The members whose membership has not expired. KEYS: members.
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

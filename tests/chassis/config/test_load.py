@@ -16,7 +16,7 @@ from tests.chassis.support import DemoConfig, demo
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of whoever runs the tests do not count."""
+    """Ignore the settings in the environment of the test run."""
     for name in list(os.environ):
         if name.startswith("SEAMFLOW_"):
             monkeypatch.delenv(name)
@@ -178,7 +178,7 @@ def test_half_a_key_pair_is_an_error(tmp_path: Path) -> None:
 
 
 def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
-    """Usage is 64, configuration 78, a missing dependency 69, a crash 70; stderr says why."""
+    """Usage is 64, configuration 78, a missing dependency 69, a crash 70; stderr has the cause."""
     usage = demo("--prot=1")
     assert (usage.returncode, usage.stderr) == (
         ExitCode.USAGE,

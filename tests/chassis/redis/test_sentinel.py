@@ -42,7 +42,7 @@ async def test_it_leaves_a_master_that_was_replaced(sentinel: RedisSentinel, red
         old.freeze()
         await asyncio.to_thread(sentinel.wait_for_master_other_than, old)
         old.thaw()
-        assert await control.set("n", "lost"), "the old master accepts what nobody will see"
+        assert await control.set("n", "lost"), "the old master accepts writes that will be lost"
     assert await redis.set("n", 2)
     (refused,) = await pipeline.execute([("INCR", "n")], first)
     assert isinstance(refused, exceptions.ConnectionError), "made for the old master"

@@ -1,4 +1,4 @@
-"""Pipelines reach every kind of server that a URL names, and authenticate as it says."""
+"""Pipelines connect and authenticate to every kind of server that a URL can name."""
 
 from __future__ import annotations
 

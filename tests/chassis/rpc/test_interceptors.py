@@ -97,7 +97,7 @@ async def test_a_wrong_field_is_named(channel: grpc.aio.Channel, method: str) ->
 async def test_an_unknown_exception_shows_a_request_id_only(
     channel: grpc.aio.Channel, method: str
 ) -> None:
-    """INTERNAL tells where to look, never what the exception said."""
+    """INTERNAL names the request id, never the text of the exception."""
     error = await _refusal(channel, method, "crash", metadata=(("x-request-id", "mine-1"),))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "mine-1" in str(error.details())
@@ -106,7 +106,7 @@ async def test_an_unknown_exception_shows_a_request_id_only(
 
 @BOTH
 async def test_an_error_carries_the_callers_trace(channel: grpc.aio.Channel, method: str) -> None:
-    """The W3C trace of the caller goes on; a malformed one is replaced, not echoed."""
+    """The W3C trace of the caller is continued; a malformed one is replaced, not echoed."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     parent = (("traceparent", f"00-{trace}-b7ad6b7169203331-01"),)
     error = await _refusal(channel, method, "wrong", metadata=parent)
@@ -163,7 +163,7 @@ async def _codes(method: str) -> Counter[grpc.StatusCode]:
 
 @BOTH
 async def test_malformed_bytes_are_the_callers_mistake(method: str) -> None:
-    """Of 1,000 mutated requests each is parsed or refused as INVALID_ARGUMENT, nothing else."""
+    """Each of 1,000 mutated requests is parsed or fails with INVALID_ARGUMENT, nothing else."""
     codes = await _codes(method)
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
     assert min(codes.values()) > 50
@@ -197,7 +197,7 @@ async def test_no_call_outlasts_the_cap(
 
 
 async def test_a_call_the_caller_gave_up_is_counted_as_late() -> None:
-    """Metrics tell a deadline that passed from a caller that left."""
+    """Metrics distinguish an exceeded deadline from a cancelled call."""
     servicer = _Forever()
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     config = ServerConfig(drain_seconds=0)
@@ -276,5 +276,8 @@ async def test_a_peers_refusal_is_passed_on_without_addresses() -> None:
     ):
         error = await _refusal(channel, START, "a")
     info = error_pb2.ErrorInfo.FromString(_details(error)["ErrorInfo"])
-    assert (error.code(), info.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.PEER_UNAVAILABLE)
+    assert (error.code(), info.reason) == (
+        grpc.StatusCode.UNAVAILABLE,
+        Reason.DEPENDENCY_UNAVAILABLE,
+    )
     assert "127.0.0.1" not in str(error.details())

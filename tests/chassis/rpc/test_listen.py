@@ -48,7 +48,7 @@ async def _code(caller: ServerConfig, port: int) -> grpc.StatusCode:
 
 
 async def test_only_our_authority_is_let_in(tmp_path: Path) -> None:
-    """Mutual TLS: our certificate passes; none, a foreign one and plaintext are refused."""
+    """Mutual TLS: a deployment certificate passes; none, a foreign one and plaintext fail."""
     ours, foreign = trustme.CA(), trustme.CA()
     config = _config(tmp_path, ours, "server")
     peer = _config(tmp_path, ours, "peer")
@@ -127,7 +127,7 @@ class _Talking(DemoServicer):
 
 @pytest.mark.parametrize("sees", [True, False])
 async def test_a_frozen_caller_is_noticed(monkeypatch: pytest.MonkeyPatch, sees: bool) -> None:
-    """A stopped caller's call is cancelled; without the ping timeout it would go on."""
+    """A stopped caller's call is cancelled; without the ping timeout it would continue."""
     options = listen.server_options()
     if not sees:
         options = [pair for pair in options if pair[0] != "grpc.http2.ping_timeout_ms"]

@@ -1,4 +1,4 @@
-"""The life of a served process: start, health, admin pages, drain, frozen peers."""
+"""Lifecycle of a served process: start, health, admin pages, drain, frozen clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _wait_for_exit(demo: DemoProcess) -> int:
 
 
 async def test_health_speaks_for_the_process_and_each_service(shared: DemoProcess) -> None:
-    """ "" and every served name are SERVING; a name nobody serves is NOT_FOUND."""
+    """ "" and every served name are SERVING; an unknown name is NOT_FOUND."""
     async with connect(shared.target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", "seamflow.rollout.v1.RolloutService"):
@@ -59,7 +59,7 @@ async def test_thousands_of_calls_at_once_are_all_answered(shared: DemoProcess) 
 
 
 async def test_admin_pages(shared: DemoProcess) -> None:
-    """The admin port tells liveness, readiness, version and the rate and duration of calls."""
+    """The admin port reports liveness, readiness, version and the rate and duration of calls."""
     async with connect(shared.target) as channel:
         stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
         await stub.StartRollout(rollout_service_pb2.StartRolloutRequest(rollout_id="a"))
@@ -75,7 +75,7 @@ async def test_admin_pages(shared: DemoProcess) -> None:
 
 
 async def test_reflection_is_served_in_development_only() -> None:
-    """The contract is not told to strangers."""
+    """Reflection requires the token."""
     method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     for development, expected in (
         (True, grpc.StatusCode.OK),
@@ -110,7 +110,7 @@ async def test_a_lost_dependency_is_not_serving_but_alive() -> None:
 
 
 def test_a_port_in_use_names_port_and_flag() -> None:
-    """Exit 69, and the message says what to change."""
+    """Exit 69, and the message names the cure."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -124,7 +124,7 @@ def test_a_port_in_use_names_port_and_flag() -> None:
 
 
 async def test_sigterm_drains(tmp_path: Path) -> None:
-    """After SIGTERM a call in flight finishes, a new one is refused, the process exits with 0."""
+    """After SIGTERM a call in flight finishes, a new one fails, the process exits with 0."""
     released = tmp_path / "released"
     with demo_process(tmp_path) as demo:
         async with connect(demo.target) as channel, connect(demo.target) as late_channel:
@@ -155,7 +155,7 @@ async def test_sigterm_abandons_the_start(tmp_path: Path) -> None:
 
 
 async def test_drain_tells_the_service_and_waits_no_longer_than_asked() -> None:
-    """The drain hook runs beside the calls in flight, and one that hangs is given up."""
+    """The drain hook runs concurrently with calls in flight; one that hangs times out."""
     told = asyncio.Event()
 
     async def drain() -> None:
@@ -192,7 +192,7 @@ def _read_until(lines: Iterator[str], text: str) -> None:
 
 
 def test_a_crashing_background_loop_ends_the_process(tmp_path: Path) -> None:
-    """A process whose work died must not look alive: exit 70, and the logs, not stderr, say why."""
+    """A failed background task ends the process: exit 70, with the cause in the logs only."""
     ended = demo("--mode=crash")
     assert ended.returncode == ExitCode.BUG
     crash = next(line for line in map(json.loads, ended.stdout.splitlines()) if "exception" in line)

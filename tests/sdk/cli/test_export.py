@@ -179,7 +179,7 @@ async def test_columns_are_exported(channel: grpc.aio.Channel, tmp_path: Path) -
     assert [row["columns"] for row in rows(tmp_path)] == [{"value": [0.25]}] * 2
 
 
-async def test_an_export_goes_on_where_it_was(channel: grpc.aio.Channel, tmp_path: Path) -> None:
+async def test_an_interrupted_export_resumes(channel: grpc.aio.Channel, tmp_path: Path) -> None:
     """One that died is finished without gap or double; one that was finished takes what is new."""
     client = await new_run(channel, groups_per_step=200)
     await record(client, 150)
@@ -188,7 +188,7 @@ async def test_an_export_goes_on_where_it_was(channel: grpc.aio.Channel, tmp_pat
         raise KeyboardInterrupt(text)
 
     with pytest.raises(KeyboardInterrupt):
-        await export(channel, client.run_id, tmp_path, part_bytes=1, say=die)
+        await export(channel, client.run_id, tmp_path, part_bytes=1, report=die)
     progress = read_progress(tmp_path)
     assert progress is not None
     assert (progress.num_parts, progress.complete) == (1, False)
@@ -211,7 +211,7 @@ async def test_what_is_exported_may_be_deleted(channel: grpc.aio.Channel, tmp_pa
         raise KeyboardInterrupt(text)
 
     with pytest.raises(KeyboardInterrupt):
-        await export(channel, client.run_id, tmp_path, delete=True, say=die)
+        await export(channel, client.run_id, tmp_path, delete=True, report=die)
     assert (await client.get("a/0/1")).rollout_id == "a/0/1"
     done = await export(channel, client.run_id, tmp_path, delete=True)
     assert (done.num_samples, done.num_deleted, done.num_needed) == (0, 3, 2)
@@ -246,15 +246,15 @@ async def test_a_replayed_run_trains_the_same(channel: grpc.aio.Channel, tmp_pat
     target = await new_run(channel, max_staleness=0)
     waited = asyncio.Event()
     feeding = asyncio.create_task(
-        replay(channel, tmp_path, target.run_id, say=lambda text: waited.set())
+        replay(channel, tmp_path, target.run_id, report=lambda text: waited.set())
     )
     await asyncio.wait_for(waited.wait(), 10)
     epoch = await target.reconcile()
     again = [await train(target, epoch, step) for step in (1, 2, 3)]
     assert await feeding == 3
     assert await replay(channel, tmp_path, target.run_id) == 0
-    assert [[facts(s) for s in step] for step in again] == [
-        [facts(s) for s in step] for step in trained
+    assert [[snapshot(s) for s in step] for step in again] == [
+        [snapshot(s) for s in step] for step in trained
     ]
 
 
@@ -276,7 +276,7 @@ async def forked(client: Client) -> None:
     await client.finish(lease.rollout_id, 2.0)
 
 
-def facts(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
+def snapshot(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
     """What a trainer sees of a sample."""
     versions = [(span.num_tokens, span.weight_version) for span in sample.tokens.spans]
     return (
@@ -293,7 +293,7 @@ def facts(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
 async def test_only_a_complete_export_is_replayed(
     channel: grpc.aio.Channel, tmp_path: Path
 ) -> None:
-    """What was not trained, not exported or not created is an error that says so."""
+    """Incomplete exports and unknown runs are errors with a clear message."""
     with pytest.raises(UsageError, match="no complete export"):
         await replay(channel, tmp_path, "run")
     client = await new_run(channel)
@@ -316,7 +316,7 @@ async def test_a_missing_pyarrow_names_the_cure(
 
 
 async def test_the_commands(address: str, channel: grpc.aio.Channel, tmp_path: Path) -> None:
-    """export and replay say what they did; an address where nobody is ends with 69."""
+    """export and replay print a summary; an unreachable address ends with 69."""
     client = await trained_run(channel)
     target = await new_run(channel)
     flags = ("--trajectory-manager", address)
@@ -354,7 +354,7 @@ async def test_dead_letters_are_shown_and_queued_again(
     assert (await client.lease()).task.task_id == "same"
 
 
-async def test_nobody_at_the_address_ends_the_command(tmp_path: Path) -> None:
+async def test_an_unreachable_service_ends_the_command(tmp_path: Path) -> None:
     """Exit code 69 and where it looked; only back-pressure is waited for without an end."""
     flags = ("--run", "run", "--trajectory-manager", "127.0.0.1:1")
     code, _, err = await seamflow("export", "--out", "kept", *flags, cwd=tmp_path)

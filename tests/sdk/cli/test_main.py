@@ -82,18 +82,18 @@ async def test_status_as_json_leaves_nothing_out(tmp_path: Path) -> None:
     """Zeros are numbers, absent messages null, enums their names."""
     async with running(tmp_path, Run()):
         code, out, _ = await seamflow("status", "--json", cwd=tmp_path)
-    facts = json.loads(out)
+    snapshot = json.loads(out)
     assert code == 0
-    assert facts["readiness"]["num_ready_groups"] == 2
-    assert facts["trainer"]["state"] == "TRAINER_STATE_WAITING"
-    assert facts["trainer"]["metrics"] == {"loss": 0.125}
-    assert facts["nodes"][0]["assignment"]["rank_offset"] == 0
-    assert facts["nodes"][0]["capability_tags"] == ["rollout", "train"]
-    assert facts["servers"][0]["info"]["num_queued"] == 0
-    assert facts["oldest_rollout"] is None
+    assert snapshot["readiness"]["num_ready_groups"] == 2
+    assert snapshot["trainer"]["state"] == "TRAINER_STATE_WAITING"
+    assert snapshot["trainer"]["metrics"] == {"loss": 0.125}
+    assert snapshot["nodes"][0]["assignment"]["rank_offset"] == 0
+    assert snapshot["nodes"][0]["capability_tags"] == ["rollout", "train"]
+    assert snapshot["servers"][0]["info"]["num_queued"] == 0
+    assert snapshot["oldest_rollout"] is None
 
 
-async def test_a_silent_service_is_shown_with_what_sets_its_address(tmp_path: Path) -> None:
+async def test_an_unreachable_service_is_shown_with_its_settings(tmp_path: Path) -> None:
     """The others are shown all the same; exit code 69."""
     async with running(tmp_path, Run()):
         code, out, _ = await seamflow("status", "--scheduler", NOBODY, cwd=tmp_path)
@@ -102,7 +102,7 @@ async def test_a_silent_service_is_shown_with_what_sets_its_address(tmp_path: Pa
     assert "2 ready of 4" in out
 
 
-async def test_an_unknown_run_is_a_refusal(tmp_path: Path) -> None:
+async def test_an_unknown_run_is_an_error(tmp_path: Path) -> None:
     """The service's own words, and exit code 69."""
     async with running(tmp_path, Run()):
         code, out, _ = await seamflow("status", "--run", "other", cwd=tmp_path)
@@ -110,7 +110,7 @@ async def test_an_unknown_run_is_a_refusal(tmp_path: Path) -> None:
     assert "no run 'other'" in out
 
 
-async def test_why_stuck_tells_causes_and_cures(tmp_path: Path) -> None:
+async def test_why_stuck_prints_causes_and_cures(tmp_path: Path) -> None:
     """Plain sentences for people, the same as objects for programs."""
     async with running(tmp_path, Run()):
         code, out, _ = await seamflow("why-stuck", cwd=tmp_path)
@@ -121,7 +121,7 @@ async def test_why_stuck_tells_causes_and_cures(tmp_path: Path) -> None:
 
 
 async def test_drain_and_its_undo(tmp_path: Path) -> None:
-    """The scheduler is told; a wrong name is wrong usage."""
+    """The scheduler is called; a wrong name is a usage error."""
     run = Run()
     async with running(tmp_path, run):
         code, out, _ = await seamflow("drain", "n0", cwd=tmp_path)
@@ -134,7 +134,7 @@ async def test_drain_and_its_undo(tmp_path: Path) -> None:
 
 
 async def test_drain_without_a_scheduler_exits_69(tmp_path: Path) -> None:
-    """It says where the scheduler was sought."""
+    """The error names the scheduler's address."""
     code, _, err = await seamflow("drain", "n0", cwd=tmp_path, SEAMFLOW_SCHEDULER=NOBODY)
     assert code == 69
     assert f"scheduler at {NOBODY} does not answer" in err
@@ -191,7 +191,7 @@ def test_the_nearest_source_of_an_address_wins(
 
 
 async def test_a_wrong_run_folder_is_wrong_usage(tmp_path: Path) -> None:
-    """It says what such a folder is."""
+    """The error describes a valid folder."""
     code, _, err = await seamflow("status", "--run-folder", "nowhere", cwd=tmp_path)
     assert code == 64
     assert "name a folder that `seamflow train` made" in err
@@ -208,14 +208,14 @@ async def test_version(tmp_path: Path) -> None:
     assert (code, out.split()[0]) == (0, "seamflow")
 
 
-async def test_train_outside_a_checkout_says_where_to_go(tmp_path: Path) -> None:
+async def test_train_outside_a_checkout_is_an_error(tmp_path: Path) -> None:
     """The wheel holds no processes; exit code 78."""
     code, _, err = await seamflow("train", "--config", "my.toml", cwd=tmp_path)
     assert code == 78
     assert "run from a checkout" in err
 
 
-async def test_train_becomes_the_launcher_of_the_checkout(tmp_path: Path) -> None:
+async def test_train_replaces_itself_by_the_launcher(tmp_path: Path) -> None:
     """From any folder below, with the same arguments and the launcher's own exit code."""
     launcher = tmp_path / "services" / "launcher"
     launcher.mkdir(parents=True)

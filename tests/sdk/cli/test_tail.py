@@ -15,7 +15,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from tests.sdk.run_services import policy, trajectory, turn
 
 
-def test_a_second_look_writes_nothing_new() -> None:
+def test_an_unchanged_snapshot_writes_nothing() -> None:
     """Snapshots repeat what was there; the screen does not."""
     printer = TailPrinter(token_numbers)
     seen = trajectory(turn("t", [1, 2], policy(0, 2, 3)))
@@ -23,7 +23,7 @@ def test_a_second_look_writes_nothing_new() -> None:
     assert printer.update(seen) == ""
 
 
-def test_turns_that_grow_together_are_told_apart() -> None:
+def test_interleaved_turns_are_separated() -> None:
     """Parallel sub-agents: a heading wherever the turn changes."""
     printer = TailPrinter(token_numbers)
     printer.update(trajectory(turn("a", [1], policy(0, 1, 3)), turn("b", [5], policy(0, 1, 3))))
@@ -33,7 +33,7 @@ def test_turns_that_grow_together_are_told_apart() -> None:
     assert text == "\n── turn a, 0 tokens shared\n2 "
 
 
-def test_half_a_character_waits_for_its_other_half() -> None:
+def test_incomplete_characters_are_buffered() -> None:
     """Bytes of one character may arrive in different chunks."""
     printer = TailPrinter(lambda ids: bytes(ids).decode(errors="replace"))
     first, second = "é".encode()
@@ -41,7 +41,7 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     assert printer.update(trajectory(turn("t", [first, second], policy(0, 2, 3)))) == "é"
 
 
-def test_a_failure_is_told_with_its_class() -> None:
+def test_a_failure_is_shown_with_its_class() -> None:
     """Whose fault it was, and the message."""
     printer = TailPrinter(token_numbers)
     failed = trajectory_pb2.Trajectory(
@@ -60,7 +60,7 @@ def test_a_folder_without_tokenizer_is_wrong_usage(tmp_path: Path) -> None:
         load_decoder(tmp_path)
 
 
-def test_text_without_transformers_says_what_to_install(
+def test_text_without_transformers_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agents do not have it."""

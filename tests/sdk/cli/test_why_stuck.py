@@ -1,4 +1,4 @@
-"""Every way to wait is told with its cause and its cure, from facts alone."""
+"""Every cause of waiting is found from a snapshot, with its cure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.diagnosis import Finding
-from seamflow.cli.snapshot import Facts, ServerFacts
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.cli.why_stuck import why_stuck
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -58,7 +58,7 @@ def node(
     )
 
 
-def server(state: str | None = "SERVING", version: int = 6) -> ServerFacts:
+def server(state: str | None = "SERVING", version: int = 6) -> ServerSnapshot:
     """A rollout server; None: it does not answer."""
     info = None
     if state is not None:
@@ -67,7 +67,7 @@ def server(state: str | None = "SERVING", version: int = 6) -> ServerFacts:
             state=server_pb.ServerState.Value(f"SERVER_STATE_{state}"),
             weight_version=version,
         )
-    return ServerFacts(node_id="n0", address="host:1", info=info)
+    return ServerSnapshot(node_id="n0", address="host:1", info=info)
 
 
 def assigned(name: str, seconds_ago: int, kind: str = "assigned") -> scheduler_pb.AllocationEvent:
@@ -79,7 +79,7 @@ def assigned(name: str, seconds_ago: int, kind: str = "assigned") -> scheduler_p
     )
 
 
-HEALTHY = Facts(
+HEALTHY = Snapshot(
     now=NOW,
     run_id="demo",
     addresses={"scheduler": "host:3", "gateway": "host:2", "trajectory_manager": "host:1"},
@@ -120,7 +120,7 @@ def test_a_service_that_does_not_answer_is_named_with_flag_and_variable() -> Non
     assert not finding.normal
 
 
-def test_a_refusal_is_not_called_silence() -> None:
+def test_a_rejected_request_is_not_reported_as_unreachable() -> None:
     """An unknown run is answered, so the cure is another run."""
     problems = {"trajectory_manager": NotFoundError("no run 'demo'")}
     finding = findings(problems=problems, readiness=None)["service_refuses"]
@@ -133,8 +133,8 @@ def test_a_gateway_that_does_not_serve_makes_agents_wait() -> None:
     assert "host:2" in findings(gateway_serves=False)["gateway_not_serving"].sentence
 
 
-def test_a_waiting_trainer_says_for_how_many_groups_since_the_last_publish() -> None:
-    """Slow groups are normal; the numbers say what is under way."""
+def test_a_waiting_trainer_has_group_counts_and_time_since_publish() -> None:
+    """Slow groups are normal; the counts show the work in progress."""
     finding = findings(trainer=trainer("WAITING"), readiness=readiness(1))[
         "trainer_waits_for_groups"
     ]
@@ -164,11 +164,11 @@ def test_closed_admission_while_a_step_is_trained_is_normal() -> None:
 
 
 def test_closed_admission_with_nothing_running_or_ready_is_the_cap() -> None:
-    """The staleness bound never keeps the next step out, so somebody must act: it is told first."""
-    facts = dataclasses.replace(
+    """The staleness bound never blocks the next step, so this needs action and comes first."""
+    snapshot = dataclasses.replace(
         HEALTHY, trainer=trainer("WAITING"), readiness=readiness(1, 0, 0, num_stored_tokens=12_345)
     )
-    first = why_stuck(facts)[0]
+    first = why_stuck(snapshot)[0]
     assert first.rule == "store_is_full"
     assert "12,345 tokens" in first.sentence
     assert "seamflow export" in first.cure
@@ -195,11 +195,11 @@ def test_an_empty_queue_asks_for_the_dataloader() -> None:
 
 
 def test_an_empty_queue_is_fine_while_enough_is_ready() -> None:
-    """Nobody has to act yet."""
+    """No action is needed yet."""
     assert findings(readiness=readiness(4, 0, 4, 0))["no_tasks"].normal
 
 
-def test_tasks_that_nobody_leases_ask_for_an_agent_runner() -> None:
+def test_unleased_tasks_ask_for_an_agent_runner() -> None:
     """Queue full, admission open, nothing running."""
     finding = findings(readiness=readiness(0, 0, 1, 9))["no_agents"]
     assert "9 tasks wait for an agent" in finding.sentence
@@ -207,12 +207,12 @@ def test_tasks_that_nobody_leases_ask_for_an_agent_runner() -> None:
     assert "--run-id demo" in finding.cure
 
 
-def test_agents_at_work_are_not_missed() -> None:
-    """A full queue beside running rollouts is how it should be."""
+def test_no_agents_finding_while_agents_are_busy() -> None:
+    """A full queue with running rollouts is normal."""
     assert "no_agents" not in findings()
 
 
-def test_rollouts_without_any_server_say_so() -> None:
+def test_rollouts_without_any_server_are_a_problem() -> None:
     """No node offers a rollout worker."""
     oldest = Trajectory(rollout_id="r", create_time=Timestamp(seconds=int(NOW) - 30))
     finding = findings(servers=(), oldest_rollout=oldest)["no_rollout_servers"]
@@ -226,17 +226,17 @@ def test_servers_released_for_training_are_normal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "expected"),
     [("RELEASED", "is released"), ("PAUSED", "is paused"), (None, "does not answer")],
 )
 def test_servers_that_do_not_serve_a_waiting_trainer_are_a_problem(
-    state: str | None, said: str
+    state: str | None, expected: str
 ) -> None:
     """The trainer needs their rollouts and they stand still."""
     found = findings(
         trainer=trainer("WAITING"), servers=(server(state),), events=(assigned("n0", 20),)
     )
-    assert said in found["no_server_serves"].sentence
+    assert expected in found["no_server_serves"].sentence
     assert found["no_server_serves"].since == NOW - 20
     assert not found["no_server_serves"].normal
 
@@ -258,12 +258,12 @@ def test_one_version_behind_still_serves() -> None:
     assert "no_current_server" not in findings(servers=(server(version=5),))
 
 
-def test_without_running_rollouts_servers_are_nobodys_concern() -> None:
+def test_without_running_rollouts_servers_are_ignored() -> None:
     """Nothing waits for them."""
     assert "no_rollout_servers" not in findings(readiness=readiness(4, 0), servers=())
 
 
-def test_a_lost_node_is_told_since_its_last_heartbeat() -> None:
+def test_a_lost_node_is_reported_since_its_last_heartbeat() -> None:
     """With the work that moves, and both ways out."""
     finding = findings(nodes=(node(), node("n1", state="LOST")))["node_lost"]
     assert "n1" in finding.sentence
@@ -287,7 +287,7 @@ def test_a_suspended_trainer_with_enough_groups_waits_for_its_nodes() -> None:
         ((), "No node has the tag train"),
         ((node(state="LOST"),), "lost or draining"),
         ((node(draining=True),), "lost or draining"),
-        ((node(),), "takes lent nodes back by itself"),
+        ((node(),), "takes lent nodes back within one switch"),
     ],
 )
 def test_why_a_gang_is_not_placed(nodes: tuple[scheduler_pb.Node, ...], cure: str) -> None:
@@ -303,7 +303,7 @@ def test_a_suspended_trainer_without_enough_groups_waits_for_groups() -> None:
     assert "trainer_waits_for_nodes" not in found
 
 
-def test_a_node_in_its_switch_is_told_with_both_epochs() -> None:
+def test_a_switching_node_is_reported_with_both_epochs() -> None:
     """Assigned to training, still winding rollout up."""
     found = findings(
         trainer=trainer("SUSPENDED"),
@@ -311,7 +311,7 @@ def test_a_node_in_its_switch_is_told_with_both_epochs() -> None:
         nodes=(node(tag="train", state="DRAINING", reported_epoch=2),),
         events=(assigned("n0", 50), assigned("n0", 4), assigned("n1", 1)),
     )
-    assert "shall do train (epoch 3) but is still draining" in found["node_switches"].sentence
+    assert "is assigned to train (epoch 3) but is still draining" in found["node_switches"].sentence
     assert found["node_switches"].since == NOW - 4
     assert "trainer_waits_for_nodes" not in found
 
@@ -324,24 +324,24 @@ def test_a_straggler_is_named_after_ten_minutes() -> None:
     assert "slow_rollout" not in findings(oldest_rollout=young)
 
 
-def test_a_drained_node_is_told_with_its_undo() -> None:
-    """Nobody should look for a cause that an operator made."""
+def test_a_drained_node_is_reported_with_its_undo() -> None:
+    """An operator's action is not a problem."""
     found = findings(nodes=(node(draining=True),), events=(assigned("n0", 9, "drained"),))
     assert "seamflow drain n0 --undo" in found["node_drained"].cure
     assert found["node_drained"].since == NOW - 9
 
 
-def test_what_wants_somebody_to_act_comes_first() -> None:
-    """Problems before what passes by itself."""
-    facts = dataclasses.replace(
+def test_problems_come_first() -> None:
+    """Problems come before normal findings."""
+    snapshot = dataclasses.replace(
         HEALTHY, trainer=trainer("WAITING"), nodes=(node("n1", state="LOST"),)
     )
-    assert [f.normal for f in why_stuck(facts)] == [False, True]
+    assert [f.normal for f in why_stuck(snapshot)] == [False, True]
 
 
-def test_without_any_facts_only_the_silence_is_told() -> None:
+def test_unreachable_services_are_the_only_findings() -> None:
     """Nothing is concluded from what was not answered."""
     silent = {"trainer": UnavailableError("refused"), "weights": UnavailableError("refused")}
-    found = why_stuck(Facts(now=NOW, problems=silent))
+    found = why_stuck(Snapshot(now=NOW, problems=silent))
     assert {f.rule for f in found} == {"service_does_not_answer"}
     assert len(found) == 2

@@ -12,7 +12,7 @@ from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.chassis.redis.connect import AWAY, connect
+from services.chassis.redis.connect import UNAVAILABLE_ERRORS, connect
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 from services.chassis.redis.url import parse_redis_url
@@ -88,7 +88,7 @@ async def _until(condition: Callable[[], Awaitable[bool]], deadline: float, cure
 async def _pings(redis: Redis) -> bool:
     try:
         return bool(await redis.ping())
-    except (*AWAY, OSError) as error:
+    except (*UNAVAILABLE_ERRORS, OSError) as error:
         # The cluster client has the reason only as the cause.
         if isinstance(error.__cause__ or error, exceptions.AuthenticationError):
             raise ConfigError(f"redis_url: {error}") from error
@@ -143,7 +143,7 @@ async def _check_no_failover(url: str, redis: Redis) -> None:
 async def _has_replicas(redis: Redis, replicas: int) -> bool:
     try:
         answers = await _ask_masters(redis, "INFO", "replication")
-    except (*AWAY, OSError):
+    except (*UNAVAILABLE_ERRORS, OSError):
         return False
     found = [answer["connected_slaves"] for answer in answers]
     if max(found) > replicas:

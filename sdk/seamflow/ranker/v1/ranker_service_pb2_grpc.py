@@ -6,7 +6,7 @@ from seamflow.ranker.v1 import ranker_service_pb2 as seamflow_dot_ranker_dot_v1_
 
 
 class RankerServiceStub(object):
-    """Ranks prompts by the length of their answers, learned from the trajectories of a run (StreamRL, section 4.2).
+    """Ranks prompts by expected response length, learned from the trajectories of a run (StreamRL, section 4.2).
     """
 
     def __init__(self, channel):
@@ -28,18 +28,18 @@ class RankerServiceStub(object):
 
 
 class RankerServiceServicer(object):
-    """Ranks prompts by the length of their answers, learned from the trajectories of a run (StreamRL, section 4.2).
+    """Ranks prompts by expected response length, learned from the trajectories of a run (StreamRL, section 4.2).
     """
 
     def PredictLengths(self, request, context):
-        """Expected lengths of answers. Answers from what it has learned so far; NOT_FOUND for a run it knows nothing of.
+        """Predicts response lengths with the current model; NOT_FOUND for a run without data.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRanker(self, request, context):
-        """What it has learned, and how good it is on turns it has not seen.
+        """Reads the ranker's statistics, with its accuracy on held-out turns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,7 +66,7 @@ def add_RankerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RankerService(object):
-    """Ranks prompts by the length of their answers, learned from the trajectories of a run (StreamRL, section 4.2).
+    """Ranks prompts by expected response length, learned from the trajectories of a run (StreamRL, section 4.2).
     """
 
     @staticmethod

@@ -57,7 +57,7 @@ class RolloutServerServiceServicer(object):
     """
 
     def GenerateTokens(self, request, context):
-        """Continues a token prefix. Ends INTERRUPTED when the server has to give the turn up.
+        """Continues a token prefix. Ends INTERRUPTED if the server has to stop the turn.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,35 +71,35 @@ class RolloutServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on after Pause.
+        """Continues after Pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateWeights(self, request, context):
-        """Loads a committed version now instead of when the change feed tells.
+        """Loads a committed version immediately, without waiting for the change feed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseMemory(self, request, context):
-        """Gives the device memory back (weights and KV cache); running turns end INTERRUPTED.
+        """Releases the device memory (weights and KV cache); running turns end INTERRUPTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestoreMemory(self, request, context):
-        """Takes the memory again, with the newest committed weights, and serves.
+        """Restores the memory with the newest committed weights, and serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """What the server is and does.
+        """Reads the server's state and abilities.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,8 +51,8 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """One turn: prompt in, sampled tokens out. The stream stays open over weight updates, moved
-        nodes and crashed servers. A repeated call with the same turn_id answers with the recorded
+        """One turn: prompt in, sampled tokens out. The stream survives weight updates, moved nodes and
+        crashed servers. A repeated call with the same turn_id answers with the recorded
         tokens from resume_from_offset on, then the rest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -67,7 +67,7 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRollout(self, request, context):
-        """What is recorded of a rollout.
+        """Reads what is recorded of a rollout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

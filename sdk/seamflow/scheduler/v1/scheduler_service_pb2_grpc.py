@@ -6,7 +6,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as seamflow_dot_schedule
 
 
 class SchedulerServiceStub(object):
-    """The tag scheduler: nodes say what they can do, it says what they do now.
+    """The tag scheduler: assigns activities to nodes according to their capability tags.
     """
 
     def __init__(self, channel):
@@ -73,39 +73,39 @@ class SchedulerServiceStub(object):
 
 
 class SchedulerServiceServicer(object):
-    """The tag scheduler: nodes say what they can do, it says what they do now.
+    """The tag scheduler: assigns activities to nodes according to their capability tags.
     """
 
     def RegisterNode(self, request, context):
-        """A node agent joins, or comes back.
+        """Adds a node to the pool, or readmits it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """A node agent reports; the answer carries its assignment. Long-poll: answers early when the assignment changes.
+        """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequestNodes(self, request, context):
-        """A gang asks for nodes, all or none. Idempotent by gang_id.
+        """Requests nodes for a gang, all or none. Idempotent by gang_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseNodes(self, request, context):
-        """A gang gives its nodes back. Idempotent.
+        """Returns the nodes of a gang. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListNodes(self, request, context):
-        """All known nodes.
+        """Lists all known nodes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,35 +119,35 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PlanAssignments(self, request, context):
-        """What would be assigned for these requests, without doing it.
+        """Computes the assignments that requests would lead to, without changing anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainNode(self, request, context):
-        """No new work for a node; its current work moves. Undone by `drain = false`.
+        """Drains a node: no new work, and its current work moves. Undone by `drain = false`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRunPolicy(self, request, context):
-        """Priority and quota of a training job that shares the pool with others. Idempotent.
+        """Sets priority and quota of a training job that shares the pool with others. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Every training job that has nodes, gangs or a policy.
+        """Lists every training job that has nodes, gangs or a policy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlanSplit(self, request, context):
-        """How many nodes should generate and how many train, from a profile (StreamRL, Alg. 1). Changes nothing.
+        """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,7 +219,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService(object):
-    """The tag scheduler: nodes say what they can do, it says what they do now.
+    """The tag scheduler: assigns activities to nodes according to their capability tags.
     """
 
     @staticmethod

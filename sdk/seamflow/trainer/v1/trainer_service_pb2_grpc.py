@@ -42,23 +42,23 @@ class TrainerServiceServicer(object):
     """
 
     def GetStatus(self, request, context):
-        """Where training stands.
+        """Reads the progress of training.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Suspend(self, request, context):
-        """A node of the gang wants its device. Moves the state of all ranks out at the next optimizer-step
-        boundary and answers when it is out; from then on every node has to give its device anew. Idempotent.
+        """Takes a node's device from the gang. Moves the state of all ranks out at the next optimizer-step boundary
+        and answers when it is out; afterwards every node must call Resume again. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """A node of the gang gives its device. Once all have, moves the state of all ranks back; answers when
-        it is. UNAVAILABLE / PEER_UNAVAILABLE if the others do not follow soon: ask again. Idempotent.
+        """Grants a node's device to the gang. Once all are granted, moves the state of all ranks back and answers.
+        UNAVAILABLE / DEPENDENCY_UNAVAILABLE if the other nodes do not follow soon: retry. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -28,7 +28,7 @@ class _ShardEncoding:
 class _ShardEncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ShardEncoding.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     SHARD_ENCODING_UNSPECIFIED: _ShardEncoding.ValueType  # 0
-    """It is the bytes."""
+    """The bytes of the file."""
     SHARD_ENCODING_ZSTD: _ShardEncoding.ValueType  # 1
     """Compressed as one Zstandard frame."""
     SHARD_ENCODING_DELTA: _ShardEncoding.ValueType  # 2
@@ -39,10 +39,10 @@ class _ShardEncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """
 
 class ShardEncoding(_ShardEncoding, metaclass=_ShardEncodingEnumTypeWrapper):
-    """How the data of a chunk stands for the bytes of the file."""
+    """Encoding of a chunk."""
 
 SHARD_ENCODING_UNSPECIFIED: ShardEncoding.ValueType  # 0
-"""It is the bytes."""
+"""The bytes of the file."""
 SHARD_ENCODING_ZSTD: ShardEncoding.ValueType  # 1
 """Compressed as one Zstandard frame."""
 SHARD_ENCODING_DELTA: ShardEncoding.ValueType  # 2
@@ -97,7 +97,7 @@ class Manifest(google.protobuf.message.Message):
     model: builtins.str
     """Name of the model; "policy" by default."""
     weight_version: builtins.int
-    """Grows with every publish."""
+    """Grows by one with each publish."""
     step: builtins.int
     """Optimizer step that made it."""
     parent_weight_version: builtins.int
@@ -149,7 +149,7 @@ class BeginPublishRequest(google.protobuf.message.Message):
     epoch: builtins.int
     """Fencing number from SampleService.Reconcile."""
     idempotency_key: builtins.str
-    """Repeated calls with the same key get the same version."""
+    """Idempotency key: the same key gets the same version."""
     def __init__(
         self,
         *,
@@ -231,7 +231,7 @@ class CommitPublishResponse(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     @property
     def manifest(self) -> global___Manifest:
-        """As committed."""
+        """The committed manifest."""
 
     def __init__(
         self,
@@ -318,14 +318,14 @@ class FetchShardsRequest(google.protobuf.message.Message):
     base_weight_version: builtins.int
     """Version whose file of the same name the caller has; 0: none. Needs exactly one name."""
     base_sha256: builtins.str
-    """Lower-case hex SHA-256 of that file; a sender that has another one sends no delta."""
+    """Lower-case hex SHA-256 of that file; a sender with different content sends no delta."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Only these files; empty: all."""
 
     @property
     def accepted_encodings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ShardEncoding.ValueType]:
-        """Encodings the caller can decode; chunks as they are in the file need not be named."""
+        """Encodings the caller can decode; unencoded chunks are always allowed."""
 
     def __init__(
         self,
@@ -362,11 +362,11 @@ class FetchShardsResponse(google.protobuf.message.Message):
     data: builtins.bytes
     """At most 1 MiB."""
     checksum: builtins.int
-    """XXH3-64 of `data` as it stands here. Absent: the sender makes none."""
+    """XXH3-64 of `data` as sent. Absent: the sender computes none."""
     encoding: global___ShardEncoding.ValueType
-    """What `data` is."""
+    """Encoding of `data`."""
     num_bytes: builtins.int
-    """Bytes of the file that the chunk stands for, where encoded; at most 1 MiB."""
+    """Length of the decoded chunk in bytes, if encoded; at most 1 MiB."""
     def __init__(
         self,
         *,
@@ -397,7 +397,7 @@ class WatchVersionsRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     after_weight_version: builtins.int
-    """Tell of versions above this one; intermediate ones may be skipped."""
+    """Send versions above this one; intermediate ones may be skipped."""
     def __init__(
         self,
         *,
@@ -445,9 +445,9 @@ class GetSourcesRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """A committed version; 0: only be remembered."""
+    """A committed version; 0: only register."""
     address: builtins.str
-    """Where other servers reach the caller, as "host:port". Empty: it relays nothing."""
+    """Address of the caller for other servers, as "host:port". Empty: it is no relay."""
     def __init__(
         self,
         *,
@@ -474,7 +474,7 @@ class GetSourcesResponse(google.protobuf.message.Message):
 
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the caller is remembered after asking."""
+        """How long the caller stays registered."""
 
     def __init__(
         self,
@@ -489,7 +489,7 @@ global___GetSourcesResponse = GetSourcesResponse
 
 @typing.final
 class FileSource(google.protobuf.message.Message):
-    """Whom to fetch a file from."""
+    """Source of a file."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -523,7 +523,7 @@ class AcquireSwapRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     server_id: builtins.str
-    """Who asks; asking again extends the place it has."""
+    """The caller; a repeated call extends its place."""
     def __init__(
         self,
         *,
@@ -547,7 +547,7 @@ class AcquireSwapResponse(google.protobuf.message.Message):
     """Whether the caller may change its weights now."""
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the place is the caller's, or how long until asking again is sure to be worth it."""
+        """How long the place is held, or the longest time until a place can become free."""
 
     def __init__(
         self,
@@ -574,7 +574,7 @@ class ReleaseSwapRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     server_id: builtins.str
-    """Whose place it is."""
+    """Holder of the place."""
     def __init__(
         self,
         *,

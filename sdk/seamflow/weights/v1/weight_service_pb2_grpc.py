@@ -6,7 +6,7 @@ from seamflow.weights.v1 import weight_service_pb2 as seamflow_dot_weights_dot_v
 
 
 class WeightServiceStub(object):
-    """Allocates versions, keeps manifests, serves shards; goes on while trainers are suspended.
+    """Allocates versions, stores manifests, serves shards; available while trainers are suspended.
     """
 
     def __init__(self, channel):
@@ -58,18 +58,18 @@ class WeightServiceStub(object):
 
 
 class WeightServiceServicer(object):
-    """Allocates versions, keeps manifests, serves shards; goes on while trainers are suspended.
+    """Allocates versions, stores manifests, serves shards; available while trainers are suspended.
     """
 
     def BeginPublish(self, request, context):
-        """Allocates the next version and the folder to write it to. A version is never used twice.
+        """Allocates the next version and the folder to write it to. Versions are never reused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitPublish(self, request, context):
-        """Checks that every file is durable and as described, then makes the version visible in one
+        """Checks that every file is durable and matches its description, then makes the version visible in one
         atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -84,30 +84,30 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchShards(self, request, context):
-        """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
-        for versions they have or are still receiving; of this service they answer nothing else.
+        """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+        for versions they have or are still receiving, but no other rpc of this service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSources(self, request, context):
-        """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
-        others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+        """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
+        A server joins with its first call and leaves by not calling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcquireSwap(self, request, context):
-        """Asks to be one of the few servers of a run that change weights at the same time.
+        """Requests one of the limited places to change weights concurrently with other servers of a run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSwap(self, request, context):
-        """Gives the place back. Idempotent.
+        """Releases the place. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,7 +171,7 @@ def add_WeightServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightService(object):
-    """Allocates versions, keeps manifests, serves shards; goes on while trainers are suspended.
+    """Allocates versions, stores manifests, serves shards; available while trainers are suspended.
     """
 
     @staticmethod

@@ -18,20 +18,20 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class WeightServiceStub:
-    """Allocates versions, keeps manifests, serves shards; goes on while trainers are suspended."""
+    """Allocates versions, stores manifests, serves shards; available while trainers are suspended."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     BeginPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.BeginPublishRequest,
         seamflow.weights.v1.weight_service_pb2.BeginPublishResponse,
     ]
-    """Allocates the next version and the folder to write it to. A version is never used twice."""
+    """Allocates the next version and the folder to write it to. Versions are never reused."""
 
     CommitPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         seamflow.weights.v1.weight_service_pb2.CommitPublishResponse,
     ]
-    """Checks that every file is durable and as described, then makes the version visible in one
+    """Checks that every file is durable and matches its description, then makes the version visible in one
     atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
     """
 
@@ -45,29 +45,29 @@ class WeightServiceStub:
         seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         seamflow.weights.v1.weight_service_pb2.FetchShardsResponse,
     ]
-    """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
-    for versions they have or are still receiving; of this service they answer nothing else.
+    """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+    for versions they have or are still receiving, but no other rpc of this service.
     """
 
     GetSources: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
         seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
     ]
-    """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
-    others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+    """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
+    A server joins with its first call and leaves by not calling.
     """
 
     AcquireSwap: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
     ]
-    """Asks to be one of the few servers of a run that change weights at the same time."""
+    """Requests one of the limited places to change weights concurrently with other servers of a run."""
 
     ReleaseSwap: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse,
     ]
-    """Gives the place back. Idempotent."""
+    """Releases the place. Idempotent."""
 
     WatchVersions: grpc.UnaryStreamMultiCallable[
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
@@ -76,19 +76,19 @@ class WeightServiceStub:
     """Change feed of committed versions, resumable from a version."""
 
 class WeightServiceAsyncStub:
-    """Allocates versions, keeps manifests, serves shards; goes on while trainers are suspended."""
+    """Allocates versions, stores manifests, serves shards; available while trainers are suspended."""
 
     BeginPublish: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.BeginPublishRequest,
         seamflow.weights.v1.weight_service_pb2.BeginPublishResponse,
     ]
-    """Allocates the next version and the folder to write it to. A version is never used twice."""
+    """Allocates the next version and the folder to write it to. Versions are never reused."""
 
     CommitPublish: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         seamflow.weights.v1.weight_service_pb2.CommitPublishResponse,
     ]
-    """Checks that every file is durable and as described, then makes the version visible in one
+    """Checks that every file is durable and matches its description, then makes the version visible in one
     atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
     """
 
@@ -102,29 +102,29 @@ class WeightServiceAsyncStub:
         seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         seamflow.weights.v1.weight_service_pb2.FetchShardsResponse,
     ]
-    """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
-    for versions they have or are still receiving; of this service they answer nothing else.
+    """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+    for versions they have or are still receiving, but no other rpc of this service.
     """
 
     GetSources: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
         seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
     ]
-    """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
-    others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+    """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
+    A server joins with its first call and leaves by not calling.
     """
 
     AcquireSwap: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
     ]
-    """Asks to be one of the few servers of a run that change weights at the same time."""
+    """Requests one of the limited places to change weights concurrently with other servers of a run."""
 
     ReleaseSwap: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse,
     ]
-    """Gives the place back. Idempotent."""
+    """Releases the place. Idempotent."""
 
     WatchVersions: grpc.aio.UnaryStreamMultiCallable[
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
@@ -133,7 +133,7 @@ class WeightServiceAsyncStub:
     """Change feed of committed versions, resumable from a version."""
 
 class WeightServiceServicer(metaclass=abc.ABCMeta):
-    """Allocates versions, keeps manifests, serves shards; goes on while trainers are suspended."""
+    """Allocates versions, stores manifests, serves shards; available while trainers are suspended."""
 
     @abc.abstractmethod
     def BeginPublish(
@@ -141,7 +141,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.BeginPublishRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.BeginPublishResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.BeginPublishResponse]]:
-        """Allocates the next version and the folder to write it to. A version is never used twice."""
+        """Allocates the next version and the folder to write it to. Versions are never reused."""
 
     @abc.abstractmethod
     def CommitPublish(
@@ -149,7 +149,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.CommitPublishResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.CommitPublishResponse]]:
-        """Checks that every file is durable and as described, then makes the version visible in one
+        """Checks that every file is durable and matches its description, then makes the version visible in one
         atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
         """
 
@@ -167,8 +167,8 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[seamflow.weights.v1.weight_service_pb2.FetchShardsResponse], collections.abc.AsyncIterator[seamflow.weights.v1.weight_service_pb2.FetchShardsResponse]]:
-        """Streams the files of a version, in manifest order. Rollout servers that relay answer it too,
-        for versions they have or are still receiving; of this service they answer nothing else.
+        """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+        for versions they have or are still receiving, but no other rpc of this service.
         """
 
     @abc.abstractmethod
@@ -177,8 +177,8 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse]]:
-        """Tells a rollout server whom to fetch each file from, and remembers it, for a while, as one that
-        others may fetch from. Asking is all it takes to join, silence all it takes to leave.
+        """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
+        A server joins with its first call and leaves by not calling.
         """
 
     @abc.abstractmethod
@@ -187,7 +187,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse]]:
-        """Asks to be one of the few servers of a run that change weights at the same time."""
+        """Requests one of the limited places to change weights concurrently with other servers of a run."""
 
     @abc.abstractmethod
     def ReleaseSwap(
@@ -195,7 +195,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse]]:
-        """Gives the place back. Idempotent."""
+        """Releases the place. Idempotent."""
 
     @abc.abstractmethod
     def WatchVersions(

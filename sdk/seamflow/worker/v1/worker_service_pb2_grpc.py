@@ -6,7 +6,7 @@ from seamflow.worker.v1 import worker_service_pb2 as seamflow_dot_worker_dot_v1_
 
 
 class WorkerServiceStub(object):
-    """What a node agent asks of a worker that is neither a rollout server nor a trainer.
+    """Interface of the node agent to a worker that is neither a rollout server nor a trainer.
     """
 
     def __init__(self, channel):
@@ -33,25 +33,25 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """What a node agent asks of a worker that is neither a rollout server nor a trainer.
+    """Interface of the node agent to a worker that is neither a rollout server nor a trainer.
     """
 
     def Activate(self, request, context):
-        """Takes the device and works. Idempotent.
+        """Takes the device and starts work. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Deactivate(self, request, context):
-        """Stops at the next point where nothing is lost, and gives the device back. Idempotent.
+        """Stops at the next point where no work is lost, and releases the device. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Where it stands.
+        """Reads the worker's state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -83,7 +83,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """What a node agent asks of a worker that is neither a rollout server nor a trainer.
+    """Interface of the node agent to a worker that is neither a rollout server nor a trainer.
     """
 
     @staticmethod

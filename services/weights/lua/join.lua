@@ -1,5 +1,5 @@
--- Makes a member one of at most ARGV[3] (0: any number) for ARGV[2] milliseconds.
--- KEYS: members. ARGV: member, milliseconds, limit. Returns 1 if it is one now, else 0.
+-- Adds a member, or extends it, for ARGV[2] milliseconds; at most ARGV[3] members (0: any).
+-- KEYS: members. ARGV: member, milliseconds, limit. Returns 1 if it is a member now, else 0.
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
