@@ -80,9 +80,7 @@ def test_each_file_loads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not config.development
 
 
-def test_control_a_misspelt_key_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_a_misspelt_key_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control of the test above."""
     path = tmp_path / "weights.toml"
     path.write_text('[weights]\nfoldr = "/data"\n')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
@@ -111,16 +111,16 @@ def _tables(
     table: str, settings: type[BaseModel], fields: Mapping[str, FieldInfo]
 ) -> Iterator[str]:
     """The settings of a table, then those of its nested tables."""
-    nested = {name: f.annotation for name, f in fields.items() if _is_table(f.annotation)}
+    nested = {name: kind for name, f in fields.items() if (kind := _as_table(f.annotation))}
     yield _table(settings, {name: f for name, f in fields.items() if name not in nested})
     for name, annotation in nested.items():
-        assert annotation is not None
         yield f"\n### [{table}.{name}]\n\n{_summary(annotation)}\n"
         yield from _tables(f"{table}.{name}", annotation, annotation.model_fields)
 
 
-def _is_table(annotation: object) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _as_table(annotation: object) -> type[BaseModel] | None:
+    is_table = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return cast("type[BaseModel]", annotation) if is_table else None
 
 
 def _summary(settings: type[BaseModel]) -> str:

@@ -281,7 +281,7 @@ def node_agent(rig: Rig, name: str, gate: Gate, worker: Server) -> Server:
         "SEAMFLOW_NODE_AGENT_SCHEDULER": f"127.0.0.1:{gate.port}",
         "SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER": worker.address,
         "SEAMFLOW_NODE_AGENT_TRAINER": worker.address,
-        "SEAMFLOW_NODE_AGENT_WORKERS": f'[{{tag = "score", address = "{worker.address}"}}]',
+        "SEAMFLOW_NODE_AGENT_WORKERS": json.dumps([{"tag": "score", "address": worker.address}]),
         "SEAMFLOW_NODE_AGENT_RECHECK_SECONDS": "1",
     }
     given = processes.environment(settings)
