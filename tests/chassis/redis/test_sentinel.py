@@ -57,7 +57,7 @@ async def test_the_master_stays_in_use_while_the_sentinels_are_away(
     sentinel: RedisSentinel, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a new connection needs one of them; the master that is known keeps working."""
-    monkeypatch.setattr("services.chassis.redis.sentinel._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("services.chassis.redis.sentinel._REFRESH_SECONDS", 0.0)
     sentinel.kill_sentinels()
     assert await redis.incr("n") == 2
     assert await redis.incr("n") == 3
