@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from tests.trajectory_manager.memory import replay_draw
 from tests.trajectory_manager.memory.run_state import GroupState, LedgerEntry, Runs, RunState
-from trajectory_manager.model import replay_draw
 from trajectory_manager.model.records import DeadLetterReason, SlotName, StalenessPolicy, Topic
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, StepLease
 from trajectory_manager.store.errors import store_error

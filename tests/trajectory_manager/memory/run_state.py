@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.trajectory_manager.memory.replay_draw import ReplayGroup
 from trajectory_manager.model.records import (
     DeadLetter,
     DeadLetterReason,
@@ -17,7 +18,6 @@ from trajectory_manager.model.records import (
     Task,
     Topic,
 )
-from trajectory_manager.model.replay_draw import ReplayGroup
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from tests.trajectory_manager.ledger import Ledger, ledger_of, names
+from tests.trajectory_manager.memory.replay_draw import ReplayGroup, draw, trim
 from tests.trajectory_manager.support import RULES
 from trajectory_manager.model.records import Replay, ReplayStrategy, StalenessPolicy
-from trajectory_manager.model.replay_draw import ReplayGroup, draw, trim
 from trajectory_manager.store.interface import Store
 
 RECENCY = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=4, groups_per_step=2)

@@ -1,7 +1,7 @@
 """The Llama family's forward pass, written for rows of a paged cache: Llama, Mistral, Qwen2, Qwen3.
 
 All tokens of a pass lie in one list, decoding rows first, then the parts of prompts: every linear
-layer sees one matrix, and only attention (`pages.PagedCache`) knows whose token is whose.
+layer sees one matrix, and only attention (`paged_cache.PagedCache`) knows whose token is whose.
 
 Shapes: N tokens, R decoding rows, E model size, H query heads, K key/value heads, D head size,
 I inputs, O outputs, T positions, V vocabulary.
