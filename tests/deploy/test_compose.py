@@ -34,7 +34,7 @@ def service(name: str) -> dict[str, Any]:
 
 
 def test_every_process_has_a_service() -> None:
-    """Nothing of the architecture is missing, and Redis is there."""
+    """Every process of a run without a scoring service, and Redis."""
     modules = {
         entry["command"][0] for entry in compose()["services"].values() if "command" in entry
     }

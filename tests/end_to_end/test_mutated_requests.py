@@ -39,6 +39,7 @@ SERVICES = {
     "weights": ["weights.v1.weight_service.WeightService"],
     "scheduler": ["scheduler.v1.scheduler_service.SchedulerService"],
     "trainer": ["trainer.v1.trainer_service.TrainerService"],
+    "ranker": ["ranker.v1.ranker_service.RankerService"],
 }
 
 
@@ -93,6 +94,12 @@ def addresses(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Itera
             weights=processes["weights"].address,
         )
         stack.enter_context(processes["trainer"])
+        processes["ranker"] = Process(
+            *("services.ranker", "ranker", folder),
+            run_id=RUN,
+            trajectory_manager=processes["trajectory_manager"].address,
+        )
+        stack.enter_context(processes["ranker"])
         yield {name: process.address for name, process in processes.items()}
 
 
