@@ -28,7 +28,8 @@ from scheduler.model.records import (
 from scheduler.model.split_advice import NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
 from scheduler.policy.switch_stats import record_switch, toggle_seconds
-from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
+from scheduler.pool.heartbeats import check_epochs
+from services.chassis.errors import already_exists, invalid_argument, not_found
 
 __all__ = ["StateTransaction"]
 
@@ -118,7 +119,7 @@ class StateTransaction:
             ServiceError: NOT_FOUND, or ABORTED / STALE_EPOCH: the node agent must register again.
         """
         node = self._node(node_id)
-        _check_epochs(node, reported, known)
+        check_epochs(node, reported, known)
         if report is not None:
             node = self._keep(replace(node, report=report))
         if (state, reported) == (node.state, node.reported_epoch):
@@ -393,12 +394,3 @@ class StateTransaction:
 
 
 _UNASSIGNED = Assignment()
-
-
-def _check_epochs(node: Node, reported: int, known: int) -> None:
-    """Reject a heartbeat of an older node agent, or with an older epoch than reported before."""
-    current = node.assignment.epoch
-    if node.state is NodeState.LOST or not node.registered_epoch <= known <= current:
-        raise stale_epoch(f"node {node.node_id}", known, current)
-    if not node.reported_epoch <= reported <= known:
-        raise stale_epoch(f"report of node {node.node_id}", reported, node.reported_epoch)

@@ -81,5 +81,4 @@ def test_a_run_trains_and_lends_and_loses_nothing(tmp_path: Path) -> None:
         for line in (tmp_path / "runs" / "whole" / "metrics.jsonl").read_text().splitlines()
     ]
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
-    assert steps[-1]["grad_norm"] >= 0
     assert any((tmp_path / "runs" / "whole" / "checkpoints").iterdir())

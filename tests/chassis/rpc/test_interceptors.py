@@ -265,8 +265,8 @@ async def test_a_peers_refusal_is_passed_on_without_addresses() -> None:
 
     class Relay(DemoServicer):
         async def StartRollout(self, request: Any, context: Any) -> Any:
-            async with connect("127.0.0.1:1") as nobody:
-                stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, nobody)
+            async with connect("127.0.0.1:1") as unreachable:
+                stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, unreachable)
                 return await stub.StartRollout(request, timeout=5)
 
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server

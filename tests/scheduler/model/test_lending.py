@@ -399,9 +399,7 @@ def _in_second_cycle() -> State:
 def _kept() -> State:
     """The same after a release that the gate did not let pass."""
     state = after(
-        _pool("never"),
-        lambda tx: tx.release(GANG, HALF),
-        PreemptivePolicy(lending="never"),
+        _pool("never"), lambda tx: tx.release(GANG, HALF), PreemptivePolicy(lending="never")
     )
     assert state.gangs[GANG].parked
     return state

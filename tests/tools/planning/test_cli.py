@@ -80,7 +80,7 @@ def test_roles_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "at least one role"),
         ("rollout = 3", "[rollout]: 3 is no table"),
@@ -94,7 +94,7 @@ def test_roles_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_wrong_roles_end_with_78(
-    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line names the file and the place in it."""
     path = tmp_path / "wrong.toml"
@@ -103,7 +103,7 @@ def test_wrong_roles_end_with_78(
         main([f"--roles={path}", "--nodes=64", "--device-bytes=1"])
     error = capsys.readouterr().err
     assert str(path) in error
-    assert told in error
+    assert message in error
 
 
 def test_roles_take_nodes_and_their_memory(
@@ -160,7 +160,7 @@ def test_a_tail_of_groups_gives_stream_groups(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (TAIL.partition("[latency]")[0], "[latency]: seconds by batch size are not set"),
         (TAIL.replace("1 = 0.01\n", "one = 0.01\n"), "[latency]: decode latency names batch size"),
@@ -170,14 +170,14 @@ def test_a_tail_of_groups_gives_stream_groups(
     ],
 )
 def test_wrong_costs_of_a_tail_end_with_78(
-    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line names the file and the place in it."""
     with pytest.raises(SystemExit, match="78"):
         main([*tail_files(tmp_path, text), "--nodes=4"])
     error = capsys.readouterr().err
     assert str(tmp_path / "tail.toml") in error
-    assert told in error
+    assert message in error
 
 
 def test_wrong_lengths_end_with_their_line(
@@ -201,7 +201,7 @@ def test_a_tail_takes_its_lengths_and_nodes(
 ) -> None:
     """Both files, and how many instances there are."""
     tail, lengths = tail_files(tmp_path)
-    for flags, told in (
+    for flags, message in (
         ([tail, "--nodes=4"], "--tail and --lengths go together"),
         ([f"--profile={profile}", lengths, "--nodes=4"], "--tail and --lengths go together"),
         ([tail, lengths], "--tail takes --nodes and --lengths"),
@@ -211,7 +211,7 @@ def test_a_tail_takes_its_lengths_and_nodes(
     ):
         with pytest.raises(SystemExit, match="64"):
             main(flags)
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +224,7 @@ def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ([], "--profile takes --nodes, or --generation-nodes and --training-nodes"),
         (["--nodes=64", "--training-nodes=8"], "takes --nodes, or"),
@@ -234,16 +234,16 @@ def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_wrong_usage_ends_with_64(
-    profile: Path, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    profile: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line names the cure."""
     with pytest.raises(SystemExit, match="64"):
         main([f"--profile={profile}", *flags])
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "No such file"),
         ("generation = [", "not TOML"),
@@ -255,7 +255,7 @@ def test_wrong_usage_ends_with_64(
     ],
 )
 def test_a_wrong_profile_ends_with_78(
-    tmp_path: Path, text: str | None, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line names the file and the place in it."""
     path = tmp_path / "wrong.toml"
@@ -265,4 +265,4 @@ def test_a_wrong_profile_ends_with_78(
         main([f"--profile={path}", "--nodes=64"])
     error = capsys.readouterr().err
     assert str(path) in error
-    assert told in error
+    assert message in error

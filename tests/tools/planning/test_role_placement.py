@@ -189,7 +189,7 @@ def test_many_nodes_are_placed_by_descent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "told"),
+    ("roles", "message"),
     [
         ((), "at least one role"),
         ((role("a", 1.0), role("a", 1.0)), "each tag once"),
@@ -197,9 +197,9 @@ def test_many_nodes_are_placed_by_descent() -> None:
         ((role("a", 1.0, after=("b",)), role("b", 1.0, streams_from=("a",))), "wait for each"),
     ],
 )
-def test_an_invalid_order_is_rejected(roles: tuple[Role, ...], told: str) -> None:
+def test_an_invalid_order_is_rejected(roles: tuple[Role, ...], message: str) -> None:
     """The message names the role."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Dataflow(roles=roles)
 
 

@@ -218,7 +218,7 @@ VALID: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"num_instances": 0}, "num_instances is 0"),
         ({"score_seconds": -1.0}, "score_seconds is -1.0"),
@@ -227,9 +227,9 @@ VALID: dict[str, Any] = {
         ({"flat_factor": 0.5}, "factor is 0.5"),
     ],
 )
-def test_invalid_engines_are_rejected(fields: dict[str, Any], told: str) -> None:
+def test_invalid_engines_are_rejected(fields: dict[str, Any], message: str) -> None:
     """Each message names the field and the value."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Engines(**VALID | fields)
 
 

@@ -118,7 +118,7 @@ local function replay_buffer()
   return found
 end
 
--- Weighted draw without replacement: the greatest log-weights plus Gumbel noise. See replay_draw.py.
+-- Weighted draw without replacement: the greatest log-weights plus Gumbel noise. The test oracle has it in Python.
 local function draw_replay()
   local found, highest = {}, -math.huge
   for _, group in ipairs(replay_buffer()) do
