@@ -100,13 +100,11 @@ class GenerateTokensRequest(google.protobuf.message.Message):
     """Training job."""
     request_id: builtins.str
     """Name of this attempt in logs; unique."""
-    @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Whole prefix: prompt and tokens sampled so far."""
-
+    token_ids: builtins.bytes
+    """Whole prefix as little-endian int32: prompt and tokens sampled so far."""
     @property
     def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
-        """max_new_tokens counts from here, not from the start of the turn."""
+        """max_new_tokens counts from here, not from the start of the turn. Stop strings are the gateway's: they are ignored."""
 
     @property
     def chunk_interval(self) -> google.protobuf.duration_pb2.Duration:
@@ -119,7 +117,7 @@ class GenerateTokensRequest(google.protobuf.message.Message):
         *,
         run_id: builtins.str = ...,
         request_id: builtins.str = ...,
-        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        token_ids: builtins.bytes = ...,
         sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
@@ -139,13 +137,13 @@ class GenerateTokensResponse(google.protobuf.message.Message):
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """Set on the last element only."""
     @property
-    def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
+    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """New tokens; spans count from the element's first token."""
 
     def __init__(
         self,
         *,
-        tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
+        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
@@ -338,7 +336,6 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     MAX_CONTEXT_FIELD_NUMBER: builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
-    API_VERSION_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
     server_id: builtins.str
     """Unique among the run's servers; stamped on every span."""
@@ -358,8 +355,6 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     """Recent decoding rate."""
     engine: builtins.str
     """"torch", "sglang", "fake" or the name a plug-in gives itself."""
-    api_version: builtins.str
-    """Contract version of the server."""
     @property
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Abilities: "pause_retract", "pause_abort", and depending on the engine "seed",
@@ -378,9 +373,8 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         max_context: builtins.int = ...,
         tokens_per_second: builtins.float = ...,
         engine: builtins.str = ...,
-        api_version: builtins.str = ...,
         features: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["api_version", b"api_version", "engine", b"engine", "features", b"features", "max_context", b"max_context", "max_running", b"max_running", "num_queued", b"num_queued", "num_running", b"num_running", "server_id", b"server_id", "state", b"state", "tokens_per_second", b"tokens_per_second", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine", b"engine", "features", b"features", "max_context", b"max_context", "max_running", b"max_running", "num_queued", b"num_queued", "num_running", b"num_running", "server_id", b"server_id", "state", b"state", "tokens_per_second", b"tokens_per_second", "weight_version", b"weight_version"]) -> None: ...
 
 global___GetServerInfoResponse = GetServerInfoResponse

@@ -16,6 +16,16 @@ class RolloutServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.LeaseRollouts = channel.unary_unary(
+                '/seamflow.rollout.v1.RolloutService/LeaseRollouts',
+                request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.LeaseRolloutsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.LeaseRolloutsResponse.FromString,
+                )
+        self.ExtendRollouts = channel.unary_unary(
+                '/seamflow.rollout.v1.RolloutService/ExtendRollouts',
+                request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ExtendRolloutsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ExtendRolloutsResponse.FromString,
+                )
         self.StartRollout = channel.unary_unary(
                 '/seamflow.rollout.v1.RolloutService/StartRollout',
                 request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.StartRolloutRequest.SerializeToString,
@@ -36,6 +46,21 @@ class RolloutServiceStub(object):
                 request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.SerializeToString,
                 response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.FromString,
                 )
+        self.GetRun = channel.unary_unary(
+                '/seamflow.rollout.v1.RolloutService/GetRun',
+                request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunRequest.SerializeToString,
+                response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunResponse.FromString,
+                )
+        self.GetModel = channel.unary_unary(
+                '/seamflow.rollout.v1.RolloutService/GetModel',
+                request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetModelResponse.FromString,
+                )
+        self.Tokenize = channel.unary_unary(
+                '/seamflow.rollout.v1.RolloutService/Tokenize',
+                request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.TokenizeResponse.FromString,
+                )
 
 
 class RolloutServiceServicer(object):
@@ -43,17 +68,34 @@ class RolloutServiceServicer(object):
     before it is forwarded.
     """
 
+    def LeaseRollouts(self, request, context):
+        """Leases tasks and starts a rollout for each. Long poll: when `wait` has passed the response is empty and says
+        why. NOT_FOUND before the run is created: repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExtendRollouts(self, request, context):
+        """Keeps leases alive; call it every third of lease_duration, for all rollouts together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartRollout(self, request, context):
-        """Opens a rollout. Idempotent by rollout_id.
+        """Starts a rollout without a leased task: for evaluation, or with `group` for a task of the agent's own.
+        Idempotent by rollout_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """One turn: prompt in, sampled tokens out. The stream survives weight updates, moved nodes and
-        crashed servers. A repeated call with the same turn_id answers with the recorded
-        tokens from resume_from_offset on, then the rest.
+        """One turn: prompt in, sampled tokens out. The stream survives weight updates, moved nodes and crashed
+        servers. A repeated call with the same turn_id answers with the recorded tokens from resume_from_offset on,
+        then the rest; with another prompt or other sampling it fails with ALREADY_EXISTS. A cancelled call keeps what
+        was recorded: the turn may be resumed, or the rollout finished with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,9 +115,40 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRun(self, request, context):
+        """Reads the state and rules of the run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """Reads what an agent has to know of the model: vocabulary, context, chat template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Encodes a prompt as Generate would for a rollout's first turn, or a text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RolloutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'LeaseRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseRollouts,
+                    request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.LeaseRolloutsRequest.FromString,
+                    response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.LeaseRolloutsResponse.SerializeToString,
+            ),
+            'ExtendRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExtendRollouts,
+                    request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ExtendRolloutsRequest.FromString,
+                    response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ExtendRolloutsResponse.SerializeToString,
+            ),
             'StartRollout': grpc.unary_unary_rpc_method_handler(
                     servicer.StartRollout,
                     request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.StartRolloutRequest.FromString,
@@ -96,6 +169,21 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.FromString,
                     response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.SerializeToString,
             ),
+            'GetRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRun,
+                    request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunRequest.FromString,
+                    response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetModelRequest.FromString,
+                    response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.TokenizeRequest.FromString,
+                    response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.TokenizeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'seamflow.rollout.v1.RolloutService', rpc_method_handlers)
@@ -107,6 +195,40 @@ class RolloutService(object):
     """The rollout gateway: every token between an agent and the model passes here and is recorded
     before it is forwarded.
     """
+
+    @staticmethod
+    def LeaseRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/LeaseRollouts',
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.LeaseRolloutsRequest.SerializeToString,
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.LeaseRolloutsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ExtendRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/ExtendRollouts',
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ExtendRolloutsRequest.SerializeToString,
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ExtendRolloutsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
     def StartRollout(request,
@@ -173,5 +295,56 @@ class RolloutService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/GetRollout',
             seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.SerializeToString,
             seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/GetRun',
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunRequest.SerializeToString,
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/GetModel',
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetModelRequest.SerializeToString,
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetModelResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/Tokenize',
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.TokenizeRequest.SerializeToString,
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.TokenizeResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -25,19 +25,22 @@ class LeaseColumnRequest(google.protobuf.message.Message):
     NEEDS_FIELD_NUMBER: builtins.int
     MAX_SAMPLES_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     column: builtins.str
     """Column the caller will write; one of the run's required_columns."""
     max_samples: builtins.int
     """At most this many samples; 1 to 512."""
+    request_id: builtins.str
+    """Required. Idempotency key: a repeated call gets the same samples, as long as they are leased."""
     @property
     def needs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Columns the caller needs to read first; each one of the run's required_columns."""
 
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time after which the response is empty. At most 60 s."""
+        """Time after which the response is empty. Longer ones count as 60 s."""
 
     def __init__(
         self,
@@ -47,9 +50,10 @@ class LeaseColumnRequest(google.protobuf.message.Message):
         needs: collections.abc.Iterable[builtins.str] | None = ...,
         max_samples: builtins.int = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["column", b"column", "max_samples", b"max_samples", "needs", b"needs", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["column", b"column", "max_samples", b"max_samples", "needs", b"needs", "request_id", b"request_id", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
 
 global___LeaseColumnRequest = LeaseColumnRequest
 
@@ -62,11 +66,11 @@ class LeaseColumnResponse(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     LEASE_DURATION_FIELD_NUMBER: builtins.int
-    lease_token: builtins.bytes
+    lease_token: builtins.str
     """Opaque proof of the lease."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
-        """Packed samples with the columns in `needs`; empty after `wait`."""
+        """Samples with the columns in `needs`; empty after `wait`."""
 
     @property
     def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
@@ -76,7 +80,7 @@ class LeaseColumnResponse(google.protobuf.message.Message):
         self,
         *,
         samples: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.Sample] | None = ...,
-        lease_token: builtins.bytes = ...,
+        lease_token: builtins.str = ...,
         lease_duration: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease_duration", b"lease_duration"]) -> builtins.bool: ...
@@ -98,7 +102,7 @@ class WriteColumnRequest(google.protobuf.message.Message):
     """Training job."""
     column: builtins.str
     """Column."""
-    lease_token: builtins.bytes
+    lease_token: builtins.str
     """From LeaseColumn."""
     @property
     def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ColumnValues]:
@@ -109,7 +113,7 @@ class WriteColumnRequest(google.protobuf.message.Message):
         *,
         run_id: builtins.str = ...,
         column: builtins.str = ...,
-        lease_token: builtins.bytes = ...,
+        lease_token: builtins.str = ...,
         values: collections.abc.Iterable[global___ColumnValues] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["column", b"column", "lease_token", b"lease_token", "run_id", b"run_id", "values", b"values"]) -> None: ...
@@ -172,7 +176,7 @@ class ListSampleStatusRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
-    """At most this many groups; 100 by default, 1,000 at most."""
+    """At most this many groups; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
     def __init__(

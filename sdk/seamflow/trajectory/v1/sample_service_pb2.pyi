@@ -81,9 +81,6 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
-    PACKED_FIELD_NUMBER: builtins.int
-    NUM_SHARDS_FIELD_NUMBER: builtins.int
-    SHARD_FIELD_NUMBER: builtins.int
     FIRST_SAMPLE_FIELD_NUMBER: builtins.int
     MAX_BYTES_FIELD_NUMBER: builtins.int
     MIN_GROUPS_FIELD_NUMBER: builtins.int
@@ -98,14 +95,6 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """Weight version the step starts from: staleness is counted from here."""
     num_groups: builtins.int
     """How many groups; 0: the run's groups_per_step."""
-    packed: builtins.bool
-    """Respond with packed_tokens and packed_loss_mask."""
-    num_shards: builtins.int
-    """Cut the step into this many shards of whole samples, balanced by length; 0 and 1: one. The first
-    lease of a step decides.
-    """
-    shard: builtins.int
-    """Respond with the samples of this shard only."""
     first_sample: builtins.int
     """Sample to continue from: next_sample of the previous response. 0: from the start."""
     max_bytes: builtins.int
@@ -118,11 +107,11 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     """The caller trains on groups as they become ready: respond as soon as the step has samples from
     first_sample on. The step stays open and takes groups as they become ready, until it has
     num_groups, or min_groups if given. An open step cannot be committed, and the next step cannot be
-    leased. Not with num_shards.
+    leased.
     """
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time after which the response is empty. At most 60 s."""
+        """Time after which the response is empty. Longer ones count as 60 s."""
 
     def __init__(
         self,
@@ -133,17 +122,13 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
         base_weight_version: builtins.int = ...,
         num_groups: builtins.int = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
-        packed: builtins.bool = ...,
-        num_shards: builtins.int = ...,
-        shard: builtins.int | None = ...,
         first_sample: builtins.int = ...,
         max_bytes: builtins.int = ...,
         min_groups: builtins.int = ...,
         streaming: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_shard", b"_shard", "shard", b"shard", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_shard", b"_shard", "base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "min_groups", b"min_groups", "num_groups", b"num_groups", "num_shards", b"num_shards", "packed", b"packed", "run_id", b"run_id", "shard", b"shard", "step", b"step", "streaming", b"streaming", "wait", b"wait"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_shard", b"_shard"]) -> typing.Literal["shard"] | None: ...
+    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base_weight_version", b"base_weight_version", "epoch", b"epoch", "first_sample", b"first_sample", "max_bytes", b"max_bytes", "min_groups", b"min_groups", "num_groups", b"num_groups", "run_id", b"run_id", "step", b"step", "streaming", b"streaming", "wait", b"wait"]) -> None: ...
 
 global___LeaseSamplesRequest = LeaseSamplesRequest
 
@@ -158,7 +143,7 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     MAX_STALENESS_FIELD_NUMBER: builtins.int
     NUM_DELIVERIES_FIELD_NUMBER: builtins.int
     NEXT_SAMPLE_FIELD_NUMBER: builtins.int
-    lease_token: builtins.bytes
+    lease_token: builtins.str
     """Opaque proof of the lease."""
     max_staleness: builtins.int
     """Greatest staleness among the fresh samples of this response."""
@@ -176,7 +161,7 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
         self,
         *,
         samples: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.Sample] | None = ...,
-        lease_token: builtins.bytes = ...,
+        lease_token: builtins.str = ...,
         max_staleness: builtins.int = ...,
         num_deliveries: builtins.int = ...,
         next_sample: builtins.int = ...,
@@ -195,13 +180,13 @@ class ExtendLeaseRequest(google.protobuf.message.Message):
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
-    lease_token: builtins.bytes
+    lease_token: builtins.str
     """From LeaseSamples."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
-        lease_token: builtins.bytes = ...,
+        lease_token: builtins.str = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "run_id", b"run_id"]) -> None: ...
 
@@ -290,7 +275,7 @@ class AwaitPublishRequest(google.protobuf.message.Message):
     """Version that is about to be published."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time after which the response is sent in any case. At most 60 s."""
+        """Time after which the response is sent in any case. Longer ones count as 60 s."""
 
     def __init__(
         self,
@@ -336,24 +321,20 @@ class ListSamplesRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
-    PACKED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
-    """At most this many rollouts; 100 by default, 1,000 at most."""
+    """At most this many rollouts; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
-    packed: builtins.bool
-    """Respond with packed_tokens and packed_loss_mask."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
-        packed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["packed", b"packed", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
 
 global___ListSamplesRequest = ListSamplesRequest
 
@@ -421,46 +402,103 @@ class GetReadinessRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
-    MIN_READY_GROUPS_FIELD_NUMBER: builtins.int
-    WAIT_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    STEP_FIELD_NUMBER: builtins.int
-    BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
-    min_ready_groups: builtins.int
-    """Respond as soon as this many groups are ready and not kept back; 0: immediately."""
-    epoch: builtins.int
-    """From Reconcile, of a trainer that waits for the samples of `step`. A trainer that reports this
-    before each step gets no groups that are too old: while it trains, only groups that will be fresh
-    enough for later steps are admitted, and the others when it waits again.
-    """
-    step: builtins.int
-    """Step that it waits for; 0: the caller only reads."""
-    base_weight_version: builtins.int
-    """Weight version that the step starts from, published or about to be."""
-    @property
-    def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time after which the response is sent in any case. At most 60 s."""
-
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
-        min_ready_groups: builtins.int = ...,
-        wait: google.protobuf.duration_pb2.Duration | None = ...,
-        epoch: builtins.int = ...,
-        step: builtins.int = ...,
-        base_weight_version: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base_weight_version", b"base_weight_version", "epoch", b"epoch", "min_ready_groups", b"min_ready_groups", "run_id", b"run_id", "step", b"step", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
 
 global___GetReadinessRequest = GetReadinessRequest
 
 @typing.final
 class GetReadinessResponse(google.protobuf.message.Message):
     """Response of GetReadiness."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    READINESS_FIELD_NUMBER: builtins.int
+    @property
+    def readiness(self) -> global___Readiness:
+        """The counts."""
+
+    def __init__(
+        self,
+        *,
+        readiness: global___Readiness | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["readiness", b"readiness"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["readiness", b"readiness"]) -> None: ...
+
+global___GetReadinessResponse = GetReadinessResponse
+
+@typing.final
+class AwaitStepRequest(google.protobuf.message.Message):
+    """Request of AwaitStep."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    MIN_READY_GROUPS_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    epoch: builtins.int
+    """From Reconcile."""
+    step: builtins.int
+    """Step that the trainer waits for; at least 1."""
+    base_weight_version: builtins.int
+    """Weight version that the step starts from, published or about to be."""
+    min_ready_groups: builtins.int
+    """Respond as soon as this many groups are ready and not kept back; 0: immediately."""
+    @property
+    def wait(self) -> google.protobuf.duration_pb2.Duration:
+        """Time after which the response is sent in any case. Longer ones count as 60 s."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        step: builtins.int = ...,
+        base_weight_version: builtins.int = ...,
+        min_ready_groups: builtins.int = ...,
+        wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base_weight_version", b"base_weight_version", "epoch", b"epoch", "min_ready_groups", b"min_ready_groups", "run_id", b"run_id", "step", b"step", "wait", b"wait"]) -> None: ...
+
+global___AwaitStepRequest = AwaitStepRequest
+
+@typing.final
+class AwaitStepResponse(google.protobuf.message.Message):
+    """Response of AwaitStep."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    READINESS_FIELD_NUMBER: builtins.int
+    @property
+    def readiness(self) -> global___Readiness:
+        """The counts."""
+
+    def __init__(
+        self,
+        *,
+        readiness: global___Readiness | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["readiness", b"readiness"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["readiness", b"readiness"]) -> None: ...
+
+global___AwaitStepResponse = AwaitStepResponse
+
+@typing.final
+class Readiness(google.protobuf.message.Message):
+    """Groups, tasks and rollouts of a run by what they wait for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -540,4 +578,4 @@ class GetReadinessResponse(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_kept_back_groups", b"num_kept_back_groups", "num_open_groups", b"num_open_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
 
-global___GetReadinessResponse = GetReadinessResponse
+global___Readiness = Readiness

@@ -50,6 +50,11 @@ class SampleServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessResponse.FromString,
                 )
+        self.AwaitStep = channel.unary_unary(
+                '/seamflow.trajectory.v1.SampleService/AwaitStep',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepResponse.FromString,
+                )
 
 
 class SampleServiceServicer(object):
@@ -88,7 +93,7 @@ class SampleServiceServicer(object):
 
     def AwaitPublish(self, request, context):
         """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-        publish_wait_seconds are over; long poll. Other policies answer immediately.
+        max_publish_wait is over; long poll. Other policies answer immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,7 +108,17 @@ class SampleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetReadiness(self, request, context):
-        """What is ready, running and admissible. Long-poll until `min_ready_groups` are ready.
+        """What is ready, running and admissible.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitStep(self, request, context):
+        """Reports that the trainer waits for the samples of a step, and returns what is ready. Long poll until
+        `min_ready_groups` are ready. A trainer that reports this before each step gets no groups that are too old:
+        while it trains, only groups that will be fresh enough for later steps are admitted, and the others when it
+        waits again. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,6 +161,11 @@ def add_SampleServiceServicer_to_server(servicer, server):
                     servicer.GetReadiness,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessResponse.SerializeToString,
+            ),
+            'AwaitStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitStep,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -274,5 +294,22 @@ class SampleService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/GetReadiness',
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.GetReadinessResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AwaitStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/AwaitStep',
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -54,7 +54,7 @@ class SampleServiceStub:
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
     ]
     """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-    publish_wait_seconds are over; long poll. Other policies answer immediately.
+    max_publish_wait is over; long poll. Other policies answer immediately.
     """
 
     ListSamples: grpc.UnaryUnaryMultiCallable[
@@ -69,7 +69,17 @@ class SampleServiceStub:
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessRequest,
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessResponse,
     ]
-    """What is ready, running and admissible. Long-poll until `min_ready_groups` are ready."""
+    """What is ready, running and admissible."""
+
+    AwaitStep: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.AwaitStepRequest,
+        seamflow.trajectory.v1.sample_service_pb2.AwaitStepResponse,
+    ]
+    """Reports that the trainer waits for the samples of a step, and returns what is ready. Long poll until
+    `min_ready_groups` are ready. A trainer that reports this before each step gets no groups that are too old:
+    while it trains, only groups that will be fresh enough for later steps are admitted, and the others when it
+    waits again. Idempotent.
+    """
 
 class SampleServiceAsyncStub:
     """Hands complete groups to the trainer: delivery at least once, effect exactly once."""
@@ -107,7 +117,7 @@ class SampleServiceAsyncStub:
         seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse,
     ]
     """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-    publish_wait_seconds are over; long poll. Other policies answer immediately.
+    max_publish_wait is over; long poll. Other policies answer immediately.
     """
 
     ListSamples: grpc.aio.UnaryUnaryMultiCallable[
@@ -122,7 +132,17 @@ class SampleServiceAsyncStub:
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessRequest,
         seamflow.trajectory.v1.sample_service_pb2.GetReadinessResponse,
     ]
-    """What is ready, running and admissible. Long-poll until `min_ready_groups` are ready."""
+    """What is ready, running and admissible."""
+
+    AwaitStep: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.AwaitStepRequest,
+        seamflow.trajectory.v1.sample_service_pb2.AwaitStepResponse,
+    ]
+    """Reports that the trainer waits for the samples of a step, and returns what is ready. Long poll until
+    `min_ready_groups` are ready. A trainer that reports this before each step gets no groups that are too old:
+    while it trains, only groups that will be fresh enough for later steps are admitted, and the others when it
+    waits again. Idempotent.
+    """
 
 class SampleServiceServicer(metaclass=abc.ABCMeta):
     """Hands complete groups to the trainer: delivery at least once, effect exactly once."""
@@ -170,7 +190,7 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.AwaitPublishResponse]]:
         """WAIT: answers when publishing `weight_version` makes no work in flight too old, or when the run's
-        publish_wait_seconds are over; long poll. Other policies answer immediately.
+        max_publish_wait is over; long poll. Other policies answer immediately.
         """
 
     @abc.abstractmethod
@@ -189,6 +209,18 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.sample_service_pb2.GetReadinessRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.GetReadinessResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.GetReadinessResponse]]:
-        """What is ready, running and admissible. Long-poll until `min_ready_groups` are ready."""
+        """What is ready, running and admissible."""
+
+    @abc.abstractmethod
+    def AwaitStep(
+        self,
+        request: seamflow.trajectory.v1.sample_service_pb2.AwaitStepRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.AwaitStepResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.AwaitStepResponse]]:
+        """Reports that the trainer waits for the samples of a step, and returns what is ready. Long poll until
+        `min_ready_groups` are ready. A trainer that reports this before each step gets no groups that are too old:
+        while it trains, only groups that will be fresh enough for later steps are admitted, and the others when it
+        waits again. Idempotent.
+        """
 
 def add_SampleServiceServicer_to_server(servicer: SampleServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -15,47 +15,43 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_tokens__pb2
+from seamflow.trajectory.v1 import trajectory_pb2 as seamflow_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/trajectory/v1/task_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\"p\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x14\n\x0cpayload_json\x18\x02 \x01(\t\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x05\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\"Q\n\x12SubmitTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x05tasks\x18\x02 \x03(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"=\n\x13SubmitTasksResponse\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\"\x9f\x01\n\x10LeaseTaskRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x02 \x01(\t\x12,\n\x07purpose\x18\x03 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nmax_leases\x18\x05 \x01(\x05\"`\n\tTaskLease\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\"\xda\x01\n\x11LeaseTaskResponse\x12/\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.TaskH\x00\x88\x01\x01\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12\x31\n\x0elease_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x04more\x18\x05 \x03(\x0b\x32!.seamflow.trajectory.v1.TaskLeaseB\x07\n\x05_task\":\n\x12\x45xtendTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0clease_tokens\x18\x02 \x03(\t\"0\n\x13\x45xtendTasksResponse\x12\x19\n\x11lost_lease_tokens\x18\x01 \x03(\t\"\xc2\x01\n\nDeadLetter\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.seamflow.trajectory.v1.DeadLetterReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12(\n\x04time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0brollout_ids\x18\x05 \x03(\t\"O\n\x16ListDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"l\n\x17ListDeadLettersResponse\x12\x38\n\x0c\x64\x65\x61\x64_letters\x18\x01 \x03(\x0b\x32\".seamflow.trajectory.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x19RequeueDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08task_ids\x18\x02 \x03(\t\"2\n\x1aRequeueDeadLettersResponse\x12\x14\n\x0cnum_requeued\x18\x01 \x01(\x05\":\n\x13\x43ompleteTaskRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\t\"\x16\n\x14\x43ompleteTaskResponse*\xe1\x01\n\x10\x44\x65\x61\x64LetterReason\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_FAILURES\x10\x01\x12\x1e\n\x1a\x44\x45\x41\x44_LETTER_REASON_DROPPED\x10\x02\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_WITHHELD\x10\x03\x12$\n DEAD_LETTER_REASON_ZERO_VARIANCE\x10\x04\x12!\n\x1d\x44\x45\x41\x44_LETTER_REASON_DELIVERIES\x10\x05\x32\x9b\x05\n\x0bTaskService\x12\x66\n\x0bSubmitTasks\x12*.seamflow.trajectory.v1.SubmitTasksRequest\x1a+.seamflow.trajectory.v1.SubmitTasksResponse\x12`\n\tLeaseTask\x12(.seamflow.trajectory.v1.LeaseTaskRequest\x1a).seamflow.trajectory.v1.LeaseTaskResponse\x12\x66\n\x0b\x45xtendTasks\x12*.seamflow.trajectory.v1.ExtendTasksRequest\x1a+.seamflow.trajectory.v1.ExtendTasksResponse\x12r\n\x0fListDeadLetters\x12..seamflow.trajectory.v1.ListDeadLettersRequest\x1a/.seamflow.trajectory.v1.ListDeadLettersResponse\x12{\n\x12RequeueDeadLetters\x12\x31.seamflow.trajectory.v1.RequeueDeadLettersRequest\x1a\x32.seamflow.trajectory.v1.RequeueDeadLettersResponse\x12i\n\x0c\x43ompleteTask\x12+.seamflow.trajectory.v1.CompleteTaskRequest\x1a,.seamflow.trajectory.v1.CompleteTaskResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/trajectory/v1/task_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"Q\n\x12SubmitTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x05tasks\x18\x02 \x03(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"=\n\x13SubmitTasksResponse\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\"\xe0\x01\n\x11LeaseTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nmax_leases\x18\x06 \x01(\x05\x12*\n\x04task\x18\x07 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"\x93\x01\n\tTaskLease\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12\x31\n\x0elease_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x82\x01\n\x12LeaseTasksResponse\x12\x31\n\x06leases\x18\x01 \x03(\x0b\x32!.seamflow.trajectory.v1.TaskLease\x12\x39\n\x0c\x65mpty_reason\x18\x02 \x01(\x0e\x32#.seamflow.trajectory.v1.EmptyReason\":\n\x12\x45xtendTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0clease_tokens\x18\x02 \x03(\t\"c\n\x13\x45xtendTasksResponse\x12\x19\n\x11lost_lease_tokens\x18\x01 \x03(\t\x12\x31\n\x0elease_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xca\x01\n\nDeadLetter\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.seamflow.trajectory.v1.DeadLetterReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x30\n\x0c\x64iscard_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0brollout_ids\x18\x05 \x03(\t\"O\n\x16ListDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"l\n\x17ListDeadLettersResponse\x12\x38\n\x0c\x64\x65\x61\x64_letters\x18\x01 \x03(\x0b\x32\".seamflow.trajectory.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x19RequeueDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08task_ids\x18\x02 \x03(\t\"2\n\x1aRequeueDeadLettersResponse\x12\x14\n\x0cnum_requeued\x18\x01 \x01(\x05*\xe1\x01\n\x10\x44\x65\x61\x64LetterReason\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_FAILURES\x10\x01\x12\x1e\n\x1a\x44\x45\x41\x44_LETTER_REASON_DROPPED\x10\x02\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_WITHHELD\x10\x03\x12$\n DEAD_LETTER_REASON_ZERO_VARIANCE\x10\x04\x12!\n\x1d\x44\x45\x41\x44_LETTER_REASON_DELIVERIES\x10\x05\x32\xb3\x04\n\x0bTaskService\x12\x66\n\x0bSubmitTasks\x12*.seamflow.trajectory.v1.SubmitTasksRequest\x1a+.seamflow.trajectory.v1.SubmitTasksResponse\x12\x63\n\nLeaseTasks\x12).seamflow.trajectory.v1.LeaseTasksRequest\x1a*.seamflow.trajectory.v1.LeaseTasksResponse\x12\x66\n\x0b\x45xtendTasks\x12*.seamflow.trajectory.v1.ExtendTasksRequest\x1a+.seamflow.trajectory.v1.ExtendTasksResponse\x12r\n\x0fListDeadLetters\x12..seamflow.trajectory.v1.ListDeadLettersRequest\x1a/.seamflow.trajectory.v1.ListDeadLettersResponse\x12{\n\x12RequeueDeadLetters\x12\x31.seamflow.trajectory.v1.RequeueDeadLettersRequest\x1a\x32.seamflow.trajectory.v1.RequeueDeadLettersResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.trajectory.v1.task_service_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
-  DESCRIPTOR._options = None
-  _globals['_DEADLETTERREASON']._serialized_start=1606
-  _globals['_DEADLETTERREASON']._serialized_end=1831
-  _globals['_TASK']._serialized_start=167
-  _globals['_TASK']._serialized_end=279
-  _globals['_SUBMITTASKSREQUEST']._serialized_start=281
-  _globals['_SUBMITTASKSREQUEST']._serialized_end=362
-  _globals['_SUBMITTASKSRESPONSE']._serialized_start=364
-  _globals['_SUBMITTASKSRESPONSE']._serialized_end=425
-  _globals['_LEASETASKREQUEST']._serialized_start=428
-  _globals['_LEASETASKREQUEST']._serialized_end=587
-  _globals['_TASKLEASE']._serialized_start=589
-  _globals['_TASKLEASE']._serialized_end=685
-  _globals['_LEASETASKRESPONSE']._serialized_start=688
-  _globals['_LEASETASKRESPONSE']._serialized_end=906
-  _globals['_EXTENDTASKSREQUEST']._serialized_start=908
-  _globals['_EXTENDTASKSREQUEST']._serialized_end=966
-  _globals['_EXTENDTASKSRESPONSE']._serialized_start=968
-  _globals['_EXTENDTASKSRESPONSE']._serialized_end=1016
-  _globals['_DEADLETTER']._serialized_start=1019
-  _globals['_DEADLETTER']._serialized_end=1213
-  _globals['_LISTDEADLETTERSREQUEST']._serialized_start=1215
-  _globals['_LISTDEADLETTERSREQUEST']._serialized_end=1294
-  _globals['_LISTDEADLETTERSRESPONSE']._serialized_start=1296
-  _globals['_LISTDEADLETTERSRESPONSE']._serialized_end=1404
-  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_start=1406
-  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_end=1467
-  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_start=1469
-  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_end=1519
-  _globals['_COMPLETETASKREQUEST']._serialized_start=1521
-  _globals['_COMPLETETASKREQUEST']._serialized_end=1579
-  _globals['_COMPLETETASKRESPONSE']._serialized_start=1581
-  _globals['_COMPLETETASKRESPONSE']._serialized_end=1603
-  _globals['_TASKSERVICE']._serialized_start=1834
-  _globals['_TASKSERVICE']._serialized_end=2501
+  _globals['DESCRIPTOR']._options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\026seamflow.trajectory.v1P\001Z#seamflow/trajectory/v1;trajectoryv1\252\002\026Seamflow.Trajectory.V1'
+  _globals['_DEADLETTERREASON']._serialized_start=1537
+  _globals['_DEADLETTERREASON']._serialized_end=1762
+  _globals['_SUBMITTASKSREQUEST']._serialized_start=208
+  _globals['_SUBMITTASKSREQUEST']._serialized_end=289
+  _globals['_SUBMITTASKSRESPONSE']._serialized_start=291
+  _globals['_SUBMITTASKSRESPONSE']._serialized_end=352
+  _globals['_LEASETASKSREQUEST']._serialized_start=355
+  _globals['_LEASETASKSREQUEST']._serialized_end=579
+  _globals['_TASKLEASE']._serialized_start=582
+  _globals['_TASKLEASE']._serialized_end=729
+  _globals['_LEASETASKSRESPONSE']._serialized_start=732
+  _globals['_LEASETASKSRESPONSE']._serialized_end=862
+  _globals['_EXTENDTASKSREQUEST']._serialized_start=864
+  _globals['_EXTENDTASKSREQUEST']._serialized_end=922
+  _globals['_EXTENDTASKSRESPONSE']._serialized_start=924
+  _globals['_EXTENDTASKSRESPONSE']._serialized_end=1023
+  _globals['_DEADLETTER']._serialized_start=1026
+  _globals['_DEADLETTER']._serialized_end=1228
+  _globals['_LISTDEADLETTERSREQUEST']._serialized_start=1230
+  _globals['_LISTDEADLETTERSREQUEST']._serialized_end=1309
+  _globals['_LISTDEADLETTERSRESPONSE']._serialized_start=1311
+  _globals['_LISTDEADLETTERSRESPONSE']._serialized_end=1419
+  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_start=1421
+  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_end=1482
+  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_start=1484
+  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_end=1534
+  _globals['_TASKSERVICE']._serialized_start=1765
+  _globals['_TASKSERVICE']._serialized_end=2328
 # @@protoc_insertion_point(module_scope)

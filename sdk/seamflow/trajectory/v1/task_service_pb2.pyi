@@ -12,6 +12,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import seamflow.common.v1.tokens_pb2
+import seamflow.trajectory.v1.trajectory_pb2
 import sys
 import typing
 
@@ -59,36 +60,6 @@ DEAD_LETTER_REASON_DELIVERIES: DeadLetterReason.ValueType  # 5
 global___DeadLetterReason = DeadLetterReason
 
 @typing.final
-class Task(google.protobuf.message.Message):
-    """What an agent works on."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    TASK_ID_FIELD_NUMBER: builtins.int
-    PAYLOAD_JSON_FIELD_NUMBER: builtins.int
-    NUM_SAMPLES_FIELD_NUMBER: builtins.int
-    PURPOSE_FIELD_NUMBER: builtins.int
-    task_id: builtins.str
-    """Unique in the run; becomes the group's name."""
-    payload_json: builtins.str
-    """JSON object, opaque to seamflow."""
-    num_samples: builtins.int
-    """Rollouts to make; 0: the run's group_size for TRAIN, 1 for EVAL."""
-    purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
-    """TRAIN or EVAL."""
-    def __init__(
-        self,
-        *,
-        task_id: builtins.str = ...,
-        payload_json: builtins.str = ...,
-        num_samples: builtins.int = ...,
-        purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_samples", b"num_samples", "payload_json", b"payload_json", "purpose", b"purpose", "task_id", b"task_id"]) -> None: ...
-
-global___Task = Task
-
-@typing.final
 class SubmitTasksRequest(google.protobuf.message.Message):
     """Request of SubmitTasks."""
 
@@ -99,14 +70,14 @@ class SubmitTasksRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     @property
-    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Task]:
+    def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Task]:
         """In the order they should start."""
 
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
-        tasks: collections.abc.Iterable[global___Task] | None = ...,
+        tasks: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.Task] | None = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "tasks", b"tasks"]) -> None: ...
 
@@ -135,41 +106,53 @@ class SubmitTasksResponse(google.protobuf.message.Message):
 global___SubmitTasksResponse = SubmitTasksResponse
 
 @typing.final
-class LeaseTaskRequest(google.protobuf.message.Message):
-    """Request of LeaseTask."""
+class LeaseTasksRequest(google.protobuf.message.Message):
+    """Request of LeaseTasks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     AGENT_ID_FIELD_NUMBER: builtins.int
     PURPOSE_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     MAX_LEASES_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
+    request_id: builtins.str
+    """Required. Idempotency key: a repeated call gets the same leases, as long as they are held."""
     agent_id: builtins.str
-    """Names the agent runner, for people."""
+    """Names the agent's process, for people."""
     purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
     """Only tasks of this purpose; UNSPECIFIED: any, EVAL first."""
     max_leases: builtins.int
     """Most rollouts to lease, at most 8; 0: one. The call waits for the first of them only."""
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Time after which the response is empty. At most 60 s."""
+        """Time after which the response is empty. Longer ones count as 60 s."""
+
+    @property
+    def task(self) -> seamflow.trajectory.v1.trajectory_pb2.Task:
+        """Instead of queued tasks: one rollout of this TRAIN task, which is admitted now if it is new and is leased by
+        its name only. GROUP_FULL when all its rollouts are leased or finished. Not with `purpose` and `max_leases`.
+        """
 
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
+        request_id: builtins.str = ...,
         agent_id: builtins.str = ...,
         purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
         max_leases: builtins.int = ...,
+        task: seamflow.trajectory.v1.trajectory_pb2.Task | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "max_leases", b"max_leases", "purpose", b"purpose", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "max_leases", b"max_leases", "purpose", b"purpose", "request_id", b"request_id", "run_id", b"run_id", "task", b"task", "wait", b"wait"]) -> None: ...
 
-global___LeaseTaskRequest = LeaseTaskRequest
+global___LeaseTasksRequest = LeaseTasksRequest
 
 @typing.final
 class TaskLease(google.protobuf.message.Message):
@@ -180,67 +163,55 @@ class TaskLease(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
+    LEASE_DURATION_FIELD_NUMBER: builtins.int
     rollout_id: builtins.str
     """Name of the rollout to start."""
     lease_token: builtins.str
     """Proves the lease."""
     @property
-    def task(self) -> global___Task:
+    def task(self) -> seamflow.trajectory.v1.trajectory_pb2.Task:
         """What it works on."""
+
+    @property
+    def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Extend it before this has passed."""
 
     def __init__(
         self,
         *,
-        task: global___Task | None = ...,
+        task: seamflow.trajectory.v1.trajectory_pb2.Task | None = ...,
         rollout_id: builtins.str = ...,
         lease_token: builtins.str = ...,
+        lease_duration: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "rollout_id", b"rollout_id", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease_duration", b"lease_duration", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease_duration", b"lease_duration", "lease_token", b"lease_token", "rollout_id", b"rollout_id", "task", b"task"]) -> None: ...
 
 global___TaskLease = TaskLease
 
 @typing.final
-class LeaseTaskResponse(google.protobuf.message.Message):
-    """Response of LeaseTask."""
+class LeaseTasksResponse(google.protobuf.message.Message):
+    """Response of LeaseTasks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    TASK_FIELD_NUMBER: builtins.int
-    ROLLOUT_ID_FIELD_NUMBER: builtins.int
-    LEASE_TOKEN_FIELD_NUMBER: builtins.int
-    LEASE_DURATION_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    rollout_id: builtins.str
-    """Name of the rollout to start."""
-    lease_token: builtins.str
-    """Proves the lease."""
+    LEASES_FIELD_NUMBER: builtins.int
+    EMPTY_REASON_FIELD_NUMBER: builtins.int
+    empty_reason: seamflow.trajectory.v1.trajectory_pb2.EmptyReason.ValueType
+    """Why there is none."""
     @property
-    def task(self) -> global___Task:
-        """Absent: nothing to do."""
-
-    @property
-    def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Extend it, and those below, before this has passed."""
-
-    @property
-    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskLease]:
-        """Further leases, as many as there was work for at once."""
+    def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskLease]:
+        """As many as there was work for; none after `wait`."""
 
     def __init__(
         self,
         *,
-        task: global___Task | None = ...,
-        rollout_id: builtins.str = ...,
-        lease_token: builtins.str = ...,
-        lease_duration: google.protobuf.duration_pb2.Duration | None = ...,
-        more: collections.abc.Iterable[global___TaskLease] | None = ...,
+        leases: collections.abc.Iterable[global___TaskLease] | None = ...,
+        empty_reason: seamflow.trajectory.v1.trajectory_pb2.EmptyReason.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_task", b"_task", "lease_duration", b"lease_duration", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_task", b"_task", "lease_duration", b"lease_duration", "lease_token", b"lease_token", "more", b"more", "rollout_id", b"rollout_id", "task", b"task"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
+    def ClearField(self, field_name: typing.Literal["empty_reason", b"empty_reason", "leases", b"leases"]) -> None: ...
 
-global___LeaseTaskResponse = LeaseTaskResponse
+global___LeaseTasksResponse = LeaseTasksResponse
 
 @typing.final
 class ExtendTasksRequest(google.protobuf.message.Message):
@@ -254,7 +225,7 @@ class ExtendTasksRequest(google.protobuf.message.Message):
     """Training job."""
     @property
     def lease_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """From LeaseTask."""
+        """From LeaseTasks; at most 1,024."""
 
     def __init__(
         self,
@@ -273,16 +244,23 @@ class ExtendTasksResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOST_LEASE_TOKENS_FIELD_NUMBER: builtins.int
+    LEASE_DURATION_FIELD_NUMBER: builtins.int
     @property
     def lost_lease_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Leases that expired or were completed: stop working on them."""
+        """Leases that expired or whose rollout has finished: stop working on them."""
+
+    @property
+    def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Time until the others expire."""
 
     def __init__(
         self,
         *,
         lost_lease_tokens: collections.abc.Iterable[builtins.str] | None = ...,
+        lease_duration: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lost_lease_tokens", b"lost_lease_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease_duration", b"lease_duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease_duration", b"lease_duration", "lost_lease_tokens", b"lost_lease_tokens"]) -> None: ...
 
 global___ExtendTasksResponse = ExtendTasksResponse
 
@@ -295,18 +273,18 @@ class DeadLetter(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
-    TIME_FIELD_NUMBER: builtins.int
+    DISCARD_TIME_FIELD_NUMBER: builtins.int
     ROLLOUT_IDS_FIELD_NUMBER: builtins.int
     reason: global___DeadLetterReason.ValueType
     """Why."""
     message: builtins.str
     """What failed last, or how old it was; for people."""
     @property
-    def task(self) -> global___Task:
+    def task(self) -> seamflow.trajectory.v1.trajectory_pb2.Task:
         """The task."""
 
     @property
-    def time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+    def discard_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When, by the store's clock."""
 
     @property
@@ -316,14 +294,14 @@ class DeadLetter(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        task: global___Task | None = ...,
+        task: seamflow.trajectory.v1.trajectory_pb2.Task | None = ...,
         reason: global___DeadLetterReason.ValueType = ...,
         message: builtins.str = ...,
-        time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        discard_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["task", b"task", "time", b"time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "reason", b"reason", "rollout_ids", b"rollout_ids", "task", b"task", "time", b"time"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["discard_time", b"discard_time", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["discard_time", b"discard_time", "message", b"message", "reason", b"reason", "rollout_ids", b"rollout_ids", "task", b"task"]) -> None: ...
 
 global___DeadLetter = DeadLetter
 
@@ -339,7 +317,7 @@ class ListDeadLettersRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
-    """At most this many; 100 by default, 1,000 at most."""
+    """At most this many; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
     def __init__(
@@ -418,37 +396,3 @@ class RequeueDeadLettersResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["num_requeued", b"num_requeued"]) -> None: ...
 
 global___RequeueDeadLettersResponse = RequeueDeadLettersResponse
-
-@typing.final
-class CompleteTaskRequest(google.protobuf.message.Message):
-    """Request of CompleteTask."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    LEASE_TOKEN_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Training job."""
-    lease_token: builtins.str
-    """From LeaseTask."""
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        lease_token: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "run_id", b"run_id"]) -> None: ...
-
-global___CompleteTaskRequest = CompleteTaskRequest
-
-@typing.final
-class CompleteTaskResponse(google.protobuf.message.Message):
-    """Response of CompleteTask."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___CompleteTaskResponse = CompleteTaskResponse

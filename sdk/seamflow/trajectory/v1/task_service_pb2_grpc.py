@@ -6,7 +6,7 @@ from seamflow.trajectory.v1 import task_service_pb2 as seamflow_dot_trajectory_d
 
 
 class TaskServiceStub(object):
-    """Tasks in from the dataloader, out to agents.
+    """Tasks in from the dataloader, out to agents through the gateway.
     """
 
     def __init__(self, channel):
@@ -20,10 +20,10 @@ class TaskServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.SubmitTasksRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.SubmitTasksResponse.FromString,
                 )
-        self.LeaseTask = channel.unary_unary(
-                '/seamflow.trajectory.v1.TaskService/LeaseTask',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTaskRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTaskResponse.FromString,
+        self.LeaseTasks = channel.unary_unary(
+                '/seamflow.trajectory.v1.TaskService/LeaseTasks',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTasksRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTasksResponse.FromString,
                 )
         self.ExtendTasks = channel.unary_unary(
                 '/seamflow.trajectory.v1.TaskService/ExtendTasks',
@@ -40,15 +40,10 @@ class TaskServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.FromString,
                 )
-        self.CompleteTask = channel.unary_unary(
-                '/seamflow.trajectory.v1.TaskService/CompleteTask',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskResponse.FromString,
-                )
 
 
 class TaskServiceServicer(object):
-    """Tasks in from the dataloader, out to agents.
+    """Tasks in from the dataloader, out to agents through the gateway.
     """
 
     def SubmitTasks(self, request, context):
@@ -58,11 +53,10 @@ class TaskServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LeaseTask(self, request, context):
-        """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
-        A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-        RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
-        queued task out.
+    def LeaseTasks(self, request, context):
+        """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait` and says
+        why. A TRAIN group is admitted whole, and only while that keeps the staleness bound. Finishing a rollout ends
+        its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,14 +83,6 @@ class TaskServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CompleteTask(self, request, context):
-        """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-        Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_TaskServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,10 +91,10 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.SubmitTasksRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.SubmitTasksResponse.SerializeToString,
             ),
-            'LeaseTask': grpc.unary_unary_rpc_method_handler(
-                    servicer.LeaseTask,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTaskRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTaskResponse.SerializeToString,
+            'LeaseTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseTasks,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTasksRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTasksResponse.SerializeToString,
             ),
             'ExtendTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.ExtendTasks,
@@ -125,11 +111,6 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.SerializeToString,
             ),
-            'CompleteTask': grpc.unary_unary_rpc_method_handler(
-                    servicer.CompleteTask,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'seamflow.trajectory.v1.TaskService', rpc_method_handlers)
@@ -138,7 +119,7 @@ def add_TaskServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TaskService(object):
-    """Tasks in from the dataloader, out to agents.
+    """Tasks in from the dataloader, out to agents through the gateway.
     """
 
     @staticmethod
@@ -159,7 +140,7 @@ class TaskService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def LeaseTask(request,
+    def LeaseTasks(request,
             target,
             options=(),
             channel_credentials=None,
@@ -169,9 +150,9 @@ class TaskService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/LeaseTask',
-            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTaskRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTaskResponse.FromString,
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/LeaseTasks',
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTasksRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.LeaseTasksResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
@@ -223,22 +204,5 @@ class TaskService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/RequeueDeadLetters',
             seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
-
-    @staticmethod
-    def CompleteTask(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/CompleteTask',
-            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CompleteTaskResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class TaskServiceStub:
-    """Tasks in from the dataloader, out to agents."""
+    """Tasks in from the dataloader, out to agents through the gateway."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     SubmitTasks: grpc.UnaryUnaryMultiCallable[
@@ -27,14 +27,13 @@ class TaskServiceStub:
     ]
     """Queues tasks. Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo when the queue is full."""
 
-    LeaseTask: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
-        seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
+    LeaseTasks: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.LeaseTasksRequest,
+        seamflow.trajectory.v1.task_service_pb2.LeaseTasksResponse,
     ]
-    """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
-    A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-    RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
-    queued task out.
+    """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait` and says
+    why. A TRAIN group is admitted whole, and only while that keeps the staleness bound. Finishing a rollout ends
+    its lease.
     """
 
     ExtendTasks: grpc.UnaryUnaryMultiCallable[
@@ -55,16 +54,8 @@ class TaskServiceStub:
     ]
     """Queues the tasks of dead letters again, under admission like new ones."""
 
-    CompleteTask: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
-        seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
-    ]
-    """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-    Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
-    """
-
 class TaskServiceAsyncStub:
-    """Tasks in from the dataloader, out to agents."""
+    """Tasks in from the dataloader, out to agents through the gateway."""
 
     SubmitTasks: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.task_service_pb2.SubmitTasksRequest,
@@ -72,14 +63,13 @@ class TaskServiceAsyncStub:
     ]
     """Queues tasks. Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo when the queue is full."""
 
-    LeaseTask: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
-        seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse,
+    LeaseTasks: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.LeaseTasksRequest,
+        seamflow.trajectory.v1.task_service_pb2.LeaseTasksResponse,
     ]
-    """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
-    A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-    RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
-    queued task out.
+    """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait` and says
+    why. A TRAIN group is admitted whole, and only while that keeps the staleness bound. Finishing a rollout ends
+    its lease.
     """
 
     ExtendTasks: grpc.aio.UnaryUnaryMultiCallable[
@@ -100,16 +90,8 @@ class TaskServiceAsyncStub:
     ]
     """Queues the tasks of dead letters again, under admission like new ones."""
 
-    CompleteTask: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
-        seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse,
-    ]
-    """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-    Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
-    """
-
 class TaskServiceServicer(metaclass=abc.ABCMeta):
-    """Tasks in from the dataloader, out to agents."""
+    """Tasks in from the dataloader, out to agents through the gateway."""
 
     @abc.abstractmethod
     def SubmitTasks(
@@ -120,15 +102,14 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         """Queues tasks. Idempotent by task_id. Answers RESOURCE_EXHAUSTED with RetryInfo when the queue is full."""
 
     @abc.abstractmethod
-    def LeaseTask(
+    def LeaseTasks(
         self,
-        request: seamflow.trajectory.v1.task_service_pb2.LeaseTaskRequest,
+        request: seamflow.trajectory.v1.task_service_pb2.LeaseTasksRequest,
         context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.LeaseTaskResponse]]:
-        """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait`.
-        A TRAIN group is admitted whole, and only while that keeps the staleness bound. Answers
-        RESOURCE_EXHAUSTED with RetryInfo after `wait` if only the run's max_stored_tokens keeps a
-        queued task out.
+    ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.LeaseTasksResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.LeaseTasksResponse]]:
+        """Leases one rollout of one task, or several rollouts. Long poll: the response is empty after `wait` and says
+        why. A TRAIN group is admitted whole, and only while that keeps the staleness bound. Finishing a rollout ends
+        its lease.
         """
 
     @abc.abstractmethod
@@ -154,15 +135,5 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse]]:
         """Queues the tasks of dead letters again, under admission like new ones."""
-
-    @abc.abstractmethod
-    def CompleteTask(
-        self,
-        request: seamflow.trajectory.v1.task_service_pb2.CompleteTaskRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.CompleteTaskResponse]]:
-        """The agent is done with its lease. An unfinished rollout fails as INFRASTRUCTURE and is replaced.
-        Finishing a rollout ends its lease too: a call after it changes nothing. Idempotent.
-        """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

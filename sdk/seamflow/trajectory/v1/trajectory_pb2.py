@@ -12,39 +12,59 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seamflow/trajectory/v1/trajectory.proto\x12\x16seamflow.trajectory.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\"\xa4\x01\n\x0cReplayConfig\x12\x38\n\x08strategy\x18\x01 \x01(\x0e\x32&.seamflow.trajectory.v1.ReplayStrategy\x12\x17\n\x0f\x63\x61pacity_groups\x18\x02 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x03 \x01(\x05\x12\x13\n\x0breward_name\x18\x04 \x01(\t\x12\x13\n\x0btemperature\x18\x05 \x01(\x01\"\xe9\x03\n\tRunConfig\x12\x12\n\ngroup_size\x18\x01 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x02 \x01(\x05\x12\x15\n\rmax_staleness\x18\x03 \x01(\x05\x12\x41\n\x10staleness_policy\x18\x04 \x01(\x0e\x32\'.seamflow.trajectory.v1.StalenessPolicy\x12\x15\n\rlease_seconds\x18\x05 \x01(\x01\x12\x1c\n\x14zero_variance_reward\x18\x06 \x01(\t\x12\x36\n\ndurability\x18\x07 \x01(\x0e\x32\".seamflow.trajectory.v1.Durability\x12\x19\n\x11num_extra_samples\x18\x08 \x01(\x05\x12\x13\n\x0b\x66ifo_window\x18\t \x01(\x05\x12\x1c\n\x14publish_wait_seconds\x18\n \x01(\x01\x12\x18\n\x10required_columns\x18\x0b \x03(\t\x12\x34\n\x06replay\x18\x0c \x01(\x0b\x32$.seamflow.trajectory.v1.ReplayConfig\x12\x16\n\x0emax_deliveries\x18\r \x01(\x05\x12\x19\n\x11max_stored_tokens\x18\x0e \x01(\x03\x12\x17\n\x0fretention_steps\x18\x0f \x01(\x05\"J\n\x05\x44rift\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x15\n\rrecorded_text\x18\x02 \x01(\t\x12\x18\n\x10retokenized_text\x18\x03 \x01(\t\"\xb1\x02\n\x04Turn\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x15\n\rprefix_length\x18\x03 \x01(\x05\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x14\n\x0cmessage_keys\x18\x07 \x03(\t\x12\x13\n\x0btemperature\x18\x08 \x01(\x02\x12\x1c\n\x14template_fingerprint\x18\t \x01(\t\x12,\n\x05\x64rift\x18\n \x01(\x0b\x32\x1d.seamflow.trajectory.v1.Drift\"\xc8\x03\n\nTrajectory\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x33\n\x05state\x18\x05 \x01(\x0e\x32$.seamflow.trajectory.v1.RolloutState\x12+\n\x05turns\x18\x06 \x03(\x0b\x32\x1c.seamflow.trajectory.v1.Turn\x12+\n\x07rewards\x18\x07 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x37\n\rfailure_class\x18\x08 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x17\n\x0f\x66\x61ilure_message\x18\t \x01(\t\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\"\xb8\x03\n\x06Sample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x15\n\tloss_mask\x18\x05 \x03(\x08\x42\x02\x10\x01\x12+\n\x07rewards\x18\x06 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x1a\n\x12min_weight_version\x18\x07 \x01(\x03\x12\x1a\n\x12max_weight_version\x18\x08 \x01(\x03\x12\x13\n\x0btemperature\x18\t \x01(\x02\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x37\n\rpacked_tokens\x18\x0b \x01(\x0b\x32 .seamflow.common.v1.PackedTokens\x12\x18\n\x10packed_loss_mask\x18\x0c \x01(\x0c\x12\r\n\x05shard\x18\r \x01(\x05\x12\x10\n\x08replayed\x18\x0e \x01(\x08\x12/\n\x07\x63olumns\x18\x0f \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Column\"&\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c*~\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15ROLLOUT_STATE_RUNNING\x10\x01\x12\x1a\n\x16ROLLOUT_STATE_FINISHED\x10\x02\x12\x18\n\x14ROLLOUT_STATE_FAILED\x10\x03*\xa3\x01\n\x0fStalenessPolicy\x12 \n\x1cSTALENESS_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15STALENESS_POLICY_DROP\x10\x01\x12\x19\n\x15STALENESS_POLICY_WAIT\x10\x02\x12\x19\n\x15STALENESS_POLICY_MASK\x10\x03\x12\x1d\n\x19STALENESS_POLICY_WITHHOLD\x10\x04*p\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44URABILITY_FAST\x10\x01\x12\x16\n\x12\x44URABILITY_DURABLE\x10\x02\x12\x19\n\x15\x44URABILITY_REPLICATED\x10\x03*j\n\x0eReplayStrategy\x12\x1f\n\x1bREPLAY_STRATEGY_UNSPECIFIED\x10\x00\x12\x1b\n\x17REPLAY_STRATEGY_RECENCY\x10\x01\x12\x1a\n\x16REPLAY_STRATEGY_REWARD\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seamflow/trajectory/v1/trajectory.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\"\xa4\x01\n\x0cReplayConfig\x12\x38\n\x08strategy\x18\x01 \x01(\x0e\x32&.seamflow.trajectory.v1.ReplayStrategy\x12\x17\n\x0f\x63\x61pacity_groups\x18\x02 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x03 \x01(\x05\x12\x13\n\x0breward_name\x18\x04 \x01(\t\x12\x13\n\x0btemperature\x18\x05 \x01(\x01\"\x9f\x05\n\tRunConfig\x12\x12\n\ngroup_size\x18\x01 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x02 \x01(\x05\x12\x15\n\rmax_staleness\x18\x03 \x01(\x05\x12\x41\n\x10staleness_policy\x18\x04 \x01(\x0e\x32\'.seamflow.trajectory.v1.StalenessPolicy\x12\x31\n\x0elease_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14zero_variance_reward\x18\x06 \x01(\t\x12\x36\n\ndurability\x18\x07 \x01(\x0e\x32\".seamflow.trajectory.v1.Durability\x12\x19\n\x11num_extra_samples\x18\x08 \x01(\x05\x12\x13\n\x0b\x66ifo_window\x18\t \x01(\x05\x12\x33\n\x10max_publish_wait\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10required_columns\x18\x0b \x03(\t\x12\x34\n\x06replay\x18\x0c \x01(\x0b\x32$.seamflow.trajectory.v1.ReplayConfig\x12\x16\n\x0emax_deliveries\x18\r \x01(\x05\x12\x19\n\x11max_stored_tokens\x18\x0e \x01(\x03\x12\x17\n\x0fretention_steps\x18\x0f \x01(\x05\x12\x13\n\x0breward_name\x18\x10 \x01(\t\x12=\n\x06labels\x18\x11 \x03(\x0b\x32-.seamflow.trajectory.v1.RunConfig.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf0\x01\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x31\n\x06\x63onfig\x18\x02 \x01(\x0b\x32!.seamflow.trajectory.v1.RunConfig\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .seamflow.trajectory.v1.RunState\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63ommitted_step\x18\x06 \x01(\x03\"\xd9\x01\n\x04Task\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x14\n\x0cpayload_json\x18\x02 \x01(\t\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x05\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x38\n\x06labels\x18\x05 \x03(\x0b\x32(.seamflow.trajectory.v1.Task.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe6\x02\n\x04Turn\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x16\n\x0eparent_turn_id\x18\x02 \x01(\t\x12\x16\n\x0eprefix_turn_id\x18\x03 \x01(\t\x12\x15\n\rprefix_length\x18\x04 \x01(\x05\x12*\n\x06tokens\x18\x05 \x01(\x0b\x32\x1a.seamflow.common.v1.Tokens\x12\x37\n\rfinish_reason\x18\x06 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x34\n\x08sampling\x18\x07 \x01(\x0b\x32\".seamflow.common.v1.SamplingParams\x12\r\n\x05\x65poch\x18\x08 \x01(\x03\x12\x14\n\x0cmessage_keys\x18\t \x03(\t\x12\x1c\n\x14template_fingerprint\x18\n \x01(\t\x12(\n\x05\x64rift\x18\x0b \x01(\x0b\x32\x19.seamflow.common.v1.Drift\"\xbf\x04\n\nTrajectory\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x33\n\x05state\x18\x05 \x01(\x0e\x32$.seamflow.trajectory.v1.RolloutState\x12+\n\x05turns\x18\x06 \x03(\x0b\x32\x1c.seamflow.trajectory.v1.Turn\x12.\n\x07rewards\x18\x07 \x01(\x0b\x32\x1b.seamflow.common.v1.RewardsH\x00\x12.\n\x07\x66\x61ilure\x18\x08 \x01(\x0b\x32\x1b.seamflow.common.v1.FailureH\x00\x12\x1a\n\x12untrained_turn_ids\x18\t \x03(\t\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0btraceparent\x18\x0c \x01(\t\x12>\n\x06labels\x18\r \x03(\x0b\x32..seamflow.trajectory.v1.Trajectory.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07outcome\"\x94\x01\n\nSampleTurn\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x05\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\".seamflow.common.v1.SamplingParams\x12+\n\x07rewards\x18\x04 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\"\xe1\x02\n\x06Sample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x30\n\x06tokens\x18\x04 \x01(\x0b\x32 .seamflow.common.v1.PackedTokens\x12\x11\n\tloss_mask\x18\x05 \x01(\x0c\x12+\n\x07rewards\x18\x06 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x31\n\x05turns\x18\x07 \x03(\x0b\x32\".seamflow.trajectory.v1.SampleTurn\x12\x1a\n\x12min_weight_version\x18\x08 \x01(\x03\x12\x1a\n\x12max_weight_version\x18\t \x01(\x03\x12\x10\n\x08replayed\x18\n \x01(\x08\x12/\n\x07\x63olumns\x18\x0b \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Column\"&\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c*~\n\x0cRolloutState\x12\x1d\n\x19ROLLOUT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15ROLLOUT_STATE_RUNNING\x10\x01\x12\x1a\n\x16ROLLOUT_STATE_FINISHED\x10\x02\x12\x18\n\x14ROLLOUT_STATE_FAILED\x10\x03*\xa3\x01\n\x0fStalenessPolicy\x12 \n\x1cSTALENESS_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15STALENESS_POLICY_DROP\x10\x01\x12\x19\n\x15STALENESS_POLICY_WAIT\x10\x02\x12\x19\n\x15STALENESS_POLICY_MASK\x10\x03\x12\x1d\n\x19STALENESS_POLICY_WITHHOLD\x10\x04*p\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44URABILITY_FAST\x10\x01\x12\x16\n\x12\x44URABILITY_DURABLE\x10\x02\x12\x19\n\x15\x44URABILITY_REPLICATED\x10\x03*j\n\x0eReplayStrategy\x12\x1f\n\x1bREPLAY_STRATEGY_UNSPECIFIED\x10\x00\x12\x1b\n\x17REPLAY_STRATEGY_RECENCY\x10\x01\x12\x1a\n\x16REPLAY_STRATEGY_REWARD\x10\x02*Q\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_RUNNING\x10\x01\x12\x13\n\x0fRUN_STATE_ENDED\x10\x02*\xa8\x01\n\x0b\x45mptyReason\x12\x1c\n\x18\x45MPTY_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45MPTY_REASON_NOTHING_QUEUED\x10\x01\x12!\n\x1d\x45MPTY_REASON_ADMISSION_CLOSED\x10\x02\x12\x1b\n\x17\x45MPTY_REASON_STORE_FULL\x10\x03\x12\x1a\n\x16\x45MPTY_REASON_RUN_ENDED\x10\x04\x42X\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.trajectory.v1.trajectory_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
-  DESCRIPTOR._options = None
-  _globals['_SAMPLE'].fields_by_name['loss_mask']._options = None
-  _globals['_SAMPLE'].fields_by_name['loss_mask']._serialized_options = b'\020\001'
-  _globals['_ROLLOUTSTATE']._serialized_start=2118
-  _globals['_ROLLOUTSTATE']._serialized_end=2244
-  _globals['_STALENESSPOLICY']._serialized_start=2247
-  _globals['_STALENESSPOLICY']._serialized_end=2410
-  _globals['_DURABILITY']._serialized_start=2412
-  _globals['_DURABILITY']._serialized_end=2524
-  _globals['_REPLAYSTRATEGY']._serialized_start=2526
-  _globals['_REPLAYSTRATEGY']._serialized_end=2632
-  _globals['_REPLAYCONFIG']._serialized_start=134
-  _globals['_REPLAYCONFIG']._serialized_end=298
-  _globals['_RUNCONFIG']._serialized_start=301
-  _globals['_RUNCONFIG']._serialized_end=790
-  _globals['_DRIFT']._serialized_start=792
-  _globals['_DRIFT']._serialized_end=866
-  _globals['_TURN']._serialized_start=869
-  _globals['_TURN']._serialized_end=1174
-  _globals['_TRAJECTORY']._serialized_start=1177
-  _globals['_TRAJECTORY']._serialized_end=1633
-  _globals['_SAMPLE']._serialized_start=1636
-  _globals['_SAMPLE']._serialized_end=2076
-  _globals['_COLUMN']._serialized_start=2078
-  _globals['_COLUMN']._serialized_end=2116
+  _globals['DESCRIPTOR']._options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\026seamflow.trajectory.v1P\001Z#seamflow/trajectory/v1;trajectoryv1\252\002\026Seamflow.Trajectory.V1'
+  _globals['_RUNCONFIG_LABELSENTRY']._options = None
+  _globals['_RUNCONFIG_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_TASK_LABELSENTRY']._options = None
+  _globals['_TASK_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_TRAJECTORY_LABELSENTRY']._options = None
+  _globals['_TRAJECTORY_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_ROLLOUTSTATE']._serialized_start=2955
+  _globals['_ROLLOUTSTATE']._serialized_end=3081
+  _globals['_STALENESSPOLICY']._serialized_start=3084
+  _globals['_STALENESSPOLICY']._serialized_end=3247
+  _globals['_DURABILITY']._serialized_start=3249
+  _globals['_DURABILITY']._serialized_end=3361
+  _globals['_REPLAYSTRATEGY']._serialized_start=3363
+  _globals['_REPLAYSTRATEGY']._serialized_end=3469
+  _globals['_RUNSTATE']._serialized_start=3471
+  _globals['_RUNSTATE']._serialized_end=3552
+  _globals['_EMPTYREASON']._serialized_start=3555
+  _globals['_EMPTYREASON']._serialized_end=3723
+  _globals['_REPLAYCONFIG']._serialized_start=166
+  _globals['_REPLAYCONFIG']._serialized_end=330
+  _globals['_RUNCONFIG']._serialized_start=333
+  _globals['_RUNCONFIG']._serialized_end=1004
+  _globals['_RUNCONFIG_LABELSENTRY']._serialized_start=959
+  _globals['_RUNCONFIG_LABELSENTRY']._serialized_end=1004
+  _globals['_RUN']._serialized_start=1007
+  _globals['_RUN']._serialized_end=1247
+  _globals['_TASK']._serialized_start=1250
+  _globals['_TASK']._serialized_end=1467
+  _globals['_TASK_LABELSENTRY']._serialized_start=959
+  _globals['_TASK_LABELSENTRY']._serialized_end=1004
+  _globals['_TURN']._serialized_start=1470
+  _globals['_TURN']._serialized_end=1828
+  _globals['_TRAJECTORY']._serialized_start=1831
+  _globals['_TRAJECTORY']._serialized_end=2406
+  _globals['_TRAJECTORY_LABELSENTRY']._serialized_start=959
+  _globals['_TRAJECTORY_LABELSENTRY']._serialized_end=1004
+  _globals['_SAMPLETURN']._serialized_start=2409
+  _globals['_SAMPLETURN']._serialized_end=2557
+  _globals['_SAMPLE']._serialized_start=2560
+  _globals['_SAMPLE']._serialized_end=2913
+  _globals['_COLUMN']._serialized_start=2915
+  _globals['_COLUMN']._serialized_end=2953
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ What the trajectory manager keeps."""
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -137,6 +138,62 @@ REPLAY_STRATEGY_REWARD: ReplayStrategy.ValueType  # 2
 """Groups with a higher mean reward are likelier: weight exp((reward - highest) / temperature)."""
 global___ReplayStrategy = ReplayStrategy
 
+class _RunState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RunStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RunState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    RUN_STATE_UNSPECIFIED: _RunState.ValueType  # 0
+    """Never sent."""
+    RUN_STATE_RUNNING: _RunState.ValueType  # 1
+    """Tasks are leased and samples trained."""
+    RUN_STATE_ENDED: _RunState.ValueType  # 2
+    """Its trainer has finished, or an operator ended it: no task is leased any more."""
+
+class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
+    """Life of a run: RUNNING -> ENDED, and back when a trainer reconciles."""
+
+RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
+"""Never sent."""
+RUN_STATE_RUNNING: RunState.ValueType  # 1
+"""Tasks are leased and samples trained."""
+RUN_STATE_ENDED: RunState.ValueType  # 2
+"""Its trainer has finished, or an operator ended it: no task is leased any more."""
+global___RunState = RunState
+
+class _EmptyReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EmptyReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EmptyReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    EMPTY_REASON_UNSPECIFIED: _EmptyReason.ValueType  # 0
+    """There is something."""
+    EMPTY_REASON_NOTHING_QUEUED: _EmptyReason.ValueType  # 1
+    """No task is queued: repeat."""
+    EMPTY_REASON_ADMISSION_CLOSED: _EmptyReason.ValueType  # 2
+    """Tasks are queued, and admission keeps them back until the trainer has caught up: repeat."""
+    EMPTY_REASON_STORE_FULL: _EmptyReason.ValueType  # 3
+    """Tasks are queued, and the run stores more than max_stored_tokens: repeat later."""
+    EMPTY_REASON_RUN_ENDED: _EmptyReason.ValueType  # 4
+    """The run has ended: stop."""
+
+class EmptyReason(_EmptyReason, metaclass=_EmptyReasonEnumTypeWrapper):
+    """Why there is nothing to lease."""
+
+EMPTY_REASON_UNSPECIFIED: EmptyReason.ValueType  # 0
+"""There is something."""
+EMPTY_REASON_NOTHING_QUEUED: EmptyReason.ValueType  # 1
+"""No task is queued: repeat."""
+EMPTY_REASON_ADMISSION_CLOSED: EmptyReason.ValueType  # 2
+"""Tasks are queued, and admission keeps them back until the trainer has caught up: repeat."""
+EMPTY_REASON_STORE_FULL: EmptyReason.ValueType  # 3
+"""Tasks are queued, and the run stores more than max_stored_tokens: repeat later."""
+EMPTY_REASON_RUN_ENDED: EmptyReason.ValueType  # 4
+"""The run has ended: stop."""
+global___EmptyReason = EmptyReason
+
 @typing.final
 class ReplayConfig(google.protobuf.message.Message):
     """Explicit replay (Trajectory Balance with Asynchrony, iterative DPO): off unless a strategy is given."""
@@ -177,21 +234,39 @@ class RunConfig(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     GROUP_SIZE_FIELD_NUMBER: builtins.int
     GROUPS_PER_STEP_FIELD_NUMBER: builtins.int
     MAX_STALENESS_FIELD_NUMBER: builtins.int
     STALENESS_POLICY_FIELD_NUMBER: builtins.int
-    LEASE_SECONDS_FIELD_NUMBER: builtins.int
+    LEASE_DURATION_FIELD_NUMBER: builtins.int
     ZERO_VARIANCE_REWARD_FIELD_NUMBER: builtins.int
     DURABILITY_FIELD_NUMBER: builtins.int
     NUM_EXTRA_SAMPLES_FIELD_NUMBER: builtins.int
     FIFO_WINDOW_FIELD_NUMBER: builtins.int
-    PUBLISH_WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    MAX_PUBLISH_WAIT_FIELD_NUMBER: builtins.int
     REQUIRED_COLUMNS_FIELD_NUMBER: builtins.int
     REPLAY_FIELD_NUMBER: builtins.int
     MAX_DELIVERIES_FIELD_NUMBER: builtins.int
     MAX_STORED_TOKENS_FIELD_NUMBER: builtins.int
     RETENTION_STEPS_FIELD_NUMBER: builtins.int
+    REWARD_NAME_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     group_size: builtins.int
     """Samples per group (G)."""
     groups_per_step: builtins.int
@@ -200,8 +275,6 @@ class RunConfig(google.protobuf.message.Message):
     """Greatest allowed difference between a step's base version and a sample's oldest version."""
     staleness_policy: global___StalenessPolicy.ValueType
     """What happens beyond it."""
-    lease_seconds: builtins.float
-    """How long a task or sample lease lives without extension, in seconds."""
     zero_variance_reward: builtins.str
     """Drop groups whose samples all have the same reward under this name; empty: keep all."""
     durability: global___Durability.ValueType
@@ -214,8 +287,6 @@ class RunConfig(google.protobuf.message.Message):
     """Windowed FIFO: a step takes complete groups only from the first fifo_window groups counted from
     the oldest one that is not leased; 0: in the order they complete.
     """
-    publish_wait_seconds: builtins.float
-    """WAIT: longest time a publish waits for work at the bound; what is too old then is dropped."""
     max_deliveries: builtins.int
     """A step that was delivered to this many trainers without a commit goes to the dead letters; 0: never."""
     max_stored_tokens: builtins.int
@@ -227,6 +298,16 @@ class RunConfig(google.protobuf.message.Message):
     """All rollouts of a group are deleted when more than this many steps were committed after it was
     trained, or after it became a dead letter; 0: never. Groups kept for replay stay.
     """
+    reward_name: builtins.str
+    """Reward that the trainer trains on: a TRAIN rollout that finishes without it is refused. Empty: any name."""
+    @property
+    def lease_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """How long a task or sample lease lives without extension; more than 0, at most 1 day."""
+
+    @property
+    def max_publish_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """WAIT: longest time a publish waits for work at the bound; what is too old then is dropped."""
+
     @property
     def required_columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Columns that every sample of a group must have before the group is leased, such as "ref_logprobs"."""
@@ -235,6 +316,10 @@ class RunConfig(google.protobuf.message.Message):
     def replay(self) -> global___ReplayConfig:
         """Replay of trained groups."""
 
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """For people and dashboards; at most 32, keys of 1 to 63 and values of at most 256 characters."""
+
     def __init__(
         self,
         *,
@@ -242,107 +327,186 @@ class RunConfig(google.protobuf.message.Message):
         groups_per_step: builtins.int = ...,
         max_staleness: builtins.int = ...,
         staleness_policy: global___StalenessPolicy.ValueType = ...,
-        lease_seconds: builtins.float = ...,
+        lease_duration: google.protobuf.duration_pb2.Duration | None = ...,
         zero_variance_reward: builtins.str = ...,
         durability: global___Durability.ValueType = ...,
         num_extra_samples: builtins.int = ...,
         fifo_window: builtins.int = ...,
-        publish_wait_seconds: builtins.float = ...,
+        max_publish_wait: google.protobuf.duration_pb2.Duration | None = ...,
         required_columns: collections.abc.Iterable[builtins.str] | None = ...,
         replay: global___ReplayConfig | None = ...,
         max_deliveries: builtins.int = ...,
         max_stored_tokens: builtins.int = ...,
         retention_steps: builtins.int = ...,
+        reward_name: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["replay", b"replay"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["durability", b"durability", "fifo_window", b"fifo_window", "group_size", b"group_size", "groups_per_step", b"groups_per_step", "lease_seconds", b"lease_seconds", "max_deliveries", b"max_deliveries", "max_staleness", b"max_staleness", "max_stored_tokens", b"max_stored_tokens", "num_extra_samples", b"num_extra_samples", "publish_wait_seconds", b"publish_wait_seconds", "replay", b"replay", "required_columns", b"required_columns", "retention_steps", b"retention_steps", "staleness_policy", b"staleness_policy", "zero_variance_reward", b"zero_variance_reward"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease_duration", b"lease_duration", "max_publish_wait", b"max_publish_wait", "replay", b"replay"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["durability", b"durability", "fifo_window", b"fifo_window", "group_size", b"group_size", "groups_per_step", b"groups_per_step", "labels", b"labels", "lease_duration", b"lease_duration", "max_deliveries", b"max_deliveries", "max_publish_wait", b"max_publish_wait", "max_staleness", b"max_staleness", "max_stored_tokens", b"max_stored_tokens", "num_extra_samples", b"num_extra_samples", "replay", b"replay", "required_columns", b"required_columns", "retention_steps", b"retention_steps", "reward_name", b"reward_name", "staleness_policy", b"staleness_policy", "zero_variance_reward", b"zero_variance_reward"]) -> None: ...
 
 global___RunConfig = RunConfig
 
 @typing.final
-class Drift(google.protobuf.message.Message):
-    """Where a caller retokenized sampled text and got other ids for the same text."""
+class Run(google.protobuf.message.Message):
+    """A run."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    POSITION_FIELD_NUMBER: builtins.int
-    RECORDED_TEXT_FIELD_NUMBER: builtins.int
-    RETOKENIZED_TEXT_FIELD_NUMBER: builtins.int
-    position: builtins.int
-    """Index in the turn's whole sequence of the first differing token."""
-    recorded_text: builtins.str
-    """Text of the recorded tokens from there on, at most 200 characters."""
-    retokenized_text: builtins.str
-    """Text of the caller's tokens from there on, at most 200 characters."""
+    RUN_ID_FIELD_NUMBER: builtins.int
+    CONFIG_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    CREATE_TIME_FIELD_NUMBER: builtins.int
+    END_TIME_FIELD_NUMBER: builtins.int
+    COMMITTED_STEP_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Name."""
+    state: global___RunState.ValueType
+    """Where it stands."""
+    committed_step: builtins.int
+    """Newest committed step."""
+    @property
+    def config(self) -> global___RunConfig:
+        """Its rules."""
+
+    @property
+    def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it was created, by the store's clock."""
+
+    @property
+    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it ended; absent while it runs."""
+
     def __init__(
         self,
         *,
-        position: builtins.int = ...,
-        recorded_text: builtins.str = ...,
-        retokenized_text: builtins.str = ...,
+        run_id: builtins.str = ...,
+        config: global___RunConfig | None = ...,
+        state: global___RunState.ValueType = ...,
+        create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        committed_step: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["position", b"position", "recorded_text", b"recorded_text", "retokenized_text", b"retokenized_text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["config", b"config", "create_time", b"create_time", "end_time", b"end_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "config", b"config", "create_time", b"create_time", "end_time", b"end_time", "run_id", b"run_id", "state", b"state"]) -> None: ...
 
-global___Drift = Drift
+global___Run = Run
+
+@typing.final
+class Task(google.protobuf.message.Message):
+    """What an agent works on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    TASK_ID_FIELD_NUMBER: builtins.int
+    PAYLOAD_JSON_FIELD_NUMBER: builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    task_id: builtins.str
+    """Required. Unique in the run; becomes the group's name."""
+    payload_json: builtins.str
+    """JSON object of at most 1 MiB, opaque to seamflow; empty: {}."""
+    num_samples: builtins.int
+    """Rollouts to make; 0: the run's group_size for TRAIN, 1 for EVAL."""
+    purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
+    """Required. TRAIN or EVAL."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """For people and dashboards; at most 32, keys of 1 to 63 and values of at most 256 characters."""
+
+    def __init__(
+        self,
+        *,
+        task_id: builtins.str = ...,
+        payload_json: builtins.str = ...,
+        num_samples: builtins.int = ...,
+        purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "num_samples", b"num_samples", "payload_json", b"payload_json", "purpose", b"purpose", "task_id", b"task_id"]) -> None: ...
+
+global___Task = Task
 
 @typing.final
 class Turn(google.protobuf.message.Message):
-    """One turn as it is stored: what it added to its parent's tokens."""
+    """One turn: what it added to the sequence it continues."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TURN_ID_FIELD_NUMBER: builtins.int
     PARENT_TURN_ID_FIELD_NUMBER: builtins.int
+    PREFIX_TURN_ID_FIELD_NUMBER: builtins.int
     PREFIX_LENGTH_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     MESSAGE_KEYS_FIELD_NUMBER: builtins.int
-    TEMPERATURE_FIELD_NUMBER: builtins.int
     TEMPLATE_FINGERPRINT_FIELD_NUMBER: builtins.int
     DRIFT_FIELD_NUMBER: builtins.int
     turn_id: builtins.str
     """Client-made name."""
     parent_turn_id: builtins.str
-    """Turn whose tokens it continues; empty at the root."""
+    """Turn that the agent named as its parent; empty: none."""
+    prefix_turn_id: builtins.str
+    """Turn whose tokens it continues; empty at a root."""
     prefix_length: builtins.int
-    """Tokens shared with the parent's whole sequence."""
+    """Tokens shared with that turn's whole sequence."""
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """UNSPECIFIED while it runs."""
     epoch: builtins.int
     """Fencing number of its current writer."""
-    temperature: builtins.float
-    """Temperature it was sampled with."""
     template_fingerprint: builtins.str
-    """Fingerprint of the chat template that rendered it."""
+    """Fingerprint of the chat template that rendered it, with its tools and arguments."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
         """What this turn added: environment tokens, then policy tokens."""
 
     @property
-    def message_keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Digest of each message of the conversation up to and including the answer."""
+    def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
+        """Parameters it is sampled with, defaults left out."""
 
     @property
-    def drift(self) -> global___Drift:
-        """Set when the prompt was a re-tokenised copy of recorded tokens."""
+    def message_keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Digest of each message of the conversation up to and including the answer; empty for a prompt of ids."""
+
+    @property
+    def drift(self) -> seamflow.common.v1.tokens_pb2.Drift:
+        """Set when the prompt was a re-tokenized copy of recorded tokens."""
 
     def __init__(
         self,
         *,
         turn_id: builtins.str = ...,
         parent_turn_id: builtins.str = ...,
+        prefix_turn_id: builtins.str = ...,
         prefix_length: builtins.int = ...,
         tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
+        sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         epoch: builtins.int = ...,
         message_keys: collections.abc.Iterable[builtins.str] | None = ...,
-        temperature: builtins.float = ...,
         template_fingerprint: builtins.str = ...,
-        drift: global___Drift | None = ...,
+        drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drift", b"drift", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "prefix_length", b"prefix_length", "temperature", b"temperature", "template_fingerprint", b"template_fingerprint", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift", "sampling", b"sampling", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "sampling", b"sampling", "template_fingerprint", b"template_fingerprint", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
 
 global___Turn = Turn
 
@@ -352,6 +516,22 @@ class Trajectory(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     RUN_ID_FIELD_NUMBER: builtins.int
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     GROUP_ID_FIELD_NUMBER: builtins.int
@@ -359,11 +539,12 @@ class Trajectory(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     TURNS_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
-    FAILURE_CLASS_FIELD_NUMBER: builtins.int
-    FAILURE_MESSAGE_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    UNTRAINED_TURN_IDS_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     FINISH_TIME_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
@@ -374,10 +555,6 @@ class Trajectory(google.protobuf.message.Message):
     """TRAIN or EVAL."""
     state: global___RolloutState.ValueType
     """Where it stands."""
-    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
-    """Set in state FAILED."""
-    failure_message: builtins.str
-    """For people."""
     traceparent: builtins.str
     """W3C trace context it began under."""
     @property
@@ -385,8 +562,16 @@ class Trajectory(google.protobuf.message.Message):
         """Turns in the order they began."""
 
     @property
-    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
-        """Rewards given at the end."""
+    def rewards(self) -> seamflow.common.v1.tokens_pb2.Rewards:
+        """It counts."""
+
+    @property
+    def failure(self) -> seamflow.common.v1.tokens_pb2.Failure:
+        """It does not."""
+
+    @property
+    def untrained_turn_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Turns that are not trained."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -395,6 +580,10 @@ class Trajectory(google.protobuf.message.Message):
     @property
     def finish_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it closed."""
+
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels it was started with."""
 
     def __init__(
         self,
@@ -405,17 +594,54 @@ class Trajectory(google.protobuf.message.Message):
         purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
         state: global___RolloutState.ValueType = ...,
         turns: collections.abc.Iterable[global___Turn] | None = ...,
-        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
-        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
-        failure_message: builtins.str = ...,
+        rewards: seamflow.common.v1.tokens_pb2.Rewards | None = ...,
+        failure: seamflow.common.v1.tokens_pb2.Failure | None = ...,
+        untrained_turn_ids: collections.abc.Iterable[builtins.str] | None = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         finish_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         traceparent: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "finish_time", b"finish_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "failure_class", b"failure_class", "failure_message", b"failure_message", "finish_time", b"finish_time", "group_id", b"group_id", "purpose", b"purpose", "rewards", b"rewards", "rollout_id", b"rollout_id", "run_id", b"run_id", "state", b"state", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "failure", b"failure", "finish_time", b"finish_time", "outcome", b"outcome", "rewards", b"rewards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "failure", b"failure", "finish_time", b"finish_time", "group_id", b"group_id", "labels", b"labels", "outcome", b"outcome", "purpose", b"purpose", "rewards", b"rewards", "rollout_id", b"rollout_id", "run_id", b"run_id", "state", b"state", "traceparent", b"traceparent", "turns", b"turns", "untrained_turn_ids", b"untrained_turn_ids"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["rewards", "failure"] | None: ...
 
 global___Trajectory = Trajectory
+
+@typing.final
+class SampleTurn(google.protobuf.message.Message):
+    """A part of a sample: the tokens that one turn added."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
+    REWARDS_FIELD_NUMBER: builtins.int
+    turn_id: builtins.str
+    """Name of the turn."""
+    num_tokens: builtins.int
+    """Tokens of the sample that it added, environment and policy; parts follow each other and cover the sample."""
+    @property
+    def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
+        """Parameters its log-probs were taken under, defaults left out."""
+
+    @property
+    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
+        """Rewards of this turn."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: builtins.str = ...,
+        num_tokens: builtins.int = ...,
+        sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
+        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "rewards", b"rewards", "sampling", b"sampling", "turn_id", b"turn_id"]) -> None: ...
+
+global___SampleTurn = SampleTurn
 
 @typing.final
 class Sample(google.protobuf.message.Message):
@@ -429,13 +655,9 @@ class Sample(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     LOSS_MASK_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
+    TURNS_FIELD_NUMBER: builtins.int
     MIN_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     MAX_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
-    TEMPERATURE_FIELD_NUMBER: builtins.int
-    TRACEPARENT_FIELD_NUMBER: builtins.int
-    PACKED_TOKENS_FIELD_NUMBER: builtins.int
-    PACKED_LOSS_MASK_FIELD_NUMBER: builtins.int
-    SHARD_FIELD_NUMBER: builtins.int
     REPLAYED_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     sample_id: builtins.str
@@ -444,35 +666,25 @@ class Sample(google.protobuf.message.Message):
     """Rollout it is part of."""
     group_id: builtins.str
     """Group whose members are compared."""
+    loss_mask: builtins.bytes
+    """One byte per token: 1 where the loss counts, else 0."""
     min_weight_version: builtins.int
     """Oldest version among trainable tokens."""
     max_weight_version: builtins.int
     """Newest version among trainable tokens."""
-    temperature: builtins.float
-    """Temperature it was sampled with."""
-    traceparent: builtins.str
-    """W3C trace context of its rollout."""
-    packed_loss_mask: builtins.bytes
-    """Instead of `loss_mask`, where the caller asked for packed samples: one byte per token, 0 or 1."""
-    shard: builtins.int
-    """Shard of the step it is part of; shards are disjoint and of about equal length in tokens."""
     replayed: builtins.bool
     """True when it was trained before and is replayed."""
     @property
-    def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
+    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """The whole sequence; each policy token of a prefix tree is trainable in exactly one sample."""
 
     @property
-    def loss_mask(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bool]:
-        """True where the loss counts; same length as token_ids."""
-
-    @property
     def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
-        """Rewards of the rollout."""
+        """Rewards of the whole rollout; those of turns are in `turns`."""
 
     @property
-    def packed_tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
-        """Instead of `tokens`, where the caller asked for packed samples."""
+    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampleTurn]:
+        """Its turns, from the root to the leaf."""
 
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
@@ -484,21 +696,17 @@ class Sample(google.protobuf.message.Message):
         sample_id: builtins.str = ...,
         rollout_id: builtins.str = ...,
         group_id: builtins.str = ...,
-        tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
-        loss_mask: collections.abc.Iterable[builtins.bool] | None = ...,
+        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
+        loss_mask: builtins.bytes = ...,
         rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
+        turns: collections.abc.Iterable[global___SampleTurn] | None = ...,
         min_weight_version: builtins.int = ...,
         max_weight_version: builtins.int = ...,
-        temperature: builtins.float = ...,
-        traceparent: builtins.str = ...,
-        packed_tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
-        packed_loss_mask: builtins.bytes = ...,
-        shard: builtins.int = ...,
         replayed: builtins.bool = ...,
         columns: collections.abc.Iterable[global___Column] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["packed_tokens", b"packed_tokens", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "packed_loss_mask", b"packed_loss_mask", "packed_tokens", b"packed_tokens", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "shard", b"shard", "temperature", b"temperature", "tokens", b"tokens", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "tokens", b"tokens", "turns", b"turns"]) -> None: ...
 
 global___Sample = Sample
 

@@ -17,53 +17,26 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
-class CreateRunRequest(google.protobuf.message.Message):
-    """Request of CreateRun."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: builtins.int
-    CONFIG_FIELD_NUMBER: builtins.int
-    run_id: builtins.str
-    """Namespace of all state of the job."""
-    @property
-    def config(self) -> seamflow.trajectory.v1.trajectory_pb2.RunConfig:
-        """Its rules."""
-
-    def __init__(
-        self,
-        *,
-        run_id: builtins.str = ...,
-        config: seamflow.trajectory.v1.trajectory_pb2.RunConfig | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config", b"config", "run_id", b"run_id"]) -> None: ...
-
-global___CreateRunRequest = CreateRunRequest
-
-@typing.final
-class CreateRunResponse(google.protobuf.message.Message):
-    """Response of CreateRun."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    CREATED_FIELD_NUMBER: builtins.int
-    created: builtins.bool
-    """False when it was there already."""
-    def __init__(
-        self,
-        *,
-        created: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["created", b"created"]) -> None: ...
-
-global___CreateRunResponse = CreateRunResponse
-
-@typing.final
 class NewRollout(google.protobuf.message.Message):
     """A rollout to start, under a task lease or without one. Idempotent by rollout_id."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     RUN_ID_FIELD_NUMBER: builtins.int
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
@@ -72,12 +45,13 @@ class NewRollout(google.protobuf.message.Message):
     CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
     PINNED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
     """Name."""
     lease_token: builtins.str
-    """From TaskService.LeaseTask; empty: no group."""
+    """From TaskService.LeaseTasks; empty: no group."""
     purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
     """TRAIN needs a lease."""
     credential_digest: builtins.str
@@ -86,6 +60,10 @@ class NewRollout(google.protobuf.message.Message):
     """EVAL only."""
     traceparent: builtins.str
     """W3C trace context."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """For people and dashboards; at most 32."""
+
     def __init__(
         self,
         *,
@@ -96,12 +74,31 @@ class NewRollout(google.protobuf.message.Message):
         credential_digest: builtins.str = ...,
         pinned_weight_version: builtins.int | None = ...,
         traceparent: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "pinned_weight_version", b"pinned_weight_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "credential_digest", b"credential_digest", "lease_token", b"lease_token", "pinned_weight_version", b"pinned_weight_version", "purpose", b"purpose", "rollout_id", b"rollout_id", "run_id", b"run_id", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "credential_digest", b"credential_digest", "labels", b"labels", "lease_token", b"lease_token", "pinned_weight_version", b"pinned_weight_version", "purpose", b"purpose", "rollout_id", b"rollout_id", "run_id", b"run_id", "traceparent", b"traceparent"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_pinned_weight_version", b"_pinned_weight_version"]) -> typing.Literal["pinned_weight_version"] | None: ...
 
 global___NewRollout = NewRollout
+
+@typing.final
+class StartedRollout(google.protobuf.message.Message):
+    """A started rollout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    group_id: builtins.str
+    """Group of the lease; empty without one."""
+    def __init__(
+        self,
+        *,
+        group_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id"]) -> None: ...
+
+global___StartedRollout = StartedRollout
 
 @typing.final
 class NewRolloutResult(google.protobuf.message.Message):
@@ -109,24 +106,49 @@ class NewRolloutResult(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    GROUP_ID_FIELD_NUMBER: builtins.int
+    STARTED_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
-    group_id: builtins.str
-    """Group of the lease; empty without one."""
+    @property
+    def started(self) -> global___StartedRollout:
+        """It runs."""
+
     @property
     def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it failed."""
+        """It failed."""
 
     def __init__(
         self,
         *,
-        group_id: builtins.str = ...,
+        started: global___StartedRollout | None = ...,
         error: seamflow.common.v1.error_pb2.Status | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "group_id", b"group_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "result", b"result", "started", b"started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "result", b"result", "started", b"started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["started", "error"] | None: ...
 
 global___NewRolloutResult = NewRolloutResult
+
+@typing.final
+class MessageKeys(google.protobuf.message.Message):
+    """Digest of each message of a prompt. An answer's digest is "<digest>" or "<digest>:<digest of its reasoning>";
+    without the second part it matches any reasoning.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: builtins.int
+    @property
+    def keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """1 to 4,096."""
+
+    def __init__(
+        self,
+        *,
+        keys: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["keys", b"keys"]) -> None: ...
+
+global___MessageKeys = MessageKeys
 
 @typing.final
 class NewTurn(google.protobuf.message.Message):
@@ -142,7 +164,7 @@ class NewTurn(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     MESSAGE_KEYS_FIELD_NUMBER: builtins.int
     TEMPLATE_FINGERPRINT_FIELD_NUMBER: builtins.int
-    TEMPERATURE_FIELD_NUMBER: builtins.int
+    SAMPLING_FIELD_NUMBER: builtins.int
     CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
@@ -153,20 +175,20 @@ class NewTurn(google.protobuf.message.Message):
     attempt_id: builtins.str
     """Made by each gateway call; another one takes the turn over."""
     parent_turn_id: builtins.str
-    """Turn to continue; empty: the longest match."""
+    """Turn that the agent names as its parent: only its path is matched. Empty: the longest match."""
+    token_ids: builtins.bytes
+    """Whole prompt as little-endian int32 ids."""
     template_fingerprint: builtins.str
     """A different fingerprint never matches."""
-    temperature: builtins.float
-    """Kept for the trainer."""
     credential_digest: builtins.str
     """Must equal the digest given in NewRollout."""
     @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Whole prompt as ids, when the caller has ids."""
+    def message_keys(self) -> global___MessageKeys:
+        """Digests of the messages."""
 
     @property
-    def message_keys(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Digest of each message, when the caller has messages."""
+    def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
+        """Defaults left out. Other sampling under the same turn_id is ALREADY_EXISTS. TRAIN refuses temperature 0."""
 
     def __init__(
         self,
@@ -176,24 +198,26 @@ class NewTurn(google.protobuf.message.Message):
         turn_id: builtins.str = ...,
         attempt_id: builtins.str = ...,
         parent_turn_id: builtins.str = ...,
-        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
-        message_keys: collections.abc.Iterable[builtins.str] | None = ...,
+        token_ids: builtins.bytes = ...,
+        message_keys: global___MessageKeys | None = ...,
         template_fingerprint: builtins.str = ...,
-        temperature: builtins.float = ...,
+        sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         credential_digest: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "credential_digest", b"credential_digest", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "rollout_id", b"rollout_id", "run_id", b"run_id", "temperature", b"temperature", "template_fingerprint", b"template_fingerprint", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["message_keys", b"message_keys", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "credential_digest", b"credential_digest", "message_keys", b"message_keys", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "template_fingerprint", b"template_fingerprint", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["token_ids", "message_keys"] | None: ...
 
 global___NewTurn = NewTurn
 
 @typing.final
-class NewTurnResult(google.protobuf.message.Message):
-    """The result of a NewTurn: the matched prefix and what the turn already has."""
+class BegunTurn(google.protobuf.message.Message):
+    """A begun turn: the matched prefix and what the turn already has."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: builtins.int
-    PARENT_TURN_ID_FIELD_NUMBER: builtins.int
+    PREFIX_TURN_ID_FIELD_NUMBER: builtins.int
     PREFIX_TOKEN_IDS_FIELD_NUMBER: builtins.int
     NUM_MATCHED_MESSAGES_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
@@ -201,11 +225,13 @@ class NewTurnResult(google.protobuf.message.Message):
     PINNED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     DIVERGENCE_FIELD_NUMBER: builtins.int
     REQUIRED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
-    ERROR_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     """Fencing number for TokenAppend."""
-    parent_turn_id: builtins.str
+    prefix_turn_id: builtins.str
     """Turn that matched; empty: none."""
+    prefix_token_ids: builtins.bytes
+    """Tokens before this turn's own, as little-endian int32: the shared prefix."""
     num_matched_messages: builtins.int
     """Messages covered by the prefix."""
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
@@ -216,42 +242,64 @@ class NewTurnResult(google.protobuf.message.Message):
     """Sample with this version or a newer one: by the time the group is trained, tokens of an older one
     would be beyond max_staleness. It is published or about to be.
     """
+    group_id: builtins.str
+    """Group of its rollout; empty without one."""
     @property
-    def prefix_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Tokens before this turn's own: the shared prefix."""
-
-    @property
-    def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
+    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """What an earlier attempt already recorded of this turn."""
 
     @property
     def divergence(self) -> global___Divergence:
         """Where the prompt leaves what is stored in the middle of sampled tokens."""
 
-    @property
-    def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it failed: also RESOURCE_EXHAUSTED, where the response would be too large a message."""
-
     def __init__(
         self,
         *,
         epoch: builtins.int = ...,
-        parent_turn_id: builtins.str = ...,
-        prefix_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        prefix_turn_id: builtins.str = ...,
+        prefix_token_ids: builtins.bytes = ...,
         num_matched_messages: builtins.int = ...,
-        tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
+        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         pinned_weight_version: builtins.int | None = ...,
         divergence: global___Divergence | None = ...,
         required_weight_version: builtins.int = ...,
-        error: seamflow.common.v1.error_pb2.Status | None = ...,
+        group_id: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "error", b"error", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "num_matched_messages", b"num_matched_messages", "parent_turn_id", b"parent_turn_id", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "required_weight_version", b"required_weight_version", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "pinned_weight_version", b"pinned_weight_version", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_divergence", b"_divergence", "_pinned_weight_version", b"_pinned_weight_version", "divergence", b"divergence", "epoch", b"epoch", "finish_reason", b"finish_reason", "group_id", b"group_id", "num_matched_messages", b"num_matched_messages", "pinned_weight_version", b"pinned_weight_version", "prefix_token_ids", b"prefix_token_ids", "prefix_turn_id", b"prefix_turn_id", "required_weight_version", b"required_weight_version", "tokens", b"tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_divergence", b"_divergence"]) -> typing.Literal["divergence"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pinned_weight_version", b"_pinned_weight_version"]) -> typing.Literal["pinned_weight_version"] | None: ...
+
+global___BegunTurn = BegunTurn
+
+@typing.final
+class NewTurnResult(google.protobuf.message.Message):
+    """The result of a NewTurn."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEGUN_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def begun(self) -> global___BegunTurn:
+        """It has begun."""
+
+    @property
+    def error(self) -> seamflow.common.v1.error_pb2.Status:
+        """It failed: also RESOURCE_EXHAUSTED, where the response would be too large a message."""
+
+    def __init__(
+        self,
+        *,
+        begun: global___BegunTurn | None = ...,
+        error: seamflow.common.v1.error_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["begun", b"begun", "error", b"error", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "error", b"error", "result", b"result"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["begun", "error"] | None: ...
 
 global___NewTurnResult = NewTurnResult
 
@@ -268,16 +316,14 @@ class Divergence(google.protobuf.message.Message):
     """Turn whose sequence it leaves."""
     position: builtins.int
     """Index in that sequence of the first differing token."""
-    @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Recorded ids from there on, at most 64."""
-
+    token_ids: builtins.bytes
+    """Recorded ids from there on as little-endian int32, at most 64."""
     def __init__(
         self,
         *,
         turn_id: builtins.str = ...,
         position: builtins.int = ...,
-        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        token_ids: builtins.bytes = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["position", b"position", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
 
@@ -357,7 +403,7 @@ class TokenAppend(google.protobuf.message.Message):
     turn_id: builtins.str
     """Turn."""
     epoch: builtins.int
-    """From NewTurnResult."""
+    """From BegunTurn."""
     offset: builtins.int
     """Tokens of this turn that come before these."""
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
@@ -369,7 +415,7 @@ class TokenAppend(google.protobuf.message.Message):
         """What to append; may be empty when finish_reason is given."""
 
     @property
-    def drift(self) -> seamflow.trajectory.v1.trajectory_pb2.Drift:
+    def drift(self) -> seamflow.common.v1.tokens_pb2.Drift:
         """With finish_reason: what the gateway found when it compared the prompt with the record."""
 
     def __init__(
@@ -383,7 +429,7 @@ class TokenAppend(google.protobuf.message.Message):
         tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         message_key: builtins.str = ...,
-        drift: seamflow.trajectory.v1.trajectory_pb2.Drift | None = ...,
+        drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drift", b"drift", "tokens", b"tokens"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "offset", b"offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
@@ -391,27 +437,48 @@ class TokenAppend(google.protobuf.message.Message):
 global___TokenAppend = TokenAppend
 
 @typing.final
+class AppendedTokens(google.protobuf.message.Message):
+    """Stored tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    num_tokens: builtins.int
+    """Tokens of the turn now stored."""
+    def __init__(
+        self,
+        *,
+        num_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens"]) -> None: ...
+
+global___AppendedTokens = AppendedTokens
+
+@typing.final
 class TokenAppendResult(google.protobuf.message.Message):
     """The result of a TokenAppend."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    APPENDED_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
-    num_tokens: builtins.int
-    """Tokens of its turn now stored."""
+    @property
+    def appended(self) -> global___AppendedTokens:
+        """They are stored."""
+
     @property
     def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it failed."""
+        """It failed."""
 
     def __init__(
         self,
         *,
-        num_tokens: builtins.int = ...,
+        appended: global___AppendedTokens | None = ...,
         error: seamflow.common.v1.error_pb2.Status | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "num_tokens", b"num_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["appended", b"appended", "error", b"error", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["appended", b"appended", "error", b"error", "result", b"result"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["appended", "error"] | None: ...
 
 global___TokenAppendResult = TokenAppendResult
 
@@ -425,21 +492,25 @@ class RolloutFinish(google.protobuf.message.Message):
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
-    FAILURE_CLASS_FIELD_NUMBER: builtins.int
-    FAILURE_MESSAGE_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    UNTRAINED_TURN_IDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
     """Rollout."""
     credential_digest: builtins.str
     """Must equal the digest given in NewRollout."""
-    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
-    """Set when it failed."""
-    failure_message: builtins.str
-    """For people."""
     @property
-    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
-        """By name."""
+    def rewards(self) -> seamflow.common.v1.tokens_pb2.Rewards:
+        """It counts with these rewards."""
+
+    @property
+    def failure(self) -> seamflow.common.v1.tokens_pb2.Failure:
+        """It does not count and is replaced."""
+
+    @property
+    def untrained_turn_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Turns whose tokens are not trained. Each must exist."""
 
     def __init__(
         self,
@@ -447,13 +518,27 @@ class RolloutFinish(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         rollout_id: builtins.str = ...,
         credential_digest: builtins.str = ...,
-        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
-        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
-        failure_message: builtins.str = ...,
+        rewards: seamflow.common.v1.tokens_pb2.Rewards | None = ...,
+        failure: seamflow.common.v1.tokens_pb2.Failure | None = ...,
+        untrained_turn_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "failure_class", b"failure_class", "failure_message", b"failure_message", "rewards", b"rewards", "rollout_id", b"rollout_id", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["failure", b"failure", "outcome", b"outcome", "rewards", b"rewards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "failure", b"failure", "outcome", b"outcome", "rewards", b"rewards", "rollout_id", b"rollout_id", "run_id", b"run_id", "untrained_turn_ids", b"untrained_turn_ids"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["rewards", "failure"] | None: ...
 
 global___RolloutFinish = RolloutFinish
+
+@typing.final
+class FinishedRollout(google.protobuf.message.Message):
+    """A finished rollout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___FinishedRollout = FinishedRollout
 
 @typing.final
 class RolloutFinishResult(google.protobuf.message.Message):
@@ -461,18 +546,25 @@ class RolloutFinishResult(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    FINISHED_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     @property
+    def finished(self) -> global___FinishedRollout:
+        """It has finished."""
+
+    @property
     def error(self) -> seamflow.common.v1.error_pb2.Status:
-        """Set when it failed."""
+        """It failed."""
 
     def __init__(
         self,
         *,
+        finished: global___FinishedRollout | None = ...,
         error: seamflow.common.v1.error_pb2.Status | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "finished", b"finished", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "finished", b"finished", "result", b"result"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["finished", "error"] | None: ...
 
 global___RolloutFinishResult = RolloutFinishResult
 
@@ -536,72 +628,28 @@ class RecordedRollout(google.protobuf.message.Message):
 
     TURNS_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
-    FAILURE_CLASS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
-    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
-    """UNSPECIFIED or POLICY."""
     traceparent: builtins.str
     """W3C trace context it began under."""
     @property
-    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordedTurn]:
-        """In the order they began; tokens in packed_tokens."""
+    def turns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Turn]:
+        """In the order they began: turn_id, prefix_turn_id, prefix_length, tokens, finish_reason and sampling of each."""
 
     @property
-    def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
-        """At least one, or a failure_class of POLICY."""
+    def rewards(self) -> seamflow.common.v1.tokens_pb2.Rewards:
+        """Required."""
 
     def __init__(
         self,
         *,
-        turns: collections.abc.Iterable[global___RecordedTurn] | None = ...,
-        rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
-        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
+        turns: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.Turn] | None = ...,
+        rewards: seamflow.common.v1.tokens_pb2.Rewards | None = ...,
         traceparent: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failure_class", b"failure_class", "rewards", b"rewards", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rewards", b"rewards"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["rewards", b"rewards", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
 
 global___RecordedRollout = RecordedRollout
-
-@typing.final
-class RecordedTurn(google.protobuf.message.Message):
-    """One complete turn."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    TURN_ID_FIELD_NUMBER: builtins.int
-    PARENT_TURN_ID_FIELD_NUMBER: builtins.int
-    PREFIX_LENGTH_FIELD_NUMBER: builtins.int
-    TOKENS_FIELD_NUMBER: builtins.int
-    FINISH_REASON_FIELD_NUMBER: builtins.int
-    TEMPERATURE_FIELD_NUMBER: builtins.int
-    turn_id: builtins.str
-    """Name, unique in the rollout."""
-    parent_turn_id: builtins.str
-    """Turn whose tokens it continues; empty at the root."""
-    prefix_length: builtins.int
-    """Tokens shared with the parent's whole sequence."""
-    finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
-    """STOP or LENGTH."""
-    temperature: builtins.float
-    """Sampling temperature."""
-    @property
-    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
-        """What this turn added."""
-
-    def __init__(
-        self,
-        *,
-        turn_id: builtins.str = ...,
-        parent_turn_id: builtins.str = ...,
-        prefix_length: builtins.int = ...,
-        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
-        finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
-        temperature: builtins.float = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "parent_turn_id", b"parent_turn_id", "prefix_length", b"prefix_length", "temperature", b"temperature", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
-
-global___RecordedTurn = RecordedTurn
 
 @typing.final
 class RecordedGroup(google.protobuf.message.Message):
@@ -613,9 +661,9 @@ class RecordedGroup(google.protobuf.message.Message):
     PAYLOAD_JSON_FIELD_NUMBER: builtins.int
     ROLLOUTS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """Unique in the run; becomes the group's name."""
+    """Required. Unique in the run; becomes the group's name."""
     payload_json: builtins.str
-    """JSON object, opaque to seamflow."""
+    """JSON object of at most 1 MiB, opaque to seamflow; empty: {}."""
     @property
     def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecordedRollout]:
         """One for each sample; the rollouts are named task_id/0/1, task_id/1/1, and so on."""
@@ -785,7 +833,7 @@ class ListTrajectoriesRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
-    """At most this many; 100 by default, 1,000 at most."""
+    """At most this many; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
     headers_only: builtins.bool

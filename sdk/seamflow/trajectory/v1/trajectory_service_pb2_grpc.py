@@ -15,11 +15,6 @@ class TrajectoryServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.CreateRun = channel.unary_unary(
-                '/seamflow.trajectory.v1.TrajectoryService/CreateRun',
-                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunRequest.SerializeToString,
-                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunResponse.FromString,
-                )
         self.BeginTurns = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/BeginTurns',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsRequest.SerializeToString,
@@ -60,13 +55,6 @@ class TrajectoryServiceStub(object):
 class TrajectoryServiceServicer(object):
     """Records tokens. The gateway writes, tools read.
     """
-
-    def CreateRun(self, request, context):
-        """Creates a run, or checks that the existing one has the same rules. Idempotent.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def BeginTurns(self, request, context):
         """Starts rollouts and begins turns, of many callers in one message. Each part succeeds or fails by
@@ -125,11 +113,6 @@ class TrajectoryServiceServicer(object):
 
 def add_TrajectoryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CreateRun': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateRun,
-                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunRequest.FromString,
-                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunResponse.SerializeToString,
-            ),
             'BeginTurns': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginTurns,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.BeginTurnsRequest.FromString,
@@ -175,23 +158,6 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
 class TrajectoryService(object):
     """Records tokens. The gateway writes, tools read.
     """
-
-    @staticmethod
-    def CreateRun(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/CreateRun',
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunRequest.SerializeToString,
-            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.CreateRunResponse.FromString,
-            options, channel_credentials,
-            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
     def BeginTurns(request,

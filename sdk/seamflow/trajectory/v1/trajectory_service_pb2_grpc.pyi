@@ -21,12 +21,6 @@ class TrajectoryServiceStub:
     """Records tokens. The gateway writes, tools read."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    CreateRun: grpc.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.CreateRunRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.CreateRunResponse,
-    ]
-    """Creates a run, or checks that the existing one has the same rules. Idempotent."""
-
     BeginTurns: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsResponse,
@@ -80,12 +74,6 @@ class TrajectoryServiceStub:
 class TrajectoryServiceAsyncStub:
     """Records tokens. The gateway writes, tools read."""
 
-    CreateRun: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.trajectory.v1.trajectory_service_pb2.CreateRunRequest,
-        seamflow.trajectory.v1.trajectory_service_pb2.CreateRunResponse,
-    ]
-    """Creates a run, or checks that the existing one has the same rules. Idempotent."""
-
     BeginTurns: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.BeginTurnsResponse,
@@ -138,14 +126,6 @@ class TrajectoryServiceAsyncStub:
 
 class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
     """Records tokens. The gateway writes, tools read."""
-
-    @abc.abstractmethod
-    def CreateRun(
-        self,
-        request: seamflow.trajectory.v1.trajectory_service_pb2.CreateRunRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.CreateRunResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.CreateRunResponse]]:
-        """Creates a run, or checks that the existing one has the same rules. Idempotent."""
 
     @abc.abstractmethod
     def BeginTurns(
