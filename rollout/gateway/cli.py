@@ -10,14 +10,18 @@ from typing import NoReturn
 
 from seamflow.rollout.v1.rollout_service_pb2_grpc import add_RolloutServiceServicer_to_server
 from seamflow.stubs import async_stub
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
+from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.server_pool import ServerPool
+from rollout.gateway.leases import Leases
+from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
-from rollout.gateway.servicer import GatewayServicer
+from rollout.gateway.servicer import GatewayServicer, Prompting
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
@@ -32,7 +36,7 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
     A `Recorder` whose `record` returns early switches record-before-forward off: the negative
     control `tests/end_to_end/forward_first.py` replaces this module's `Recorder` by one.
     """
-    template = ChatTemplate(config.model)
+    template = ChatTemplate(config.model, config.response_format)
     given = config.credential_secret
     secret = (given.get_secret_value() if given else secrets.token_hex(32)).encode()
     async with clients.channel(config, config.trajectory_manager) as channel:
@@ -46,7 +50,17 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
             servers=servers,
             clock=asyncio.get_running_loop().time,
         )
-        servicer = GatewayServicer(services, template, secret, config.default_heartbeat_seconds)
+        servicer = GatewayServicer(
+            services,
+            Leases(async_stub(TaskServiceStub, channel), opener, secret),
+            async_stub(RunServiceStub, channel),
+            ModelInfo(config.run_id, template, servers),
+            Prompting(
+                template=template,
+                history=config.history,
+                default_heartbeat_seconds=config.default_heartbeat_seconds,
+            ),
+        )
         yield Service(
             servicers=[(add_RolloutServiceServicer_to_server, servicer)],
             background=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -21,6 +21,13 @@ class GatewayConfig(ServerConfig):
     """Training job whose rollout servers this gateway uses."""
     model: Path
     """Hugging Face folder with the tokenizer and the chat template."""
+    response_format: str = "auto"
+    """How answers are parsed into content, reasoning and tool calls: auto (the tokenizer's response
+    template, else by the markers in its chat template), hermes, qwen3_coder, llama3, mistral,
+    reasoning, text, or a .json file with a response template."""
+    history: Literal["as_template", "as_sampled"] = "as_template"
+    """Where the chat template rewrites earlier messages, such as dropping old reasoning:
+    as_template renders the whole conversation again, as_sampled keeps the recorded tokens."""
     credential_secret: SecretStr | None = None
     """Key from which credentials are derived, the same for all gateways of a run; unset: random."""
     trajectory_manager: str = "127.0.0.1:50051"

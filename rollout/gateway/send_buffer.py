@@ -5,12 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
 
+from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.record import token_messages
 
-__all__ = ["SendBuffer"]
+__all__ = ["SendBuffer", "SentChunk"]
+
+
+@dataclass(slots=True)
+class SentChunk:
+    """Recorded tokens for the agent."""
+
+    offset: int
+    """Index of the first among the turn's sampled tokens."""
+    tokens: tokens_pb2.PackedTokens
+    """The tokens; spans count from the first one."""
+    text: str
+    """Text that is complete with them, if the agent asked for text."""
+
+    def event(self) -> pb.GenerateResponse:
+        """The message for the agent: packed tokens equal `Tokens` on the wire."""
+        tokens = tokens_pb2.Tokens.FromString(self.tokens.SerializeToString())
+        chunk = pb.TokenChunk(offset=self.offset, tokens=tokens, text=self.text)
+        return pb.GenerateResponse(chunk=chunk)
 
 
 class SendBuffer:
@@ -23,14 +43,15 @@ class SendBuffer:
     def __init__(self, heartbeat_seconds: float) -> None:
         """Send a heartbeat after `heartbeat_seconds` without an event."""
         self._heartbeat_seconds = heartbeat_seconds
-        self._unread: deque[pb.GenerateResponse] = deque()
+        self._unread: deque[SentChunk | pb.TurnEnd] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, event: pb.GenerateResponse) -> None:
+    def put(self, event: SentChunk | pb.TurnEnd) -> None:
         """Append an event; the caller must not use it again."""
         last = self._unread[-1] if self._unread else None
-        if last is not None and last.HasField("chunk") and event.HasField("chunk"):
-            token_messages.extend(last.chunk.tokens, event.chunk.tokens)
+        if isinstance(last, SentChunk) and isinstance(event, SentChunk):
+            token_messages.extend(last.tokens, event.tokens)
+            last.text += event.text
         else:
             self._unread.append(event)
         self._wake()
@@ -47,7 +68,7 @@ class SendBuffer:
         try:
             while self._unread or not running.done():
                 if self._unread:
-                    yield self._unread.popleft()
+                    yield _message(self._unread.popleft())
                 elif not await self._wait_for_event(running):
                     yield pb.GenerateResponse(heartbeat=pb.Heartbeat())
             running.result()
@@ -71,3 +92,7 @@ class SendBuffer:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _message(event: SentChunk | pb.TurnEnd) -> pb.GenerateResponse:
+    return event.event() if isinstance(event, SentChunk) else pb.GenerateResponse(end=event)

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
-from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway import credentials
 from rollout.gateway.calls import call_until_answered
+from rollout.gateway.leases import Leases
+from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.prompt import History, Prompt
 from rollout.gateway.prompt.validation import (
     check_generate,
     check_start,
     fill_defaults,
     interval_seconds,
 )
+from rollout.gateway.record.turn_record import begin_request
 from rollout.gateway.send_buffer import SendBuffer
 from rollout.gateway.turn import Turn, TurnServices
-from services.chassis.rpc.tracing import traceparent
 
-__all__ = ["GatewayServicer"]
+if TYPE_CHECKING:
+    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
+
+__all__ = ["GatewayServicer", "Prompting"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompting:
+    """How requests become prompts."""
+
+    template: ChatTemplate
+    """Tokenizer and chat template of the model."""
+    history: History
+    """What to do where the template rewrites earlier messages."""
+    default_heartbeat_seconds: float
+    """Longest silence on a stream of a caller that requests no heartbeat interval."""
 
 
 class GatewayServicer(RolloutServiceServicer):
@@ -37,46 +55,49 @@ class GatewayServicer(RolloutServiceServicer):
     def __init__(
         self,
         services: TurnServices,
-        template: ChatTemplate,
-        secret: bytes,
-        default_heartbeat_seconds: float,
+        leases: Leases,
+        runs: RunServiceAsyncStub,
+        model_info: ModelInfo,
+        prompting: Prompting,
     ) -> None:
-        """`secret` is the key that credentials are derived from; gateways of a run share it."""
         self._services = services
-        self._template = template
-        self._secret = secret
-        self._default_heartbeat_seconds = default_heartbeat_seconds
+        self._leases = leases
+        self._runs = runs
+        self._model_info = model_info
+        self._prompting = prompting
+
+    async def LeaseRollouts(  # noqa: N802
+        self, request: pb.LeaseRolloutsRequest, context: Context
+    ) -> pb.LeaseRolloutsResponse:
+        """Lease tasks and start a rollout for each; long poll."""
+        return await self._leases.lease(request)
+
+    async def ExtendRollouts(  # noqa: N802
+        self, request: pb.ExtendRolloutsRequest, context: Context
+    ) -> pb.ExtendRolloutsResponse:
+        """Keep leases alive."""
+        return await self._leases.extend(request)
 
     async def StartRollout(  # noqa: N802
         self, request: pb.StartRolloutRequest, context: Context
     ) -> pb.StartRolloutResponse:
-        """Open a rollout and return its credential."""
+        """Open a rollout without a leased task and return its credential."""
         check_start(request)
-        credential = credentials.derive(self._secret, request)
-        start = store_pb.NewRollout(
-            run_id=request.run_id,
-            rollout_id=request.rollout_id,
-            lease_token=request.lease_token,
-            purpose=request.purpose,
-            credential_digest=credentials.digest(credential),
-            traceparent=traceparent() or "",
-        )
-        if request.HasField("pinned_weight_version"):
-            start.pinned_weight_version = request.pinned_weight_version
-        await self._services.opener.start(start)
-        return pb.StartRolloutResponse(credential=credential)
+        return await self._leases.start(request)
 
     def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one turn; its tokens are recorded before they are forwarded."""
+        credential, template = credentials.shown(context), self._prompting.template
         fill_defaults(request.sampling)
-        check_generate(request, self._template.vocabulary_size)
+        check_generate(request, template.vocabulary_size)
         interval_seconds("chunk_interval", request.chunk_interval)
         heartbeat = interval_seconds("heartbeat_interval", request.heartbeat_interval)
-        prompt = Prompt.parse(request, self._template)
-        turn = Turn(request, prompt, uuid.uuid4().hex, self._services, self._deadline(context))
-        buffer = SendBuffer(heartbeat or self._default_heartbeat_seconds)
+        prompt = Prompt.parse(request, template, self._prompting.history)
+        begin = begin_request(request, credential, prompt, uuid.uuid4().hex)
+        turn = Turn(request, prompt, begin, self._services, self._deadline(context))
+        buffer = SendBuffer(heartbeat or self._prompting.default_heartbeat_seconds)
         return buffer.events(turn.run(buffer.put))
 
     async def FinishRollout(  # noqa: N802
@@ -86,44 +107,50 @@ class GatewayServicer(RolloutServiceServicer):
         finish = store_pb.RolloutFinish(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
-            credential_digest=credentials.digest(request.credential),
-            rewards=request.rewards,
-            failure_class=request.failure_class,
-            failure_message=request.failure_message,
+            credential_digest=credentials.digest(credentials.shown(context)),
+            untrained_turn_ids=request.untrained_turn_ids,
         )
+        match request.WhichOneof("outcome"):
+            case "rewards":
+                finish.rewards.CopyFrom(request.rewards)
+            case "failure":
+                finish.failure.CopyFrom(request.failure)
         await self._services.recorder.finish(finish)
         return pb.FinishRolloutResponse()
 
     async def GetRollout(  # noqa: N802
         self, request: pb.GetRolloutRequest, context: Context
     ) -> pb.GetRolloutResponse:
-        """Return the recorded turns and rewards of a rollout, given its credential."""
+        """Return the record of a rollout, given its credential."""
         get = store_pb.GetTrajectoryRequest(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
-            credential_digest=credentials.digest(request.credential),
+            credential_digest=credentials.digest(credentials.shown(context)),
         )
         answer = await call_until_answered(lambda: self._services.store.GetTrajectory(get))
-        return _view(answer.trajectory)
+        return pb.GetRolloutResponse(trajectory=answer.trajectory)
+
+    async def GetRun(  # noqa: N802
+        self, request: pb.GetRunRequest, context: Context
+    ) -> pb.GetRunResponse:
+        """Return the state and rules of the run."""
+        get = run_pb.GetRunRequest(run_id=request.run_id)
+        answer = await call_until_answered(lambda: self._runs.GetRun(get))
+        return pb.GetRunResponse(run=answer.run)
+
+    async def GetModel(  # noqa: N802
+        self, request: pb.GetModelRequest, context: Context
+    ) -> pb.GetModelResponse:
+        """Return what an agent has to know of the model."""
+        return self._model_info.get(request)
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, context: Context
+    ) -> pb.TokenizeResponse:
+        """Encode messages or a text."""
+        return self._model_info.tokenize(request)
 
     def _deadline(self, context: Context) -> float | None:
         """The agent's deadline on the services' clock; None: none."""
         left = context.time_remaining()
         return None if left is None else self._services.clock() + left
-
-
-def _view(trajectory: trajectory_pb2.Trajectory) -> pb.GetRolloutResponse:
-    return pb.GetRolloutResponse(
-        turns=[
-            pb.TurnView(
-                turn_id=turn.turn_id,
-                parent_turn_id=turn.parent_turn_id,
-                prefix_length=turn.prefix_length,
-                tokens=turn.tokens,
-                finish_reason=turn.finish_reason,
-            )
-            for turn in trajectory.turns
-        ],
-        rewards=trajectory.rewards,
-        finished=trajectory.state != trajectory_pb2.ROLLOUT_STATE_RUNNING,
-    )

@@ -7,7 +7,7 @@ continues from its recorded prefix on any server that may serve it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,27 +19,32 @@ from seamflow.errors import DeadlineError, InvalidRequestError, decode
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.calls import to_service_error
 from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_tokens
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.stop_strings import TextStream
 from rollout.gateway.record import token_messages
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
-from rollout.gateway.record.turn_record import TurnRecord, begin_request
+from rollout.gateway.record.turn_record import TurnRecord
+from rollout.gateway.send_buffer import SentChunk
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
+from services.lib.token_bytes import unpack_ids
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 __all__ = ["Send", "Turn", "TurnServices"]
 
-Send = Callable[[pb.GenerateResponse], None]
+Send = Callable[[SentChunk | pb.TurnEnd], None]
 """Takes an event for the agent; the event must not be used again."""
 
 _log = get_logger()
@@ -78,20 +83,20 @@ class Turn:
         self,
         request: pb.GenerateRequest,
         prompt: Prompt,
-        attempt_id: str,
+        begin: store_pb.NewTurn,
         services: TurnServices,
         deadline: float | None,
     ) -> None:
-        """`deadline` is the agent's, in seconds of `services.clock`; None: none."""
+        """`begin` opens the turn; `deadline` is in seconds of `services.clock`, None: none."""
         self._request = request
         self._prompt = prompt
-        self._attempt_id = attempt_id
+        self._begin_request = begin
         self._services = services
         self._deadline = deadline
         self._num_streams = 0  # opened so far
-        self._pinned_version: int | None = None
-        self._required_weight_version = 0
+        self._begun: store_pb.BegunTurn
         self._record: TurnRecord
+        self._text = TextStream(prompt.template) if request.stream_text else None
 
     async def run(self, send: Send) -> None:
         """Send the recorded tokens that the agent lacks, then new ones, then the turn's end."""
@@ -99,28 +104,46 @@ class Turn:
         while not self._record.has_ended:
             async with aclosing(self._stream()) as responses:
                 async for response in responses:
-                    await self._record.append(response.tokens, response.finish_reason)
-                    self._forward(response.tokens, send)
+                    tokens, finish_reason = self._until_stop(response)
+                    await self._record.append(tokens, finish_reason)
+                    self._forward(tokens, send)
+                    if self._record.has_ended:
+                        self._services.servers.lengths.observe(
+                            self._length_query(), self._num_sampled
+                        )
+                        break
         await self._record.close()
         send(self._end_event())
 
-    async def _begin(self) -> tokens_pb2.Tokens:
+    async def _begin(self) -> tokens_pb2.PackedTokens:
         """Open the turn in the store; returns recorded tokens from `resume_from_offset` on."""
-        # The prediction runs while the store opens the turn.
-        self._services.servers.lengths.prefetch(self._length_query(self._prompt.ids or ()))
-        begin = begin_request(self._request, self._prompt, self._attempt_id)
-        begun = await self._services.opener.begin(begin)
-        if begun.HasField("pinned_weight_version"):
-            self._pinned_version = begun.pinned_weight_version
-        self._required_weight_version = begun.required_weight_version
+        begun = self._begun = await self._services.opener.begin(self._begin_request)
         self._record = TurnRecord(
-            self._request, self._prompt, begun, self._services.store, self._services.recorder
+            self._begin_request,
+            self._prompt,
+            begun,
+            self._services.store,
+            self._services.recorder,
         )
         self._report_drift()
-        self._services.servers.lengths.prefetch(self._length_query(self._record.prompt_ids))
+        self._services.servers.lengths.prefetch(self._length_query())
         await self._check_nothing_lost()
-        start = token_messages.num_environment(begun.tokens) + self._request.resume_from_offset
-        return token_messages.after(begun.tokens, start)
+        start = token_messages.num_environment(begun.tokens)
+        sampled = token_messages.after(begun.tokens, start)
+        if self._text is not None:
+            self._text.push(self._record.sampled_ids[: self._request.resume_from_offset])
+        return token_messages.after(sampled, self._request.resume_from_offset)
+
+    def _until_stop(
+        self, response: server_pb.GenerateTokensResponse
+    ) -> tuple[tokens_pb2.PackedTokens, tokens_pb2.FinishReason.ValueType]:
+        """The new tokens up to the one that completes a stop string, and why they end."""
+        record, new = self._record, unpack_ids(response.tokens.token_ids)
+        whole = [*record.sampled_ids, *new]
+        number = record.stop_strings.num_until_stop(whole, len(record.sampled_ids))
+        if number is None:
+            return response.tokens, response.finish_reason
+        return token_messages.before(response.tokens, number), tokens_pb2.FINISH_REASON_STOP
 
     async def _check_nothing_lost(self) -> None:
         """Fail the rollout if the store has fewer tokens than the agent has received."""
@@ -143,7 +166,7 @@ class Turn:
         record, servers, num_before = self._record, self._services.servers, self._num_sampled
         try:
             async with servers.stream(
-                self._turn_request(), self._pinned_version, self._server_request
+                self._turn_request(), self._pinned_version(), self._server_request
             ) as stream:
                 async for response in stream.responses:
                     yield response
@@ -153,9 +176,7 @@ class Turn:
             await self._handle_failure(stream.server, error)
         except (asyncio.CancelledError, grpc.aio.UsageError):
             _raise_if_cancelled()  # else the server left the run and its channel is closed
-        if record.has_ended:
-            servers.lengths.observe(self._length_query(record.prompt_ids), self._num_sampled)
-        else:
+        if not record.has_ended:
             _CONTINUED.inc()
 
     async def _handle_failure(self, server: Server, error: grpc.aio.AioRpcError) -> None:
@@ -168,21 +189,23 @@ class Turn:
         self._services.servers.suspect(server)
         await Backoff().wait(failure.retry_after)
 
-    def _forward(self, tokens: tokens_pb2.Tokens, send: Send) -> None:
+    def _forward(self, tokens: tokens_pb2.PackedTokens, send: Send) -> None:
         """Send recorded tokens, the last ones of the turn so far."""
-        if tokens.token_ids:
-            event = pb.GenerateResponse()
-            event.chunk.offset = self._num_sampled - len(tokens.token_ids)
-            event.chunk.tokens.CopyFrom(tokens)
-            send(event)
-            _FORWARDED.inc(len(tokens.token_ids))
+        if number := token_messages.num_tokens(tokens):
+            text = self._text.push(self._record.sampled_ids[-number:]) if self._text else ""
+            send(SentChunk(self._num_sampled - number, tokens, text))
+            _FORWARDED.inc(number)
+
+    def _pinned_version(self) -> int | None:
+        is_pinned = self._begun.HasField("pinned_weight_version")
+        return self._begun.pinned_weight_version if is_pinned else None
 
     @property
     def _num_sampled(self) -> int:
         return len(self._record.sampled_ids)
 
     def _turn_request(self) -> TurnRequest:
-        query = self._length_query(self._record.prompt_ids)
+        query = self._length_query()
         max_new_tokens = self._request.sampling.max_new_tokens - self._num_sampled
         predicted = self._services.servers.lengths.predict(query)
         return TurnRequest(
@@ -192,18 +215,20 @@ class Turn:
             max_new_tokens=max_new_tokens,
             expected_tokens=remaining_tokens(predicted, self._num_sampled, max_new_tokens),
             continues=bool(self._num_sampled or self._num_streams),
-            required_weight_version=self._required_weight_version,
+            required_weight_version=self._begun.required_weight_version,
         )
 
     def _server_request(self) -> tuple[server_pb.GenerateTokensRequest, float | None]:
         sampling = tokens_pb2.SamplingParams()
         sampling.CopyFrom(self._request.sampling)
         sampling.max_new_tokens -= self._num_sampled
+        del sampling.stop[:]  # this gateway finds them
         self._num_streams += 1
         request = server_pb.GenerateTokensRequest(
             run_id=self._request.run_id,
-            request_id=f"{self._request.turn_id}/{self._attempt_id}/{self._num_streams}",
-            token_ids=[*self._record.prompt_ids, *self._record.sampled_ids],
+            request_id=f"{self._begin_request.turn_id}/{self._begin_request.attempt_id}"
+            f"/{self._num_streams}",
+            token_ids=self._record.packed_ids,
             sampling=sampling,
             chunk_interval=self._request.chunk_interval,
         )
@@ -211,10 +236,10 @@ class Turn:
             return request, None
         return request, max(self._deadline - self._services.clock(), 0.0)
 
-    def _length_query(self, prompt_ids: Sequence[int]) -> LengthQuery:
+    def _length_query(self) -> LengthQuery:
         return LengthQuery(
-            group=_group_id(self._request.rollout_id),
-            token_ids=prompt_ids,
+            group=self._begun.group_id or self._request.rollout_id,
+            token_ids=self._record.prompt_ids,
             turn_index=self._prompt.num_answers,
         )
 
@@ -226,24 +251,20 @@ class Turn:
         names = {name: getattr(self._request, name) for name in ("run_id", "rollout_id", "turn_id")}
         _log.warning("retokenization_drift", **names, position=drift.position)
 
-    def _end_event(self) -> pb.GenerateResponse:
-        end = pb.TurnEnd(
-            finish_reason=self._record.finish_reason,
-            text=self._record.text(),
-            num_prompt_tokens=len(self._record.prompt_ids),
+    def _end_event(self) -> pb.TurnEnd:
+        record = self._record
+        return pb.TurnEnd(
+            finish_reason=record.finish_reason,
+            message=answer_message(record.answer.message),
+            raw_text=self._prompt.template.text(record.sampled_ids),
+            parse_error=record.answer.error,
+            num_prompt_tokens=len(record.prompt_ids),
             num_sampled_tokens=self._num_sampled,
+            prefix_turn_id=record.prefix_turn_id,
+            prefix_length=record.prefix_length,
+            stop=record.stop or "",
+            drift=record.drift,
         )
-        if (drift := self._record.drift) is not None:
-            end.drift.position = drift.position
-            end.drift.recorded_text = drift.recorded_text
-            end.drift.retokenized_text = drift.retokenized_text
-        return pb.GenerateResponse(end=end)
-
-
-def _group_id(rollout_id: str) -> str:
-    """The task of a leased rollout, named task/slot/attempt; else the rollout itself."""
-    task_id, _, _ = rollout_id.rpartition("/")[0].rpartition("/")
-    return task_id or rollout_id
 
 
 def _raise_if_cancelled() -> None:

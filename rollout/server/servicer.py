@@ -34,10 +34,9 @@ from services.chassis.errors import (
     invalid_argument,
     unavailable,
 )
+from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, pack_logprobs, unpack_ids
 
 __all__ = ["RolloutServerServicer"]
-
-API_VERSION = "v1"
 
 T = TypeVar("T")
 
@@ -95,7 +94,9 @@ class RolloutServerServicer(RolloutServerServiceServicer):
                         yield self._response(chunk)
 
     def _response(self, chunk: Chunk) -> pb.GenerateTokensResponse:
-        tokens = tokens_pb2.Tokens(token_ids=chunk.token_ids, logprobs=chunk.logprobs)
+        tokens = tokens_pb2.PackedTokens(
+            token_ids=pack_ids(chunk.token_ids), logprobs=pack_logprobs(chunk.logprobs)
+        )
         if chunk.token_ids:
             tokens.spans.add(
                 num_tokens=len(chunk.token_ids),
@@ -154,9 +155,15 @@ class RolloutServerServicer(RolloutServerServiceServicer):
             max_context=engine.info.max_context,
             tokens_per_second=load.tokens_per_second,
             engine=engine.info.name,
-            api_version=API_VERSION,
             features=sorted(_FEATURES | engine.info.features),
         )
+
+
+def _prefix(packed: bytes) -> list[int]:
+    if len(packed) % BYTES_PER_TOKEN:
+        cure = f"give {BYTES_PER_TOKEN} bytes for each id"
+        raise invalid_argument("token_ids", f"{len(packed)} bytes", cure)
+    return unpack_ids(packed)
 
 
 def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
@@ -164,7 +171,7 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
     defaults = Sampling()
     return EngineRequest(
         request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
+        token_ids=tuple(_prefix(request.token_ids)),
         sampling=Sampling(
             temperature=given.temperature if given.HasField("temperature") else 1.0,
             top_p=given.top_p if given.HasField("top_p") else defaults.top_p,

@@ -71,6 +71,16 @@ class ServerPool:
         """A turn failed there: send it no turns until it reports again."""
         server.info = None
 
+    @property
+    def max_context(self) -> int:
+        """Longest prompt plus answer that every known server takes; 0: no server is known."""
+        return min((i.max_context for i in self._reports() if i.max_context), default=0)
+
+    @property
+    def newest_weight_version(self) -> int:
+        """Newest version that a known server has loaded; 0: none."""
+        return max((info.weight_version for info in self._reports()), default=0)
+
     async def watch_servers(self) -> None:
         """Poll the scheduler's list of servers; runs until cancelled."""
         if self._config.scheduler is None:
@@ -149,6 +159,9 @@ class ServerPool:
             self._waiting.assign()
             _SERVERS.set(len(self._serving()))
             await asyncio.sleep(self._config.poll_seconds)
+
+    def _reports(self) -> list[pb.GetServerInfoResponse]:
+        return [server.info for server in self._servers.values() if server.info is not None]
 
     def _serving(self) -> list[Server]:
         return [server for server in self._servers.values() if self._may_serve(server, None, 0)]

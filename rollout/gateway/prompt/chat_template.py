@@ -1,7 +1,7 @@
 """From messages to token ids without ever encoding a sampled token again.
 
 The matched prefix keeps its sampled ids, and only the messages after it are rendered and encoded.
-Where a template rewrites history (for example, drops old thinking), `is_append_only` is False and
+Where a template rewrites history (for example, drops old reasoning), `keeps_history` is False and
 the whole prompt is matched by its ids.
 """
 
@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 
+from rollout.gateway.prompt.conversation import Conversation, message_keys
+from rollout.gateway.prompt.response_format import Answer, load_response_format
 from services.chassis.errors import ConfigError
 
 __all__ = ["ChatTemplate"]
 
-Message = Mapping[str, str]
-
 _MAX_KNOWN = 16_384
+_PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
 
 
 class ChatTemplate:
-    """Tokenizer and chat template of one model folder."""
+    """Tokenizer, chat template and response format of one model folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, response_format: str = "auto") -> None:
         """Load from a Hugging Face folder. Raises `ConfigError` that names the missing file."""
         self._tokenizer = _load_tokenizer(folder)
-        parts = [self._tokenizer.chat_template or "", _vocabulary_digest(folder)]
+        self.name = folder.resolve().name
+        """Name of the folder."""
+        self.source: str = self._tokenizer.chat_template or ""
+        """The template; empty: the model has none."""
+        parts = [self.source, _vocabulary_digest(folder)]
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         """Changes whenever the same messages could give other ids."""
         self.stop_token_ids = _stop_token_ids(folder, self._tokenizer)
@@ -38,57 +43,68 @@ class ChatTemplate:
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid."""
         self._special_ids = frozenset(self._tokenizer.all_special_ids)
-        # Digests of conversations that are known to be append-only, oldest first.
-        self._append_only: dict[str, None] = {}
+        special = self._tokenizer.all_special_tokens
+        self.format = load_response_format(response_format, self._tokenizer, special)
+        """Parses answers."""
+        # Digests of conversations whose history is known to be kept, oldest first.
+        self._kept: dict[str, None] = {}
 
-    @staticmethod
-    def keys(messages: Sequence[Message]) -> list[str]:
-        """Digest of each message; equal keys mean equal role and text."""
-        return [
-            hashlib.sha256(json.dumps([m["role"], m["content"]]).encode()).hexdigest()[:32]
-            for m in messages
-        ]
+    def fingerprint_of(self, conversation: Conversation) -> str:
+        """The fingerprint with the conversation's tools and template arguments."""
+        if not (conversation.tools or conversation.arguments):
+            return self.fingerprint
+        extra = json.dumps([list(conversation.tools), conversation.arguments], sort_keys=True)
+        return hashlib.sha256(f"{self.fingerprint}\0{extra}".encode()).hexdigest()
 
-    def is_append_only(self, messages: Sequence[Message]) -> bool:
-        """Whether every answer in `messages` renders as a prefix of the whole.
+    def keeps_history(self, conversation: Conversation) -> bool:
+        """Whether every answer is rendered where it was sampled, with its text.
 
-        Conversations found append-only are remembered, so a later turn checks only its new answers.
+        Conversations found to be kept are remembered, so a later turn checks only its new answers.
         """
-        whole = self._render(messages, add_prompt=True)
-        answers = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
-        for end in reversed(answers):
-            if self._tail(messages, end, whole) is None:
+        whole = self.render(conversation)
+        for end in reversed(conversation.answer_ends):
+            if not self._is_kept(conversation, end, whole):
                 return False
-            if self._name(messages[: end - 1]) in self._append_only:
+            if self._name(conversation, end - 1) in self._kept:
                 break
-        if len(self._append_only) >= _MAX_KNOWN:
-            del self._append_only[next(iter(self._append_only))]
-        self._append_only[self._name(messages)] = None
+        if len(self._kept) >= _MAX_KNOWN:
+            del self._kept[next(iter(self._kept))]
+        self._kept[self._name(conversation, len(conversation.messages))] = None
         return True
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, conversation: Conversation) -> list[int]:
         """Ids of the whole prompt, including the start of the answer."""
-        return self._encode(self._render(messages, add_prompt=True))
+        return self.encode_text(self.render(conversation))
 
     def encode_after(
-        self, messages: Sequence[Message], num_matched: int, last_token_id: int
-    ) -> list[int]:
+        self, conversation: Conversation, num_matched: int, last_token_id: int
+    ) -> list[int] | None:
         """Ids that follow a prefix which ends with the answer `messages[num_matched - 1]`.
 
         `last_token_id` is the prefix's last id: a terminator the policy sampled itself is not
-        repeated, a missing one is added here, as an environment token.
+        repeated, a missing one is added here, as an environment token. None: the template does not
+        render later messages after the answer.
         """
-        tail = self._tail(messages, num_matched, self._render(messages, add_prompt=True))
+        tail = self._tail(conversation, num_matched, self.render(conversation))
         if tail is None:
-            raise ValueError("the template rewrites history: check is_append_only first")
-        ids = self._encode(tail)
+            return None
+        ids = self.encode_text(tail)
         is_sampled = bool(ids) and ids[0] == last_token_id and last_token_id in self._special_ids
         return ids[1:] if is_sampled else ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of sampled ids, without special tokens."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
+    def parse(
+        self, token_ids: Sequence[int], stop: str | None, conversation: Conversation | None
+    ) -> Answer:
+        """Parse the sampled tokens of an answer; its content ends before the stop string `stop`."""
+        if self.format.is_plain and stop is None:
+            text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+            return Answer({"role": "assistant", "content": text})
+        text = self.text(token_ids)
+        if stop is not None:
+            text = text[: text.index(stop)]
+        if conversation is None or not self.source:
+            return self.format.parse(text, "")
+        return self.format.parse(text, self._prompt_end(conversation), conversation.tools)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of any ids, special tokens included."""
@@ -97,31 +113,79 @@ class ChatTemplate:
         )
         return text
 
-    def _name(self, messages: Sequence[Message]) -> str:
-        return hashlib.sha256("".join(self.keys(messages)).encode()).hexdigest()
+    def render(self, conversation: Conversation, *, add_prompt: bool = True) -> str:
+        """The text of a conversation, with the start of the answer if `add_prompt`.
 
-    def _tail(self, messages: Sequence[Message], end: int, whole: str) -> str | None:
-        """The part of `whole` after the answer `messages[end - 1]`; None: it is not a prefix."""
-        before = self._render(messages[: end - 1], add_prompt=True)
-        content = messages[end - 1]["content"]
-        if not whole.startswith(before + content):
-            return None
-        return whole[len(before) + len(content) :]
-
-    def _render(self, messages: Sequence[Message], *, add_prompt: bool) -> str:
-        if not self._tokenizer.chat_template:
+        Raises:
+            ValueError: the template cannot render it, or there is none.
+        """
+        if not self.source:
             raise ValueError("the model's tokenizer has no chat template: send token_ids")
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=add_prompt
+                [dict(m) for m in conversation.messages],
+                tools=[dict(tool) for tool in conversation.tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_prompt,
+                **conversation.arguments,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template cannot render them: {error}") from error
         return text
 
-    def _encode(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text, without special tokens around it."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def _name(self, conversation: Conversation, num_messages: int) -> str:
+        keys = message_keys(conversation.messages[:num_messages])
+        return "".join((self.fingerprint_of(conversation), *keys))
+
+    def _is_kept(self, conversation: Conversation, end: int, whole: str) -> bool:
+        answer = conversation.messages[end - 1]
+        before = self._render_until(conversation, end - 1)
+        tail = self._tail(conversation, end, whole)
+        if tail is None or not whole.startswith(before):
+            return False
+        rendered = whole[len(before) : len(whole) - len(tail)]
+        texts = (answer["content"], answer.get("reasoning_content") or "")
+        return all(text.strip() in rendered for text in texts)
+
+    def _tail(self, conversation: Conversation, end: int, whole: str) -> str | None:
+        """The part of `whole` after the answer `messages[end - 1]`; None: there is no such part."""
+        answer = conversation.messages[end - 1]
+        if "tool_calls" not in answer:
+            start = self._render_until(conversation, end - 1) + answer["content"]
+            if whole.startswith(start):
+                return whole[len(start) :]
+        return self._tail_of_placeholder(conversation, end)
+
+    def _tail_of_placeholder(self, conversation: Conversation, end: int) -> str | None:
+        """The tail as the difference of two renders of a placeholder with the same tool calls."""
+        messages = conversation.messages
+        answer = {**messages[end - 1], "content": _PLACEHOLDER}
+        answer.pop("reasoning_content", None)
+        before = messages[: end - 1]
+        whole = self.render(conversation.with_messages([*before, answer, *messages[end:]]))
+        alone = self.render(conversation.with_messages([*before, answer]), add_prompt=False)
+        plain = {"role": "assistant", "content": _PLACEHOLDER}
+        closed = self.render(conversation.with_messages([*before, plain]), add_prompt=False)
+        # Some templates drop the content of tool calls: then whole texts are compared.
+        whole, alone = whole.rpartition(_PLACEHOLDER)[2], alone.rpartition(_PLACEHOLDER)[2]
+        _, _, terminator = closed.rpartition(_PLACEHOLDER)
+        if not (whole.startswith(alone) and alone.endswith(terminator)):
+            return None
+        return terminator + whole[len(alone) :]
+
+    def _render_until(self, conversation: Conversation, num_messages: int) -> str:
+        return self.render(conversation.with_messages(conversation.messages[:num_messages]))
+
+    def _prompt_end(self, conversation: Conversation) -> str:
+        """What the template writes after the last message: the start of the answer."""
+        with_prompt = self.render(conversation)
+        without = self.render(conversation, add_prompt=False)
+        return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
 
 
 def _load_tokenizer(folder: Path) -> Any:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
-from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.conversation import (
+    Conversation,
+    TemplateMessage,
+    message_key,
+    message_keys,
+    parse_conversation,
+)
 from rollout.gateway.prompt.retokenization import find_drift
 from services.chassis.errors import invalid_argument
+from services.lib.token_bytes import pack_ids, unpack_ids
 
-__all__ = ["Prompt"]
+__all__ = ["History", "Prompt"]
+
+History = Literal["as_template", "as_sampled"]
+"""What to do where the template rewrites earlier messages, such as dropping old reasoning:
+as_template renders the whole conversation again, as_sampled keeps the recorded tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,62 +35,88 @@ class Prompt:
 
     template: ChatTemplate
     """Renders and encodes the messages."""
-    messages: Sequence[Mapping[str, str]] = ()
-    """Role and content of each message; empty for a prompt of ids."""
+    conversation: Conversation | None = None
+    """The messages; None for a prompt of ids."""
     message_keys: Sequence[str] = ()
     """Digest of each message; empty where the prompt is matched by its ids."""
     ids: Sequence[int] | None = None
     """All token ids; None where they depend on the prefix that the store has recorded."""
 
     @classmethod
-    def parse(cls, request: pb.GenerateRequest, template: ChatTemplate) -> Prompt:
+    def parse(cls, request: pb.GenerateRequest, template: ChatTemplate, history: History) -> Prompt:
         """Read the prompt of a checked request.
 
         Raises:
             ServiceError: INVALID_ARGUMENT, the template cannot render the messages.
         """
-        if not request.messages:
-            return cls(template=template, ids=tuple(request.token_ids))
-        messages = [{"role": m.role, "content": m.content} for m in request.messages]
-        if not _is_append_only(messages, template):
-            return cls(template=template, messages=messages, ids=template.encode(messages))
-        has_answers = any(m["role"] == "assistant" for m in messages)
+        if not request.HasField("messages"):
+            return cls(template=template, ids=tuple(request.token_ids.token_ids))
+        conversation = parse_conversation(request.messages)
+        try:
+            return cls._of_conversation(conversation, template, history)
+        except ValueError as error:
+            number = f"{len(conversation.messages)} messages"
+            raise invalid_argument("messages", number, str(error)) from error
+
+    @classmethod
+    def _of_conversation(
+        cls, conversation: Conversation, template: ChatTemplate, history: History
+    ) -> Prompt:
+        has_answers = bool(conversation.answer_ends)
+        ids = None if has_answers else template.encode(conversation)
+        if has_answers and history == "as_template" and not template.keeps_history(conversation):
+            ids = template.encode(conversation)
+            return cls(template=template, conversation=conversation, ids=ids)
         return cls(
             template=template,
-            messages=messages,
-            message_keys=template.keys(messages),
-            ids=None if has_answers else template.encode(messages),
+            conversation=conversation,
+            message_keys=message_keys(conversation.messages),
+            ids=ids,
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the template, with the tools and arguments of the conversation."""
+        if self.conversation is None:
+            return self.template.fingerprint
+        return self.template.fingerprint_of(self.conversation)
+
+    @property
+    def packed_ids(self) -> bytes:
+        """`ids` as little-endian int32."""
+        return pack_ids(self.ids or ())
 
     @property
     def num_answers(self) -> int:
         """Answers of the policy among the messages; 0 for a prompt of ids."""
-        return sum(m["role"] == "assistant" for m in self.messages)
+        return len(self.conversation.answer_ends) if self.conversation is not None else 0
 
-    def remaining_ids(self, begun: store_pb.NewTurnResult) -> Sequence[int]:
-        """Ids after the prefix that the store matched: this turn's environment tokens."""
+    def remaining_ids(self, begun: store_pb.BegunTurn) -> Sequence[int]:
+        """Ids after the prefix that the store matched: this turn's environment tokens.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT, the template cannot continue the recorded answer.
+        """
+        prefix = begun.prefix_token_ids
         if not self.message_keys:
-            return (self.ids or ())[len(begun.prefix_token_ids) :]
+            return (self.ids or ())[len(prefix) // 4 :]
+        assert self.conversation is not None
         if not begun.num_matched_messages:
-            return self.template.encode(self.messages) if self.ids is None else self.ids
-        last = begun.prefix_token_ids[-1]
-        return self.template.encode_after(self.messages, begun.num_matched_messages, last)
+            return self.template.encode(self.conversation) if self.ids is None else self.ids
+        (last,) = unpack_ids(prefix[-4:])
+        ids = self.template.encode_after(self.conversation, begun.num_matched_messages, last)
+        if ids is None:
+            index = begun.num_matched_messages - 1
+            cure = 'the chat template changes it with later messages: set history = "as_template"'
+            raise invalid_argument(f"messages.messages[{index}]", "an answer", cure)
+        return ids
 
-    def drift(self, begun: store_pb.NewTurnResult) -> trajectory_pb2.Drift | None:
+    def drift(self, begun: store_pb.BegunTurn) -> tokens_pb2.Drift | None:
         """Retokenization drift; None for messages matched by keys, whose recorded ids are used."""
         if self.message_keys or not begun.HasField("divergence"):
             return None
         return find_drift(self.template, self.ids or (), begun.divergence)
 
-    def answer_key(self, text: str) -> str:
-        """Digest of `text` as the next answer; empty where the prompt is matched by its ids."""
-        if not self.message_keys:
-            return ""
-        return self.template.keys([{"role": "assistant", "content": text}])[0]
-
-
-def _is_append_only(messages: Sequence[Mapping[str, str]], template: ChatTemplate) -> bool:
-    try:
-        return template.is_append_only(messages)
-    except ValueError as error:
-        raise invalid_argument("messages", f"{len(messages)} messages", str(error)) from error
+    def answer_key(self, answer: TemplateMessage) -> str:
+        """Key of `answer` as the next message; empty where the prompt is matched by its ids."""
+        return message_key(answer) if self.message_keys else ""

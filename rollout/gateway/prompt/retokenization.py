@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from services.lib.token_bytes import unpack_ids
 
 __all__ = ["find_drift"]
 
@@ -29,18 +30,19 @@ _CUT = "\N{REPLACEMENT CHARACTER}"
 
 def find_drift(
     template: ChatTemplate, prompt_ids: Sequence[int], divergence: store_pb.Divergence
-) -> trajectory_pb2.Drift | None:
+) -> tokens_pb2.Drift | None:
     """The drift of a prompt whose ids differ from `divergence` on; None if its text differs too."""
     start = divergence.position
     context = list(prompt_ids[max(start - _CONTEXT, 0) : start])
-    recorded = template.text([*context, *divergence.token_ids]).rstrip(_CUT)
+    recorded_ids = unpack_ids(divergence.token_ids)
+    recorded = template.text([*context, *recorded_ids]).rstrip(_CUT)
     given = template.text([*context, *prompt_ids[start : start + _MAX_IDS]]).rstrip(_CUT)
     shared = _num_shared(template.text(context).rstrip(_CUT), recorded, given)
     recorded, given = recorded[shared:], given[shared:]
     same = recorded.startswith(given) or given.startswith(recorded)
     if not (recorded and given and same):
         return None
-    return trajectory_pb2.Drift(
+    return tokens_pb2.Drift(
         position=start,
         recorded_text=recorded[:_MAX_CHARACTERS],
         retokenized_text=given[:_MAX_CHARACTERS],

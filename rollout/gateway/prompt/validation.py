@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -15,6 +16,9 @@ from services.chassis.errors import invalid_argument
 __all__ = ["check_generate", "check_start", "fill_defaults", "interval_seconds"]
 
 _MAX_INTERVAL_SECONDS = 86_400.0
+_MAX_STOP_TOKENS = 64
+_MAX_STOP_STRINGS = 16
+_MAX_STOP_LENGTH = 256
 
 
 def check_start(request: pb.StartRolloutRequest) -> None:
@@ -24,6 +28,14 @@ def check_start(request: pb.StartRolloutRequest) -> None:
     if request.purpose not in (tokens_pb2.PURPOSE_TRAIN, tokens_pb2.PURPOSE_EVAL):
         raise invalid_argument("purpose", request.purpose, "must be PURPOSE_TRAIN or PURPOSE_EVAL")
     is_train = request.purpose == tokens_pb2.PURPOSE_TRAIN
+    if is_train != request.HasField("group"):
+        cure = "give one with PURPOSE_TRAIN, and none with PURPOSE_EVAL"
+        raise invalid_argument("group", request.group.group_id, cure)
+    if is_train:
+        _require(
+            bool(request.group.group_id), request.group, "group_id", "must not be empty", "group."
+        )
+        _require(request.group.size >= 1, request.group, "size", "must be at least 1", "group.")
     if is_train and request.HasField("pinned_weight_version"):
         raise invalid_argument(
             "pinned_weight_version", request.pinned_weight_version, "only EVAL may pin a version"
@@ -34,16 +46,13 @@ def check_generate(request: pb.GenerateRequest, vocabulary_size: int) -> None:
     """Raises `ServiceError`: INVALID_ARGUMENT. Call `fill_defaults` first."""
     for name in ("run_id", "rollout_id", "turn_id"):
         _require(bool(getattr(request, name)), request, name, "must not be empty")
-    if bool(request.messages) == bool(request.token_ids):
-        raise invalid_argument(
-            "messages", len(request.messages), "give either messages or token_ids, not both or none"
-        )
-    for i, message in enumerate(request.messages):
-        roles = ("system", "user", "assistant", "tool")
-        if message.role not in roles:
-            raise invalid_argument(f"messages[{i}].role", message.role, f"must be one of {roles}")
+    if request.WhichOneof("prompt") is None:
+        raise invalid_argument("prompt", None, "give messages or token_ids")
     _require(request.resume_from_offset >= 0, request, "resume_from_offset", "must be at least 0")
-    _check_ids("token_ids", request.token_ids, vocabulary_size)
+    if request.HasField("token_ids"):
+        ids = request.token_ids.token_ids
+        _require(bool(ids), request.token_ids, "token_ids", "must not be empty", "token_ids.")
+        _check_ids("token_ids.token_ids", ids, vocabulary_size)
     _check_sampling(request.sampling, vocabulary_size)
 
 
@@ -73,7 +82,22 @@ def _check_sampling(sampling: tokens_pb2.SamplingParams, vocabulary_size: int) -
     _require(
         sampling.max_new_tokens >= 1, sampling, "max_new_tokens", "must be at least 1", "sampling."
     )
+    number = len(sampling.stop_token_ids)
+    if number > _MAX_STOP_TOKENS:
+        cure = f"give at most {_MAX_STOP_TOKENS}"
+        raise invalid_argument("sampling.stop_token_ids", f"{number} ids", cure)
     _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
+    _check_stop_strings(sampling.stop)
+
+
+def _check_stop_strings(strings: Sequence[str]) -> None:
+    if len(strings) > _MAX_STOP_STRINGS:
+        cure = f"give at most {_MAX_STOP_STRINGS}"
+        raise invalid_argument("sampling.stop", f"{len(strings)} strings", cure)
+    for i, string in enumerate(strings):
+        if not 1 <= len(string) <= _MAX_STOP_LENGTH:
+            cure = f"must have 1 to {_MAX_STOP_LENGTH} characters"
+            raise invalid_argument(f"sampling.stop[{i}]", string[:40], cure)
 
 
 def _require(holds: bool, message: Message, name: str, cure: str, path: str = "") -> None:

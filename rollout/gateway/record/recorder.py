@@ -47,7 +47,8 @@ class Recorder:
         Raises:
             ServiceError: the store refused this append.
         """
-        return (await self._batcher.send(append)).num_tokens  # type: ignore[no-any-return]
+        result: pb.TokenAppendResult = await self._batcher.send(append)
+        return result.appended.num_tokens
 
     async def finish(self, finish: pb.RolloutFinish) -> None:
         """Finish a rollout after all its turns are recorded.

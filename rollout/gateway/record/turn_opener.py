@@ -40,13 +40,15 @@ class TurnOpener:
         )
         self.keep_sending = self._batcher.keep_sending
 
-    async def start(self, new: pb.NewRollout) -> pb.NewRolloutResult:
+    async def start(self, new: pb.NewRollout) -> pb.StartedRollout:
         """Open a rollout. Raises `ServiceError`: the store refused it."""
-        return await self._batcher.send(new)  # type: ignore[no-any-return]
+        result: pb.NewRolloutResult = await self._batcher.send(new)
+        return result.started
 
-    async def begin(self, new: pb.NewTurn) -> pb.NewTurnResult:
+    async def begin(self, new: pb.NewTurn) -> pb.BegunTurn:
         """Open a turn. Raises `ServiceError`: the store refused it."""
-        return await self._batcher.send(new)  # type: ignore[no-any-return]
+        result: pb.NewTurnResult = await self._batcher.send(new)
+        return result.begun
 
     async def _send(self, parts: Sequence[_Part]) -> Sequence[Any]:
         request = pb.BeginTurnsRequest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from seamflow.common.v1 import tokens_pb2
@@ -10,13 +11,16 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.credentials import digest
+from rollout.gateway.prompt.stop_strings import StopStrings
 from rollout.gateway.record import token_messages
 from rollout.gateway.record.recorder import finish_rollout
+from services.lib.token_bytes import BYTES_PER_TOKEN, unpack_ids
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
     from rollout.gateway.prompt.prompt import Prompt
+    from rollout.gateway.prompt.response_format import Answer
     from rollout.gateway.record.recorder import Recorder
 
 __all__ = ["TurnRecord", "begin_request"]
@@ -24,20 +28,25 @@ __all__ = ["TurnRecord", "begin_request"]
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
-def begin_request(request: pb.GenerateRequest, prompt: Prompt, attempt_id: str) -> store_pb.NewTurn:
+def begin_request(
+    request: pb.GenerateRequest, credential: str, prompt: Prompt, attempt_id: str
+) -> store_pb.NewTurn:
     """Opens the turn, or takes it over from another attempt under the next epoch."""
-    return store_pb.NewTurn(
+    begin = store_pb.NewTurn(
         run_id=request.run_id,
         rollout_id=request.rollout_id,
         turn_id=request.turn_id,
         attempt_id=attempt_id,
         parent_turn_id=request.parent_turn_id,
-        token_ids=() if prompt.message_keys else prompt.ids,
-        message_keys=prompt.message_keys,
-        template_fingerprint=prompt.template.fingerprint,
-        temperature=request.sampling.temperature,
-        credential_digest=digest(request.credential),
+        template_fingerprint=prompt.fingerprint,
+        sampling=request.sampling,
+        credential_digest=digest(credential),
     )
+    if prompt.message_keys:
+        begin.message_keys.keys.extend(prompt.message_keys)
+    else:
+        begin.token_ids = prompt.packed_ids
+    return begin
 
 
 class TurnRecord:
@@ -48,29 +57,37 @@ class TurnRecord:
 
     def __init__(
         self,
-        request: pb.GenerateRequest,
+        begin: store_pb.NewTurn,
         prompt: Prompt,
-        begun: store_pb.NewTurnResult,
+        begun: store_pb.BegunTurn,
         store: TrajectoryServiceAsyncStub,
         recorder: Recorder,
     ) -> None:
-        self._request = request
+        self._begin = begin
         self._prompt = prompt
         self._store = store
         self._recorder = recorder
         self._epoch = begun.epoch
-        self._num_stored = len(begun.tokens.token_ids)
-        self._unrecorded = tokens_pb2.Tokens()
+        self._num_stored = token_messages.num_tokens(begun.tokens)
+        self._unrecorded = tokens_pb2.PackedTokens()
         stored = begun.tokens
         if not self._num_stored:
             stored = self._unrecorded = token_messages.environment(prompt.remaining_ids(begun))
-        num_environment = token_messages.num_environment(stored)
-        self.prompt_ids = [*begun.prefix_token_ids, *stored.token_ids[:num_environment]]
+        end = token_messages.num_environment(stored) * BYTES_PER_TOKEN
+        self._packed_prompt = begun.prefix_token_ids + stored.token_ids[:end]
+        self.prompt_ids: Sequence[int] = unpack_ids(self._packed_prompt)
         """The shared prefix and this turn's environment tokens."""
-        self.sampled_ids = list(stored.token_ids[num_environment:])
+        self._packed_answer = bytearray(stored.token_ids[end:])
+        self.sampled_ids = unpack_ids(stored.token_ids[end:])
         """Sampled tokens that are recorded, or are being recorded."""
         self.drift = prompt.drift(begun)
         """Retokenization drift of the prompt."""
+        self.prefix_turn_id = begun.prefix_turn_id
+        """Turn that the prompt continues; empty: none."""
+        self.prefix_length = len(begun.prefix_token_ids) // BYTES_PER_TOKEN
+        """Tokens shared with it."""
+        self.stop_strings = StopStrings(prompt.template, begin.sampling.stop)
+        """Stop strings of the turn."""
         self.is_closed = begun.finish_reason in _ENDED
         """Whether the store has the turn's end."""
         self.finish_reason = begun.finish_reason or self._finish_reason_of_tokens()
@@ -81,12 +98,23 @@ class TurnRecord:
         """Whether all tokens of the turn are sampled."""
         return self.finish_reason in _ENDED
 
-    def text(self) -> str:
-        """The sampled tokens, decoded without special tokens."""
-        return self._prompt.template.decode(self.sampled_ids)
+    @property
+    def packed_ids(self) -> bytes:
+        """Prompt and sampled tokens as little-endian int32."""
+        return self._packed_prompt + bytes(self._packed_answer)
+
+    @cached_property
+    def stop(self) -> str | None:
+        """Stop string that ended the turn; None: none. Only for a turn that has ended."""
+        return self.stop_strings.found(self.sampled_ids)
+
+    @cached_property
+    def answer(self) -> Answer:
+        """The sampled tokens as a message. Only for a turn that has ended."""
+        return self._prompt.template.parse(self.sampled_ids, self.stop, self._prompt.conversation)
 
     async def append(
-        self, new: tokens_pb2.Tokens, finish_reason: tokens_pb2.FinishReason.ValueType
+        self, new: tokens_pb2.PackedTokens, finish_reason: tokens_pb2.FinishReason.ValueType
     ) -> None:
         """Record sampled tokens; returns when the store has acknowledged them.
 
@@ -95,54 +123,57 @@ class TurnRecord:
         """
         self.finish_reason = finish_reason
         if new.token_ids:
-            self.sampled_ids.extend(new.token_ids)
+            self._packed_answer += new.token_ids
+            self.sampled_ids.extend(unpack_ids(new.token_ids))
             await self._append(new)
 
     async def close(self) -> None:
         """End the turn in the store, unless its last tokens have done so."""
         if not self.is_closed:
-            await self._append(tokens_pb2.Tokens())
+            await self._append(tokens_pb2.PackedTokens())
 
     async def fail_rollout(self, message: str) -> None:
         """Finish the rollout with an INFRASTRUCTURE failure."""
         request = store_pb.RolloutFinish(
-            run_id=self._request.run_id,
-            rollout_id=self._request.rollout_id,
-            credential_digest=digest(self._request.credential),
-            failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
-            failure_message=message,
+            run_id=self._begin.run_id,
+            rollout_id=self._begin.rollout_id,
+            credential_digest=self._begin.credential_digest,
         )
+        request.failure.failure_class = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+        request.failure.message = message
         await finish_rollout(self._store, request)
 
-    async def _append(self, new: tokens_pb2.Tokens) -> None:
+    async def _append(self, new: tokens_pb2.PackedTokens) -> None:
         """Record tokens; the last ones end the turn."""
         if self._unrecorded.token_ids:
             new = token_messages.joined(self._unrecorded, new)
         append = store_pb.TokenAppend(
-            run_id=self._request.run_id,
-            rollout_id=self._request.rollout_id,
-            turn_id=self._request.turn_id,
+            run_id=self._begin.run_id,
+            rollout_id=self._begin.rollout_id,
+            turn_id=self._begin.turn_id,
             epoch=self._epoch,
             offset=self._num_stored,
-            tokens=token_messages.packed(new),
+            tokens=new,
         )
         if self.has_ended:
             append.finish_reason = self.finish_reason
-            append.message_key = self._prompt.answer_key(self.text())
+            append.message_key = self._prompt.answer_key(self.answer.message)
             if self.drift is not None:
                 append.drift.CopyFrom(self.drift)
         await self._recorder.record(append)
-        self._num_stored += len(new.token_ids)
+        self._num_stored += token_messages.num_tokens(new)
         self._unrecorded.Clear()
         self.is_closed = self.has_ended
 
     def _finish_reason_of_tokens(self) -> tokens_pb2.FinishReason.ValueType:
         """The end of a turn whose last attempt died between its last token and its end."""
-        sampling = self._request.sampling
+        sampling = self._begin.sampling
         stop_token_ids: Sequence[int] = sampling.stop_token_ids
         if not sampling.ignore_eos:
             stop_token_ids = [*stop_token_ids, *self._prompt.template.stop_token_ids]
         if self.sampled_ids and self.sampled_ids[-1] in stop_token_ids:
+            return tokens_pb2.FINISH_REASON_STOP
+        if self.stop_strings.ends_with_stop(self.sampled_ids):
             return tokens_pb2.FINISH_REASON_STOP
         if len(self.sampled_ids) >= sampling.max_new_tokens:
             return tokens_pb2.FINISH_REASON_LENGTH

@@ -1,0 +1,182 @@
+"""Conversations: messages, tools and template arguments in the form that chat templates take.
+
+Messages are matched by keys. The key of a message is a digest of its canonical form, so that an
+answer which an agent parsed, stored and sent back still has the key of the recorded one: ids of tool
+calls, the order of arguments and white space around an answer do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+from services.chassis.errors import invalid_argument
+
+__all__ = ["Conversation", "answer_message", "message_key", "message_keys", "parse_conversation"]
+
+TemplateMessage = Mapping[str, Any]
+"""role, content, and where given reasoning_content, tool_calls, tool_call_id, name."""
+
+_ROLES = ("system", "user", "assistant", "tool")
+_MAX_MESSAGES = 4096
+_MAX_TOOLS = 256
+_MAX_TOOL_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template renders."""
+
+    messages: Sequence[TemplateMessage]
+    """In order."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """JSON Schemas of functions."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the template."""
+
+    def with_messages(self, messages: Sequence[TemplateMessage]) -> Conversation:
+        """The same tools and arguments with other messages."""
+        return Conversation(messages, self.tools, self.arguments)
+
+    @property
+    def answer_ends(self) -> list[int]:
+        """Position after each assistant message."""
+        return [i + 1 for i, m in enumerate(self.messages) if m["role"] == "assistant"]
+
+
+def parse_conversation(given: pb.Messages) -> Conversation:
+    """Check and convert the messages of a request.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT that names the field.
+    """
+    path = "messages.messages"
+    if not 1 <= len(given.messages) <= _MAX_MESSAGES:
+        raise invalid_argument(path, len(given.messages), f"give 1 to {_MAX_MESSAGES} messages")
+    if len(given.tools) > _MAX_TOOLS:
+        raise invalid_argument("messages.tools", len(given.tools), f"give at most {_MAX_TOOLS}")
+    messages = [_message(f"{path}[{i}]", message) for i, message in enumerate(given.messages)]
+    tools = [_tool(f"messages.tools[{i}]", tool) for i, tool in enumerate(given.tools)]
+    field_name = "messages.template_arguments_json"
+    arguments = _json_object(field_name, given.template_arguments_json)
+    return Conversation(_merge_split_answers(messages), tools, arguments)
+
+
+def answer_message(message: TemplateMessage) -> pb.Message:
+    """The contract's form of an answer."""
+    answer = pb.Message(role="assistant", reasoning=message.get("reasoning_content") or "")
+    if message["content"]:
+        answer.content.add(type="text", text=message["content"])
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        answer.tool_calls.add(
+            id=call.get("id", ""),
+            name=function["name"],
+            arguments_json=json.dumps(function["arguments"], ensure_ascii=False),
+        )
+    return answer
+
+
+def message_keys(messages: Sequence[TemplateMessage]) -> list[str]:
+    """The key of each message."""
+    return [message_key(message) for message in messages]
+
+
+def message_key(message: TemplateMessage) -> str:
+    """Digest of role, content, tool calls and name; then ":" and that of the reasoning, if any."""
+    is_answer = message["role"] == "assistant"
+    calls = [
+        [call["function"]["name"], call["function"]["arguments"]]
+        for call in message.get("tool_calls", ())
+    ]
+    content = message["content"].strip() if is_answer else message["content"]
+    key = _digest([message["role"], content, calls, message.get("name", "")])
+    reasoning = (message.get("reasoning_content") or "").strip()
+    return f"{key}:{_digest(reasoning)}" if reasoning else key
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _message(path: str, given: pb.Message) -> dict[str, Any]:
+    if given.role not in _ROLES:
+        raise invalid_argument(f"{path}.role", given.role, f"must be one of {_ROLES}")
+    message: dict[str, Any] = {"role": given.role, "content": _content(path, given)}
+    if given.role == "assistant":
+        if given.reasoning:
+            message["reasoning_content"] = given.reasoning
+        if given.tool_calls:
+            message["tool_calls"] = [
+                _tool_call(f"{path}.tool_calls[{i}]", call)
+                for i, call in enumerate(given.tool_calls)
+            ]
+    elif given.reasoning or given.tool_calls:
+        name = "reasoning" if given.reasoning else "tool_calls"
+        raise invalid_argument(f"{path}.{name}", given.role, "only assistant messages may have it")
+    if given.tool_call_id:
+        message["tool_call_id"] = given.tool_call_id
+    if given.name:
+        message["name"] = given.name
+    return message
+
+
+def _content(path: str, given: pb.Message) -> str:
+    for i, part in enumerate(given.content):
+        if part.type != "text":
+            cure = 'only "text" parts are supported'
+            raise invalid_argument(f"{path}.content[{i}].type", part.type, cure)
+    return "".join(part.text for part in given.content)
+
+
+def _tool_call(path: str, given: pb.ToolCall) -> dict[str, Any]:
+    if not given.name:
+        raise invalid_argument(f"{path}.name", given.name, "must not be empty")
+    arguments = _json_object(f"{path}.arguments_json", given.arguments_json)
+    call = {"type": "function", "function": {"name": given.name, "arguments": arguments}}
+    return {"id": given.id, **call} if given.id else call
+
+
+def _tool(path: str, given: pb.Tool) -> dict[str, Any]:
+    if not 1 <= len(given.name) <= _MAX_TOOL_NAME:
+        cure = f"must have 1 to {_MAX_TOOL_NAME} characters"
+        raise invalid_argument(f"{path}.name", given.name, cure)
+    function: dict[str, Any] = {"name": given.name, "description": given.description}
+    if given.parameters_json:
+        schema = _json_object(f"{path}.parameters_json", given.parameters_json)
+        function["parameters"] = schema
+    return {"type": "function", "function": function}
+
+
+def _json_object(path: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise invalid_argument(path, text[:40], "must be a JSON object")
+    return value
+
+
+def _merge_split_answers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One message where a client sent an answer's text and its tool calls as two."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        is_rest = (
+            last is not None
+            and last["role"] == message["role"] == "assistant"
+            and "tool_calls" in message
+            and "tool_calls" not in last
+            and not message["content"]
+        )
+        if is_rest:
+            merged[-1] = {**merged[-1], "tool_calls": message["tool_calls"]}
+        else:
+            merged.append(message)
+    return merged

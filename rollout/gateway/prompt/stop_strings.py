@@ -1,0 +1,68 @@
+"""Text of sampled tokens as they arrive: increments for agents, and stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollout.gateway.prompt.chat_template import ChatTemplate
+
+__all__ = ["StopStrings", "TextStream"]
+
+_CUT = "\N{REPLACEMENT CHARACTER}"
+"""Decoding gives this for a character whose last bytes are missing."""
+_CONTEXT = 8
+"""Tokens decoded before new ones: a token's text may depend on its neighbours."""
+
+
+class TextStream:
+    """Increments of a growing text; they concatenate to the whole."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that is complete with `token_ids`; a cut character waits for its last bytes."""
+        self._pending.extend(token_ids)
+        before = self._template.text(self._context)
+        whole = self._template.text([*self._context, *self._pending])
+        if whole.endswith(_CUT) and len(self._pending) < 2 * _CONTEXT:
+            return ""
+        self._context = [*self._context, *self._pending][-_CONTEXT:]
+        self._pending = []
+        return whole[len(before) :]
+
+
+class StopStrings:
+    """Finds the first stop string in the text of a turn's sampled tokens."""
+
+    def __init__(self, template: ChatTemplate, strings: Sequence[str]) -> None:
+        self._template = template
+        self._strings = strings
+        # A token has at least one byte.
+        self._window = max((len(string.encode()) for string in strings), default=0) + _CONTEXT
+
+    def num_until_stop(self, token_ids: Sequence[int], start: int) -> int | None:
+        """Tokens from index `start` up to the one that completes a stop string; None: none does."""
+        if not self._strings:
+            return None
+        if self.found(token_ids[max(start - self._window, 0) :]) is None:
+            return None
+        for end in range(start + 1, len(token_ids) + 1):
+            if self.found(token_ids[max(end - self._window, 0) : end]) is not None:
+                return end - start
+        return None
+
+    def ends_with_stop(self, token_ids: Sequence[int]) -> bool:
+        """Whether the last token completes a stop string."""
+        return bool(token_ids) and self.found(token_ids[-self._window :]) is not None
+
+    def found(self, token_ids: Sequence[int]) -> str | None:
+        """The stop string that begins first in the text of `token_ids`; None: none."""
+        if not self._strings:
+            return None
+        text = self._template.text(token_ids)
+        return min((s for s in self._strings if s in text), key=text.index, default=None)

@@ -1,0 +1,45 @@
+"""Token arrays as little-endian bytes, as services exchange them."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+__all__ = ["BYTES_PER_TOKEN", "pack_ids", "pack_logprobs", "unpack_ids", "unpack_logprobs"]
+
+BYTES_PER_TOKEN = 4
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """int32 of each id."""
+    return _bytes(array("i", token_ids))
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """The ids of int32 bytes."""
+    return _values("i", packed).tolist()
+
+
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """float32 of each log-probability."""
+    return _bytes(array("f", logprobs))
+
+
+def unpack_logprobs(packed: bytes) -> list[float]:
+    """The log-probabilities of float32 bytes."""
+    return _values("f", packed).tolist()
+
+
+def _bytes(values: array[int] | array[float]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _values(kind: str, packed: bytes) -> array[int]:
+    values = array(kind)
+    values.frombytes(packed)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
