@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import Any, Literal
 
 __all__ = ["BYTES_PER_TOKEN", "pack_ids", "pack_logprobs", "unpack_ids", "unpack_logprobs"]
 
@@ -18,7 +19,8 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 def unpack_ids(packed: bytes) -> list[int]:
     """The ids of int32 bytes."""
-    return _values("i", packed).tolist()
+    ids: list[int] = _values("i", packed).tolist()
+    return ids
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
@@ -28,7 +30,8 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 def unpack_logprobs(packed: bytes) -> list[float]:
     """The log-probabilities of float32 bytes."""
-    return _values("f", packed).tolist()
+    logprobs: list[float] = _values("f", packed).tolist()
+    return logprobs
 
 
 def _bytes(values: array[int] | array[float]) -> bytes:
@@ -37,8 +40,8 @@ def _bytes(values: array[int] | array[float]) -> bytes:
     return values.tobytes()
 
 
-def _values(kind: str, packed: bytes) -> array[int]:
-    values = array(kind)
+def _values(kind: Literal["i", "f"], packed: bytes) -> array[Any]:
+    values: array[Any] = array(kind)
     values.frombytes(packed)
     if sys.byteorder == "big":
         values.byteswap()

@@ -1,8 +1,8 @@
 """Conversations: messages, tools and template arguments in the form that chat templates take.
 
 Messages are matched by keys. The key of a message is a digest of its canonical form, so that an
-answer which an agent parsed, stored and sent back still has the key of the recorded one: ids of tool
-calls, the order of arguments and white space around an answer do not count.
+answer which an agent parsed, stored and sent back still has the key of the recorded one: ids of
+tool calls, the order of arguments and white space around an answer do not count.
 """
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""Messages and tools: dicts in the form of OpenAI's chat API, to and from the contract's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+__all__ = ["Message", "Tool", "from_message", "to_messages"]
+
+Message = Mapping[str, Any]
+"""{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"}; assistant
+messages may have "reasoning_content" and "tool_calls", tool messages have "tool_call_id"."""
+
+Tool = Mapping[str, Any]
+"""{"type": "function", "function": {"name", "description", "parameters": <JSON Schema>}}, or only
+the inner object."""
+
+
+def to_messages(
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    template_arguments: Mapping[str, Any] | None = None,
+) -> pb.Messages:
+    """The contract's form of a prompt.
+
+    Raises:
+        ValueError: a message or tool lacks a key.
+    """
+    arguments = json.dumps(template_arguments) if template_arguments else ""
+    return pb.Messages(
+        messages=[_to_message(i, message) for i, message in enumerate(messages)],
+        tools=[_to_tool(i, tool) for i, tool in enumerate(tools)],
+        template_arguments_json=arguments,
+    )
+
+
+def from_message(message: pb.Message) -> dict[str, Any]:
+    """An answer, ready to be appended to the messages of the next turn."""
+    text = "".join(part.text for part in message.content)
+    answer: dict[str, Any] = {"role": message.role, "content": text}
+    if message.reasoning:
+        answer["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        answer["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments_json},
+            }
+            for call in message.tool_calls
+        ]
+    return answer
+
+
+def _to_message(index: int, message: Message) -> pb.Message:
+    if "role" not in message:
+        raise ValueError(f'messages[{index}] has no "role"')
+    given = pb.Message(
+        role=message["role"],
+        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
+        tool_call_id=message.get("tool_call_id") or "",
+        name=message.get("name") or "",
+    )
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else []
+    for part in content:
+        given.content.add(type=part["type"], text=part.get("text", ""))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        given.tool_calls.add(
+            id=call.get("id") or "",
+            name=function["name"],
+            arguments_json=_json(function.get("arguments")),
+        )
+    return given
+
+
+def _to_tool(index: int, tool: Tool) -> pb.Tool:
+    function = tool.get("function", tool)
+    if "name" not in function:
+        raise ValueError(f'tools[{index}] has no function "name"')
+    return pb.Tool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters_json=_json(function.get("parameters")),
+    )
+
+
+def _json(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

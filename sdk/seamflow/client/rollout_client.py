@@ -1,0 +1,199 @@
+"""One rollout of an agent: its turns, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+
+from seamflow.agent import Task
+from seamflow.client.messages import Message, Tool, to_messages
+from seamflow.client.turn import Turn
+from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
+from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
+from seamflow.retry import Backoff, retrying
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
+
+__all__ = ["Observer", "Rollout", "RolloutName"]
+
+DEFAULT_CHUNK_SECONDS = 1.0
+"""Interval of chunks without `on_tokens`; a killed server loses at most this much work."""
+_MAX_CHUNK_SECONDS = 86_400.0
+
+Observer = Callable[[str, str, pb.TokenChunk], None]
+"""Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutName:
+    """What names a rollout and opens it."""
+
+    run_id: str
+    """Training job."""
+    rollout_id: str
+    """Rollout."""
+    credential: str
+    """Opens this rollout only."""
+
+
+class Rollout:
+    """One episode of an agent on a task."""
+
+    def __init__(
+        self,
+        stub: RolloutServiceAsyncStub,
+        name: RolloutName,
+        *,
+        task: Task | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.rollout_id = name.rollout_id
+        self.credential = name.credential
+        """Opens this rollout only: give it to a process that may do nothing else."""
+        self.task = task
+        """The leased task; None: the rollout was started without one."""
+        self.lost = asyncio.Event()
+        """Set when its lease is lost: it is replaced, so stop working on it."""
+        self._run_id = name.run_id
+        self._stub = stub
+        self._observer = observer
+        self._metadata = (("authorization", f"Bearer {name.credential}"),)
+        self._untrained: list[str] = []
+
+    async def generate(
+        self,
+        messages: Sequence[Message] = (),
+        sampling: tokens_pb2.SamplingParams | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        token_ids: Sequence[int] = (),
+        turn_id: str | None = None,
+        parent_turn_id: str = "",
+        train: bool = True,
+        timeout: float = 3600.0,
+        chunk_seconds: float | None = None,
+        on_tokens: Callable[[pb.TokenChunk], None] | None = None,
+    ) -> Turn:
+        """Generate one turn from `messages` or `token_ids`, and wait for its end.
+
+        `on_tokens` is called with each recorded chunk, which then has its text too. Tokens are
+        recorded and sent at most every `chunk_seconds` (0 to 86,400); by default every second, with
+        `on_tokens` as they are sampled. `train=False` leaves the turn out of training. Cancelling the
+        call stops the engine's work. Raises `TimeoutError` after `timeout` seconds and
+        `SeamflowError` for a failure that a retry does not cure.
+        """
+        request = pb.GenerateRequest(
+            run_id=self._run_id,
+            rollout_id=self.rollout_id,
+            turn_id=turn_id or uuid.uuid4().hex,
+            parent_turn_id=parent_turn_id,
+            sampling=sampling,
+            chunk_interval=_chunk_interval(chunk_seconds, streaming=on_tokens is not None),
+            stream_text=on_tokens is not None,
+        )
+        if messages:
+            request.messages.CopyFrom(to_messages(messages, tools, template_arguments))
+        if token_ids:
+            request.token_ids.token_ids.extend(token_ids)
+        turn = Turn(turn_id=request.turn_id)
+        if not train:
+            self._untrained.append(turn.turn_id)
+        async with asyncio.timeout(timeout):
+            async for chunk in self._stream(request, turn):
+                if on_tokens is not None:
+                    on_tokens(chunk)
+        return turn
+
+    async def finish(
+        self,
+        rewards: Mapping[str, float] | float,
+        *,
+        turn_rewards: Mapping[str, Mapping[str, float] | float] | None = None,
+        untrained_turn_ids: Sequence[str] = (),
+        policy_failure: str = "",
+    ) -> None:
+        """Finish the rollout with its reward, or with several named ones.
+
+        `turn_rewards` adds rewards of turns by turn_id; they count for the samples that contain the
+        turn. `untrained_turn_ids` are left out of training. `policy_failure` says what the policy
+        did wrong, where that ended the rollout.
+        """
+        given = _rewards(rewards, "")
+        for turn_id, of_turn in (turn_rewards or {}).items():
+            given += _rewards(of_turn, turn_id)
+        await self._finish(
+            rewards=tokens_pb2.Rewards(rewards=given, policy_failure=policy_failure),
+            untrained_turn_ids=[*self._untrained, *untrained_turn_ids],
+        )
+
+    async def fail(self, failure_class: tokens_pb2.FailureClass.ValueType, message: str) -> None:
+        """Finish the rollout without a reward; it is replaced by another one."""
+        await self._finish(
+            failure=tokens_pb2.Failure(failure_class=failure_class, message=message)
+        )
+
+    async def trajectory(self) -> Trajectory:
+        """What is recorded of the rollout."""
+        request = pb.GetRolloutRequest(run_id=self._run_id, rollout_id=self.rollout_id)
+        answer = await retrying(lambda: self._stub.GetRollout(request, metadata=self._metadata))
+        return answer.trajectory
+
+    async def _finish(self, **fields: Any) -> None:
+        request = pb.FinishRolloutRequest(
+            run_id=self._run_id, rollout_id=self.rollout_id, **fields
+        )
+        await retrying(lambda: self._stub.FinishRollout(request, metadata=self._metadata))
+
+    async def _stream(
+        self, request: pb.GenerateRequest, turn: Turn
+    ) -> AsyncIterator[pb.TokenChunk]:
+        """Stream a turn to its end, resuming broken connections at the first missing token."""
+        backoff = Backoff()
+        while turn.finish_reason is None:
+            request.resume_from_offset = len(turn.token_ids)
+            try:
+                async for response in self._stub.Generate(request, metadata=self._metadata):
+                    backoff.reset()
+                    if response.HasField("chunk"):
+                        if self._observer is not None:
+                            self._observer(self.rollout_id, turn.turn_id, response.chunk)
+                        turn.extend(response.chunk)
+                        yield response.chunk
+                    elif response.HasField("end"):
+                        turn.end(response.end)
+                        return
+                await backoff.wait()  # the stream ended before the turn: the gateway is draining
+            except grpc.aio.AioRpcError as failure:
+                await _wait_or_raise(decode(failure), backoff)
+
+
+def _rewards(rewards: Mapping[str, float] | float, turn_id: str) -> list[tokens_pb2.Reward]:
+    named = rewards if isinstance(rewards, Mapping) else {"reward": float(rewards)}
+    return [tokens_pb2.Reward(name=n, value=v, turn_id=turn_id) for n, v in named.items()]
+
+
+def _chunk_interval(seconds: float | None, *, streaming: bool) -> Duration:
+    if seconds is None:
+        seconds = 0.0 if streaming else DEFAULT_CHUNK_SECONDS
+    if not 0.0 <= seconds <= _MAX_CHUNK_SECONDS:
+        raise ValueError(f"chunk_seconds is {seconds}: must be 0 to {_MAX_CHUNK_SECONDS:g}")
+    return to_duration(seconds)
+
+
+async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:
+    # Stale epoch: the store restarted during the call, so a new attempt takes the turn over.
+    if isinstance(error, UnavailableError | StaleEpochError) or error.retry_after is not None:
+        await backoff.wait(error.retry_after)
+        return
+    raise error

@@ -1,0 +1,132 @@
+"""A turn of the policy as its agent gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from seamflow.client.messages import from_message
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import SeamflowError
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+__all__ = ["Drift", "Turn", "WeightSpan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpan:
+    """A span of sampled tokens of one weight version."""
+
+    start: int
+    """Index of its first token, counted from the turn's first sampled one."""
+    num_tokens: int
+    """Length."""
+    weight_version: int
+    """Weights that sampled it."""
+    server_id: str
+    """Rollout server that sampled it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Retokenization drift: the prompt had other ids than were sampled, for the same text.
+
+    From `position` the prompt counts as environment tokens. Send the ids that `generate` returned,
+    or messages, to avoid it.
+    """
+
+    position: int
+    """Index in the prompt of the first differing token."""
+    recorded_text: str
+    """Text of the recorded tokens from `position`, at most 200 characters."""
+    retokenized_text: str
+    """Text of the prompt from `position`, at most 200 characters."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """A turn of the policy; complete once `finish_reason` is set."""
+
+    turn_id: str
+    """Id of the turn, which is the idempotency key of the call."""
+    message: Mapping[str, Any] = field(default_factory=dict)
+    """The answer as a message: append it to the messages of the next turn."""
+    raw_text: str = ""
+    """The whole answer, special tokens included."""
+    parse_error: str = ""
+    """Why the answer could not be parsed into a message; `text` then is the whole text."""
+    token_ids: list[int] = field(default_factory=list)
+    """Sampled ids."""
+    logprobs: list[float] = field(default_factory=list)
+    """Natural log-probability of each id after temperature, before top-p and top-k."""
+    spans: list[WeightSpan] = field(default_factory=list)
+    """Weight version of each run of tokens."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompt, shared prefix included."""
+    prefix_turn_id: str = ""
+    """Turn whose record the prompt continues; empty: none, all of the prompt is new."""
+    prefix_length: int = 0
+    """Tokens shared with it."""
+    finish_reason: str | None = None
+    """"stop" or "length"."""
+    stop: str = ""
+    """Stop string that ended the turn; empty: none."""
+    drift: Drift | None = None
+    """Retokenization drift of the prompt; None: no drift."""
+
+    @property
+    def text(self) -> str:
+        """Content of the answer, without reasoning and tool calls."""
+        content: str = self.message.get("content", "")
+        return content
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning of the answer."""
+        reasoning: str = self.message.get("reasoning_content", "")
+        return reasoning
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """Tool calls of the answer: id, type, function with name and arguments as JSON."""
+        calls: list[dict[str, Any]] = self.message.get("tool_calls", [])
+        return calls
+
+    def extend(self, chunk: pb.TokenChunk) -> None:
+        """Append a chunk.
+
+        Raises:
+            SeamflowError: it does not follow what was received.
+        """
+        if chunk.offset != len(self.token_ids):
+            raise SeamflowError(
+                f"turn {self.turn_id!r}: chunk at offset {chunk.offset}, "
+                f"expected {len(self.token_ids)}: the gateway broke its contract"
+            )
+        self.token_ids.extend(chunk.tokens.token_ids)
+        self.logprobs.extend(chunk.tokens.logprobs)
+        self.spans.extend(
+            WeightSpan(
+                start=chunk.offset + span.start,
+                num_tokens=span.num_tokens,
+                weight_version=span.weight_version,
+                server_id=span.server_id,
+            )
+            for span in chunk.tokens.spans
+        )
+
+    def end(self, end: pb.TurnEnd) -> None:
+        """Complete the turn."""
+        name = tokens_pb2.FinishReason.Name(end.finish_reason)
+        self.finish_reason = name.removeprefix("FINISH_REASON_").lower()
+        self.message = from_message(end.message)
+        for name in ("raw_text", "parse_error", "num_prompt_tokens", "stop"):
+            setattr(self, name, getattr(end, name))
+        self.prefix_turn_id, self.prefix_length = end.prefix_turn_id, end.prefix_length
+        if end.HasField("drift"):
+            self.drift = Drift(
+                position=end.drift.position,
+                recorded_text=end.drift.recorded_text,
+                retokenized_text=end.drift.retokenized_text,
+            )
