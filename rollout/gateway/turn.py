@@ -20,7 +20,6 @@ from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.calls import to_service_error
 from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_tokens
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_pool import ServerPool
@@ -33,6 +32,7 @@ from rollout.gateway.record.turn_record import TurnRecord, begin_request
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
+from services.chassis.rpc.status import from_dependency
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -162,7 +162,7 @@ class Turn:
         """Raise what another server would answer too; else suspect this one and back off."""
         failure = decode(error)
         if isinstance(failure, InvalidRequestError):
-            raise to_service_error(failure)
+            raise from_dependency(failure)
         if isinstance(failure, DeadlineError) and self._deadline is not None:
             raise deadline_exceeded("the agent's deadline passed during its turn")
         self._services.servers.suspect(server)

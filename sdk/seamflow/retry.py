@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import grpc.aio
 
-from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError, decode
+from seamflow.errors import SeamflowError, UnavailableError, decode
 
-__all__ = ["Backoff", "retrying"]
+__all__ = ["Backoff", "may_retry", "retrying"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,14 @@ class Backoff:
         await asyncio.sleep(max(delay, at_least or 0.0))
 
 
+def may_retry(error: SeamflowError) -> bool:
+    """Whether the same call may succeed later: unavailable, or back-pressure that names a time.
+
+    gRPC's own RESOURCE_EXHAUSTED names none: a message is too large, and stays so.
+    """
+    return isinstance(error, UnavailableError) or error.retry_after is not None
+
+
 async def retrying(
     call: Callable[[], Awaitable[T]],
     *,
@@ -50,7 +58,7 @@ async def retrying(
             return await call()
         except grpc.aio.AioRpcError as failure:
             error = decode(failure)
-        if not isinstance(error, UnavailableError | ExhaustedError):
+        if not may_retry(error):
             raise error
         if on_retry is not None:
             on_retry(error)
