@@ -14,15 +14,15 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from seamflow.channel import connect
+from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.credentials import Credentials
 from seamflow.durations import to_duration
 from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
 from seamflow.retry import Backoff, retrying
@@ -41,6 +41,7 @@ Message = Mapping[str, str]
 DEFAULT_CHUNK_SECONDS = 1.0
 """Interval of chunks without `on_tokens`; a killed server loses at most this much work."""
 _MAX_CHUNK_SECONDS = 86_400.0
+_CALL_SECONDS = 3600.0
 
 Observer = Callable[[str, str, pb.TokenChunk], None]
 """Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
@@ -106,17 +107,13 @@ class Client:
         gateway: str,
         *,
         run_id: str,
-        token: str | None = None,
-        ca_file: Path | None = None,
-        cert_file: Path | None = None,
-        key_file: Path | None = None,
+        credentials: Credentials | None = None,
+        connect_timeout: float | None = CONNECT_TIMEOUT,
         observer: Observer | None = None,
     ) -> None:
         self.run_id = run_id
         self._observer = observer
-        self._channel = connect(
-            gateway, token=token, ca_file=ca_file, cert_file=cert_file, key_file=key_file
-        )
+        self._channel = connect(gateway, credentials, connect_timeout=connect_timeout)
         self._stub = async_stub(RolloutServiceStub, self._channel)
 
     async def start_rollout(
@@ -138,7 +135,7 @@ class Client:
             purpose=tokens_pb2.PURPOSE_TRAIN if train else tokens_pb2.PURPOSE_EVAL,
             pinned_weight_version=pinned_weight_version,
         )
-        response = await retrying(lambda: self._stub.StartRollout(request))
+        response = await retrying(lambda: self._stub.StartRollout(request), timeout=_CALL_SECONDS)
         return Rollout(
             self._stub, self.run_id, request.rollout_id, response.credential, self._observer
         )
@@ -247,7 +244,7 @@ class Rollout:
             credential=self._credential,
             **fields,  # type: ignore[arg-type]
         )
-        await retrying(lambda: self._stub.FinishRollout(request))
+        await retrying(lambda: self._stub.FinishRollout(request), timeout=_CALL_SECONDS)
 
     async def _stream(
         self, request: pb.GenerateRequest, turn: Turn

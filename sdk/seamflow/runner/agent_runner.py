@@ -18,7 +18,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from seamflow.agent import Agent, Task
 from seamflow.channel import connect
 from seamflow.client import Client, Rollout
 from seamflow.common.v1 import tokens_pb2
+from seamflow.credentials import Credentials
 from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff, retrying
@@ -57,14 +58,8 @@ class RunnerConfig:
     """Rollouts that run concurrently."""
     rollout_timeout: float = 3600.0
     """Timeout of a rollout in seconds; after it the rollout fails and is replaced."""
-    token: str | None = None
-    """Bearer token, where the services require one."""
-    tls_ca_file: str | None = None
-    """PEM file of the services' certificate authority; without one connections are plaintext."""
-    tls_cert_file: str | None = None
-    """PEM file of this runner's certificate, where the services require one."""
-    tls_key_file: str | None = None
-    """PEM file of its private key."""
+    credentials: Credentials = field(default_factory=Credentials)
+    """Token and certificates, where the services require them."""
     token_log: str | None = None
     """File that every received chunk is appended to, one JSON line each, for an audit of the
     store. Runners may share it."""
@@ -85,15 +80,16 @@ class AgentRunner:
     def __init__(self, agent: Agent, config: RunnerConfig) -> None:
         self._agent = agent
         self._config = config
-        credentials = _credentials(config)
-        self._channel = connect(config.trajectory_manager, **credentials)
+        # Runners and services start in any order.
+        self._channel = connect(config.trajectory_manager, config.credentials, connect_timeout=None)
         self._tasks = async_stub(TaskServiceStub, self._channel)
         self._token_log = TokenLog(Path(config.token_log)) if config.token_log else None
         self._client = Client(
             config.gateway,
             run_id=config.run_id,
+            credentials=config.credentials,
+            connect_timeout=None,
             observer=self._token_log.write if self._token_log else None,
-            **credentials,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
         # One of the idle workers leases tasks for all of them.
@@ -218,12 +214,6 @@ class AgentRunner:
         for token in response.lost_lease_tokens:
             if token in self._leases:
                 self._leases[token].cancel()
-
-
-def _credentials(config: RunnerConfig) -> dict[str, Any]:
-    names = ("ca_file", "cert_file", "key_file")
-    files = {name: getattr(config, f"tls_{name}") for name in names}
-    return {"token": config.token, **{n: Path(f) if f else None for n, f in files.items()}}
 
 
 def _checked(rewards: Mapping[str, float] | float) -> Mapping[str, float] | float:
