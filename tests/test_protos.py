@@ -14,6 +14,9 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
     FileDescriptorSet,
 )
+from seamflow.common.v1 import error_pb2
+
+from services.chassis.errors import Reason
 
 ROOT = Path(__file__).parents[1]
 PROTOS = sorted(path.relative_to(ROOT / "protos") for path in (ROOT / "protos").rglob("*.proto"))
@@ -149,3 +152,10 @@ def test_a_changed_field_is_noticed() -> None:
     new = FileDescriptorProto.FromString(old.SerializeToString())
     new.message_type[0].field[0].type = FieldDescriptorProto.TYPE_STRING
     assert breaks(old, new) == [f"{old.message_type[0].name}.{old.message_type[0].field[0].name}"]
+
+
+def test_the_reasons_of_the_contract_are_those_of_the_services() -> None:
+    """What a client branches on is in the contract, and every value of it can be given."""
+    names = [name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()]  # noqa: SIM118
+    assert names == ["UNSPECIFIED", *Reason]
+    assert [reason.name for reason in Reason] == [reason.value for reason in Reason]

@@ -21,7 +21,6 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.calls import to_service_error
 from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_tokens
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_pool import ServerPool
@@ -37,6 +36,7 @@ from rollout.gateway.send_buffer import SentChunk
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
+from services.chassis.rpc.status import from_dependency
 from services.lib.token_bytes import unpack_ids
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Turn:
         """Raise what another server would answer too; else suspect this one and back off."""
         failure = decode(error)
         if isinstance(failure, InvalidRequestError):
-            raise to_service_error(failure)
+            raise from_dependency(failure)
         if isinstance(failure, DeadlineError) and self._deadline is not None:
             raise deadline_exceeded("the agent's deadline passed during its turn")
         self._services.servers.suspect(server)

@@ -5,13 +5,16 @@ This package is what agents install: the contract and a light asynchronous clien
 
 from seamflow.agent import Agent, Task
 from seamflow.client import Client, Drift, Rollout, Turn, WeightSpan
+from seamflow.credentials import Credentials
 from seamflow.errors import SeamflowError
 
 __all__ = [
     "Agent",
     "Client",
+    "Credentials",
     "Drift",
     "Rollout",
+    "SamplingParams",
     "SeamflowError",
     "Task",
     "Turn",

@@ -23,6 +23,8 @@ class Task:
     """Unique in the run; all rollouts of a group share it."""
     payload: Mapping[str, Any]
     """The fields of the task."""
+    train: bool = True
+    """Whether its rollouts are trained; False: an evaluation."""
 
 
 class Agent(Protocol):

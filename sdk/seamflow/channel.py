@@ -1,23 +1,31 @@
 """Opens gRPC channels, for agents and for all processes of seamflow.
 
 Keep-alive detects a frozen server, message limits equal the servers', gRPC retries transient
-failures, and every call has a deadline.
+failures, every call has a deadline, and an address that was never reached is an error.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import grpc
 import grpc.aio
 
-__all__ = ["MAX_MESSAGE_BYTES", "connect"]
+from seamflow.credentials import Credentials
+from seamflow.errors import UnavailableError
+from seamflow.retry import current_attempt
+
+__all__ = ["CONNECT_TIMEOUT", "MAX_MESSAGE_BYTES", "connect"]
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either side accepts; servers use the same figure."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds until a service that was never reached counts as unreachable."""
 
 UNARY_TIMEOUT = 75.0
 """Seconds; a little more than the longest long-poll."""
@@ -62,25 +70,23 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 def connect(
     target: str,
+    credentials: Credentials | None = None,
     *,
-    token: str | None = None,
-    ca_file: Path | None = None,
-    cert_file: Path | None = None,
-    key_file: Path | None = None,
+    connect_timeout: float | None = CONNECT_TIMEOUT,
 ) -> grpc.aio.Channel:
     """Open a channel to `target` (host:port, or several: "ipv4:127.0.0.1:1,127.0.0.1:2").
 
-    Plaintext without `ca_file`, TLS with it, mutual TLS with `cert_file` and `key_file` too.
-    `token` is sent as a bearer token with every call. Returns immediately; the first call connects.
+    Returns immediately; the first call connects. If no connection comes about within
+    `connect_timeout` seconds of it (None: wait for ever), later calls raise `UnavailableError`
+    until one does; once connected, an interruption of any length may be retried.
     """
-    if ca_file is None:
-        return _Channel(grpc.aio.insecure_channel(target, options=_OPTIONS), token)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=ca_file.read_bytes(),
-        private_key=key_file.read_bytes() if key_file else None,
-        certificate_chain=cert_file.read_bytes() if cert_file else None,
-    )
-    return _Channel(grpc.aio.secure_channel(target, credentials, options=_OPTIONS), token)
+    credentials = credentials or Credentials()
+    tls = credentials.tls()
+    if tls is None:
+        channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+    else:
+        channel = grpc.aio.secure_channel(target, tls, options=_OPTIONS)
+    return _Channel(channel, target, credentials.token, connect_timeout)
 
 
 class _Channel(grpc.aio.Channel):
@@ -89,37 +95,62 @@ class _Channel(grpc.aio.Channel):
     Interceptors of grpc.aio would make a unary call 1.5 times as slow.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        target: str,
+        token: str | None,
+        connect_timeout: float | None,
+    ) -> None:
         self._channel = channel
+        self._target = target
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._contact = None if connect_timeout is None else _Contact(channel, connect_timeout)
 
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_defaults(self._channel.unary_unary(*args, **kwargs), UNARY_TIMEOUT)
+    def unary_unary(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        call = self._channel.unary_unary(method, *args, **kwargs)
+        return self._with_defaults(call, method, UNARY_TIMEOUT)
 
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_defaults(self._channel.unary_stream(*args, **kwargs), STREAM_TIMEOUT)
+    def unary_stream(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        call = self._channel.unary_stream(method, *args, **kwargs)
+        return self._with_defaults(call, method, STREAM_TIMEOUT)
 
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_defaults(self._channel.stream_unary(*args, **kwargs), STREAM_TIMEOUT)
+    def stream_unary(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        call = self._channel.stream_unary(method, *args, **kwargs)
+        return self._with_defaults(call, method, STREAM_TIMEOUT)
 
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._with_defaults(self._channel.stream_stream(*args, **kwargs), STREAM_TIMEOUT)
+    def stream_stream(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        call = self._channel.stream_stream(method, *args, **kwargs)
+        return self._with_defaults(call, method, STREAM_TIMEOUT)
 
-    def _with_defaults(self, call: Callable[..., Any], default: float) -> Callable[..., Any]:
+    def _with_defaults(
+        self, call: Callable[..., Any], method: Any, default: float
+    ) -> Callable[..., Any]:
+        name = f"{method} of {self._target}"
+
         def called(
-            request: Any,
+            request: Any = None,
             *,
             timeout: float | None = None,
             metadata: Sequence[tuple[str, str | bytes]] = (),
             **options: Any,
         ) -> Any:
+            if (attempt := current_attempt.get()) is not None:
+                attempt.call = name
+            if self._contact is not None and not self._contact.made:
+                self._contact.check(self._target)
             timeout = default if timeout is None else timeout
-            all_metadata = (*(metadata or ()), *self._metadata)
+            given = metadata or ()
+            # The credential of a rollout takes the place of the channel's token.
+            ours = () if any(key == "authorization" for key, _ in given) else self._metadata
+            all_metadata = (*given, *ours)
             return call(request, timeout=timeout, metadata=all_metadata, **options)
 
         return called
 
     async def close(self, grace: float | None = None) -> None:
+        if self._contact is not None:
+            await self._contact.close()
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -136,3 +167,37 @@ class _Channel(grpc.aio.Channel):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+
+class _Contact:
+    """Whether a channel has ever been connected; watched from its first call on."""
+
+    def __init__(self, channel: grpc.aio.Channel, timeout: float) -> None:
+        self.made = False
+        self._channel = channel
+        self._timeout = timeout
+        self._first_call = 0.0
+        self._watch: asyncio.Task[None] | None = None
+
+    def check(self, target: str) -> None:
+        """Raise `UnavailableError` if the channel has been trying to connect for too long."""
+        if self._watch is None:
+            self._first_call = time.monotonic()
+            self._watch = asyncio.create_task(self._watched())
+        elif self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            self.made = True
+        elif time.monotonic() - self._first_call > self._timeout:
+            raise UnavailableError(
+                f"no connection to {target} within {self._timeout:g} s: check the address, and "
+                "that the service runs there and can be reached from here; for a service that "
+                "starts later, connect with a longer connect_timeout"
+            )
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+
+    async def _watched(self) -> None:
+        await self._channel.channel_ready()
+        self.made = True

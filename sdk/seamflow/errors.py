@@ -5,15 +5,19 @@ SeamflowError
 ├── NotFoundError            no such run, rollout, node …
 ├── PermissionDeniedError    missing or wrong token or credential
 ├── PreconditionError        right request, wrong time
+│   └── RunEndedError        the run has ended: no more tasks
 ├── ConflictError            same key, other content
 ├── StaleEpochError          another caller has taken over
-├── ExhaustedError           back-pressure: retry after `retry_after`
+├── ExhaustedError           back-pressure: retry after `retry_after`, if it is given
 ├── UnavailableError         the service cannot be reached now
 ├── DeadlineError            the deadline has passed
 └── InternalError            a bug in seamflow; carries a request id
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -26,11 +30,13 @@ __all__ = [
     "ConflictError",
     "DeadlineError",
     "ExhaustedError",
+    "FieldViolation",
     "InternalError",
     "InvalidRequestError",
     "NotFoundError",
     "PermissionDeniedError",
     "PreconditionError",
+    "RunEndedError",
     "SeamflowError",
     "StaleEpochError",
     "UnavailableError",
@@ -39,17 +45,39 @@ __all__ = [
 ]
 
 
+class FieldViolation(NamedTuple):
+    """A field of a request that is outside its limits."""
+
+    field: str
+    """Path of the field, such as "sampling.temperature"."""
+    description: str
+    """What is wrong, and the allowed values."""
+
+
 class SeamflowError(Exception):
     """Base of all errors; `reason` is stable and may be branched on."""
 
-    def __init__(self, message: str, reason: str = "", retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        reason: str = "",
+        retry_after: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        violations: Sequence[FieldViolation] = (),
+    ) -> None:
         super().__init__(message)
         self.reason = reason
+        """Name of an `ErrorReason` without its prefix; empty for an error of gRPC itself."""
         self.retry_after = retry_after
         """Seconds to wait before the next attempt; None: the server named no time."""
+        self.metadata = dict(metadata or {})
+        """Details, such as the current epoch; `request_id` finds the call in the server's logs."""
+        self.violations = tuple(violations)
+        """The fields at fault, if the request is wrong."""
 
-    def __reduce__(self) -> tuple[type[SeamflowError], tuple[str, str, float | None]]:
-        return type(self), (str(self), self.reason, self.retry_after)
+    def __reduce__(self) -> tuple[type[SeamflowError], tuple[Any, ...]]:
+        fields = (self.reason, self.retry_after, self.metadata, self.violations)
+        return type(self), (str(self), *fields)
 
 
 class InvalidRequestError(SeamflowError):
@@ -68,6 +96,10 @@ class PreconditionError(SeamflowError):
     """The request is valid but not in the current state."""
 
 
+class RunEndedError(PreconditionError):
+    """The run has ended: there will be no more tasks."""
+
+
 class ConflictError(SeamflowError):
     """The same key was used before with other content."""
 
@@ -77,7 +109,7 @@ class StaleEpochError(SeamflowError):
 
 
 class ExhaustedError(SeamflowError):
-    """Back-pressure; retry after `retry_after` seconds."""
+    """Back-pressure: retry after `retry_after` seconds; without one: a message is too large."""
 
 
 class UnavailableError(SeamflowError):
@@ -107,20 +139,20 @@ _BY_CODE: dict[grpc.StatusCode, type[SeamflowError]] = {
 
 
 def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
-    """Convert a gRPC error, with the reason and the retry time in its details."""
+    """Convert a gRPC error, with everything that its details hold."""
     status = error_pb2.Status()
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             status = _parsed(value)
     kind = _BY_CODE.get(error.code(), InternalError)
-    return kind(error.details() or error.code().name, *_details(status))
+    return _filled(kind, error.details() or error.code().name, status)
 
 
 def from_status(status: error_pb2.Status) -> SeamflowError:
     """Convert a status inside a response, like `decode`."""
     codes = {code.value[0]: code for code in _BY_CODE}
     kind = _BY_CODE[codes[status.code]] if status.code in codes else InternalError
-    return kind(status.message, *_details(status))
+    return _filled(kind, status.message, status)
 
 
 def _parsed(value: bytes) -> error_pb2.Status:
@@ -130,12 +162,16 @@ def _parsed(value: bytes) -> error_pb2.Status:
         return error_pb2.Status()
 
 
-def _details(status: error_pb2.Status) -> tuple[str, float | None]:
-    reason, retry_after = "", None
+def _filled(kind: type[SeamflowError], message: str, status: error_pb2.Status) -> SeamflowError:
+    error = kind(message)
     for detail in status.details:
-        if detail.type_url.endswith("google.rpc.ErrorInfo"):
-            reason = error_pb2.ErrorInfo.FromString(detail.value).reason
-        elif detail.type_url.endswith("google.rpc.RetryInfo"):
-            delay = error_pb2.RetryInfo.FromString(detail.value).retry_delay
-            retry_after = seconds_of(delay)
-    return reason, retry_after
+        # As error.proto says: the type urls name google.rpc, whose messages ours mirror.
+        if detail.type_url.endswith("/google.rpc.ErrorInfo"):
+            info = error_pb2.ErrorInfo.FromString(detail.value)
+            error.reason, error.metadata = info.reason, dict(info.metadata)
+        elif detail.type_url.endswith("/google.rpc.RetryInfo"):
+            error.retry_after = seconds_of(error_pb2.RetryInfo.FromString(detail.value).retry_delay)
+        elif detail.type_url.endswith("/google.rpc.BadRequest"):
+            found = error_pb2.BadRequest.FromString(detail.value).field_violations
+            error.violations = tuple(FieldViolation(v.field, v.description) for v in found)
+    return error

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc.aio
 
-from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError, decode
+from seamflow.errors import DeadlineError, SeamflowError, UnavailableError, decode
 
-__all__ = ["Backoff", "retrying"]
+__all__ = ["Attempt", "Backoff", "current_attempt", "may_retry", "retrying"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("seamflow")
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The call that `retrying` repeats, as its channel names it."""
+
+    call: str = "a call"
+    """"/package.Service/Rpc of host:port"."""
+
+
+current_attempt: ContextVar[Attempt | None] = ContextVar("seamflow_attempt", default=None)
+"""Set by `retrying`, for channels to name their calls in."""
 
 
 class Backoff:
@@ -34,24 +51,61 @@ class Backoff:
         await asyncio.sleep(max(delay, at_least or 0.0))
 
 
+def may_retry(error: SeamflowError) -> bool:
+    """Whether the same call may succeed later: unavailable, or back-pressure that names a time.
+
+    gRPC's own RESOURCE_EXHAUSTED names none: a message is too large, and stays so.
+    """
+    return isinstance(error, UnavailableError) or error.retry_after is not None
+
+
 async def retrying(
     call: Callable[[], Awaitable[T]],
     *,
+    timeout: float | None = None,
     on_retry: Callable[[SeamflowError], None] | None = None,
 ) -> T:
     """Retry `call()` with backoff while the service is unavailable or pushes back.
 
-    Without a limit: bound it with `asyncio.timeout`. `on_retry` is called before each retry. Raises
-    every other failure as a `SeamflowError`.
+    For at most `timeout` seconds, then it raises `DeadlineError`; None: without a limit. The first
+    retry is logged as a warning; `on_retry` is called before each. Raises every other failure as a
+    `SeamflowError`, also that of a service that was never reached (see `connect`).
     """
-    backoff = Backoff()
-    while True:
-        try:
-            return await call()
-        except grpc.aio.AioRpcError as failure:
-            error = decode(failure)
-        if not isinstance(error, UnavailableError | ExhaustedError):
-            raise error
-        if on_retry is not None:
-            on_retry(error)
-        await backoff.wait(error.retry_after)
+    attempt = Attempt()
+    failed: SeamflowError | None = None
+    token = current_attempt.set(attempt)
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            backoff = Backoff()
+            while True:
+                try:
+                    return await call()
+                except grpc.aio.AioRpcError as failure:
+                    error = decode(failure)
+                except UnavailableError as unreachable:
+                    raise _with_cause(unreachable, failed) from failed
+                if not may_retry(error):
+                    raise error
+                if failed is None:
+                    _log.warning("%s failed, retrying: %s", attempt.call, error)
+                failed = error
+                if on_retry is not None:
+                    on_retry(error)
+                await backoff.wait(error.retry_after)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise _late(attempt, timeout, failed) from error
+    finally:
+        current_attempt.reset(token)
+
+
+def _with_cause(error: UnavailableError, failed: SeamflowError | None) -> UnavailableError:
+    if failed is None or error.reason:
+        return error
+    return UnavailableError(f"{error}; the last failure: {failed}")
+
+
+def _late(attempt: Attempt, timeout: float | None, failed: SeamflowError | None) -> DeadlineError:
+    why = f"; the last failure: {failed}" if failed else ""
+    return DeadlineError(f"{attempt.call} did not succeed within {timeout:g} s{why}")

@@ -13,10 +13,11 @@ the status carries a RetryInfo.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
 
 import grpc
+from seamflow.errors import FieldViolation
 
 __all__ = [
     "ConfigError",
@@ -34,6 +35,8 @@ __all__ = [
     "invalid_argument",
     "not_found",
     "permission_denied",
+    "shortened",
+    "shown",
     "stale_epoch",
     "unauthenticated",
     "unavailable",
@@ -41,7 +44,7 @@ __all__ = [
 
 
 class Reason(StrEnum):
-    """ErrorInfo reasons, for programs to branch on; stable once released."""
+    """The values of `ErrorReason` in error.proto, which says what each means."""
 
     INVALID_FIELD = "INVALID_FIELD"
     MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
@@ -70,6 +73,13 @@ class Reason(StrEnum):
     UNAUTHENTICATED = "UNAUTHENTICATED"
     PERMISSION_DENIED = "PERMISSION_DENIED"
     INTERNAL = "INTERNAL"
+    RUN_ENDED = "RUN_ENDED"
+    GROUP_FULL = "GROUP_FULL"
+    RELEASES_TOO_FAR_APART = "RELEASES_TOO_FAR_APART"
+
+
+_MAX_SHOWN = 80
+_MAX_TEXT = 1500
 
 
 class ExitCode(IntEnum):
@@ -87,30 +97,32 @@ class ServiceError(Exception):
 
     Attributes:
         code: canonical gRPC status code.
-        reason: machine-readable cause.
-        message: human-readable; never holds tokens, texts or secrets.
-        metadata: machine-readable details, such as the current epoch.
+        reason: name of an `ErrorReason`; of a newer release, if another service gave it.
+        message: human-readable, at most 1,500 characters; never holds tokens, texts or secrets.
+        metadata: machine-readable details, such as the current epoch; values of at most 80
+            characters.
         retry_after: seconds after which a retry may succeed; None: unspecified.
-        field: request field at fault, for INVALID_ARGUMENT.
+        violations: request fields at fault, for INVALID_ARGUMENT.
     """
 
     def __init__(
         self,
         code: grpc.StatusCode,
-        reason: Reason,
+        reason: Reason | str,
         message: str,
         *,
         metadata: Mapping[str, str] | None = None,
         retry_after: float | None = None,
-        field: str | None = None,
+        violations: Sequence[FieldViolation] = (),
     ) -> None:
+        message = shortened(message, _MAX_TEXT)
         super().__init__(message)
         self.code = code
-        self.reason = reason
+        self.reason = str(reason)
         self.message = message
-        self.metadata = dict(metadata or {})
+        self.metadata = {k: shortened(v) for k, v in (metadata or {}).items()}
         self.retry_after = retry_after
-        self.field = field
+        self.violations = tuple(violations)
 
 
 class StartupError(Exception):
@@ -141,24 +153,37 @@ class DependencyUnavailable(StartupError):  # noqa: N818 -- names the condition
         self.name = name
 
 
+def shown(value: object) -> str:
+    """`value` as an error's text shows it: its start, where it is longer than 80 characters."""
+    if isinstance(value, str):
+        return repr(shortened(value))
+    return shortened(repr(value))
+
+
+def shortened(text: str, longest: int = _MAX_SHOWN) -> str:
+    """`text`, or its start and "…" if it has more than `longest` characters."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def invalid_argument(field: str, value: object, cure: str) -> ServiceError:
     """INVALID_ARGUMENT: `field` holds `value`; `cure` names the allowed values."""
-    message = f"{field} is {value!r}: {cure}"
+    message = f"{field} is {shown(value)}: {cure}"
+    violation = FieldViolation(field, message)
     return ServiceError(
-        grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, message, field=field
+        grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, message, violations=[violation]
     )
 
 
 def not_found(what: str, name: str) -> ServiceError:
     """NOT_FOUND: there is no `what` called `name`."""
-    message = f"{what} {name!r} does not exist"
+    message = f"{what} {shown(name)} does not exist"
     metadata = {"what": what, "name": name}
     return ServiceError(grpc.StatusCode.NOT_FOUND, Reason.NOT_FOUND, message, metadata=metadata)
 
 
 def already_exists(what: str, name: str) -> ServiceError:
     """ALREADY_EXISTS: the key is in use with another payload."""
-    message = f"{what} {name!r} already exists with different content"
+    message = f"{what} {shown(name)} already exists with different content"
     metadata = {"what": what, "name": name}
     return ServiceError(
         grpc.StatusCode.ALREADY_EXISTS, Reason.ALREADY_EXISTS, message, metadata=metadata
@@ -177,7 +202,9 @@ def aborted(reason: Reason, message: str) -> ServiceError:
 
 def stale_epoch(what: str, given: int | str, current: int | str) -> ServiceError:
     """ABORTED / STALE_EPOCH: a newer epoch of `what` has fenced the caller."""
-    message = f"epoch {given} of {what} is stale: the current one is {current}"
+    message = (
+        f"epoch {given} of {shortened(what, 2 * _MAX_SHOWN)} is stale: the current one is {current}"
+    )
     metadata = {"what": what, "given_epoch": str(given), "current_epoch": str(current)}
     return ServiceError(grpc.StatusCode.ABORTED, Reason.STALE_EPOCH, message, metadata=metadata)
 

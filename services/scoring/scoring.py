@@ -75,6 +75,11 @@ class Scoring:
             _log.warning("run_not_found", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
             return pb.LeaseColumnResponse()
+        except ExhaustedError as error:
+            _log.warning("lease_too_large", num_samples=self._num_samples, error=str(error))
+            self._adjust(in_time=False)
+            await asyncio.sleep(_ABSENT_SECONDS)
+            return pb.LeaseColumnResponse()
 
     def _request(self) -> pb.LeaseColumnRequest:
         return pb.LeaseColumnRequest(
@@ -134,8 +139,9 @@ class Scoring:
         )
         try:
             await self._retry_forever(lambda: self._stub.WriteColumn(request))
-        except (PreconditionError, NotFoundError, ConflictError) as error:
-            # The lease expired, the rollout was deleted, or another service wrote the column.
+        except (PreconditionError, NotFoundError, ConflictError, ExhaustedError) as error:
+            # The lease expired, the rollout was deleted, another service wrote the column, or the
+            # message is too large.
             _LOST.inc()
             _log.warning("lease_lost", num_samples=len(values), error=str(error))
             return False
@@ -149,8 +155,6 @@ class Scoring:
     async def _retry_forever(self, call: Callable[[], Awaitable[T]]) -> T:
         def report(error: SeamflowError) -> None:
             _log.warning("call_retried", error=str(error))
-            if isinstance(error, ExhaustedError):  # also: the message is too large
-                self._adjust(in_time=False)
 
         while True:
             try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.channel import connect
+from seamflow.credentials import Credentials
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 from seamflow.stubs import async_stub
 
@@ -20,7 +21,7 @@ async def _logs_of_one_call(folder: Path) -> str:
     """Everything a process with secrets logs, at its most talkative, around one call."""
     secrets = {"SEAMFLOW_DEMO_TOKEN": CANARY, "SEAMFLOW_DEMO_PASSWORD": CANARY}
     with demo_process(folder, "--log-level=debug", "--instance=b", **secrets) as demo:
-        async with connect(demo.target, token=CANARY) as channel:
+        async with connect(demo.target, Credentials(token=CANARY)) as channel:
             stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
             parent = (("traceparent", f"00-{TRACE}-b7ad6b7169203331-01"),)
             request = rollout_service_pb2.StartRolloutRequest(rollout_id="a", lease_token=CANARY)

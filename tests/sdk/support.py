@@ -29,12 +29,12 @@ Added = tuple[Callable[[Any, grpc.aio.Server], None], Any]
 
 
 @asynccontextmanager
-async def serving(*services: Added) -> AsyncIterator[str]:
+async def serving(*services: Added, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Address of a server with these services."""
     server = grpc.aio.server()
     for add, servicer in services:
         add(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 from seamflow import channel
+from seamflow.credentials import Credentials
 
 
 class Telling(grpc.GenericRpcHandler):
@@ -49,7 +50,7 @@ async def seen(call: Any, streamed: bool) -> tuple[str, float]:
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "streamed"])
 async def test_calls_carry_the_token_and_a_deadline(address: str, streamed: bool) -> None:
     """The caller's deadline where it set one, else one that bounds a forgotten call."""
-    async with channel.connect(address, token="secret") as connected:
+    async with channel.connect(address, Credentials(token="secret")) as connected:
         make = connected.unary_stream if streamed else connected.unary_unary
         method: (
             grpc.aio.UnaryStreamMultiCallable[bytes, bytes]

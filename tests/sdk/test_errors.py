@@ -9,9 +9,10 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from seamflow import errors
 from seamflow.common.v1 import error_pb2
+from seamflow.durations import to_duration
 from seamflow.retry import Backoff, retrying
 
 
@@ -23,17 +24,21 @@ def failure(code: grpc.StatusCode, details: bytes | None = None) -> grpc.aio.Aio
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details="no")
 
 
-def status() -> bytes:
-    """A status with a reason and a time."""
-    info = error_pb2.ErrorInfo(reason="TOO_MANY_REQUESTS", domain="seamflow")
-    retry = error_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=500_000_000))
+def status(retry_after: float = 2.5) -> bytes:
+    """A status with a reason, its facts, a time, a field at fault and a detail nobody knows."""
+    violation = error_pb2.BadRequest.FieldViolation(field="top_p", description="0 to 1")
+    parts: dict[str, Message] = {
+        "ErrorInfo": error_pb2.ErrorInfo(reason="TOO_MANY_REQUESTS", metadata={"queue": "7"}),
+        "RetryInfo": error_pb2.RetryInfo(retry_delay=to_duration(retry_after)),
+        "BadRequest": error_pb2.BadRequest(field_violations=[violation]),
+        "Other": error_pb2.Status(code=3),
+    }
     prefix = "type.googleapis.com/google.rpc."
-    return error_pb2.Status(
-        details=[
-            AnyMessage(type_url=prefix + "ErrorInfo", value=info.SerializeToString()),
-            AnyMessage(type_url=prefix + "RetryInfo", value=retry.SerializeToString()),
-        ]
-    ).SerializeToString()
+    details = [
+        AnyMessage(type_url=prefix + name, value=part.SerializeToString())
+        for name, part in parts.items()
+    ]
+    return error_pb2.Status(details=details).SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +68,8 @@ def test_reason_and_retry_time_come_from_the_details() -> None:
     """The trailer's ErrorInfo and RetryInfo are decoded with protobuf alone."""
     error = errors.decode(failure(grpc.StatusCode.RESOURCE_EXHAUSTED, status()))
     assert (str(error), error.reason, error.retry_after) == ("no", "TOO_MANY_REQUESTS", 2.5)
+    assert error.metadata == {"queue": "7"}
+    assert error.violations == (errors.FieldViolation("top_p", "0 to 1"),)
 
 
 def test_broken_details_are_ignored() -> None:
@@ -72,14 +79,17 @@ def test_broken_details_are_ignored() -> None:
 
 
 def test_errors_can_be_copied_between_processes() -> None:
-    """Reason and time survive a copy."""
-    error = copy.copy(errors.ExhaustedError("full", "TOO_MANY_REQUESTS", 1.5))
-    assert (str(error), error.reason, error.retry_after) == ("full", "TOO_MANY_REQUESTS", 1.5)
+    """Everything survives a copy."""
+    violations = [errors.FieldViolation("tasks", "fewer")]
+    error = copy.copy(errors.ExhaustedError("full", "STORE_FULL", 1.5, {"a": "b"}, violations))
+    assert (str(error), error.reason, error.retry_after) == ("full", "STORE_FULL", 1.5)
+    assert (error.metadata, error.violations) == ({"a": "b"}, tuple(violations))
 
 
 async def test_a_call_is_repeated_until_the_peer_is_back() -> None:
     """Unavailable and exhausted are waited out, each told to `on_retry`."""
-    answers = [failure(grpc.StatusCode.UNAVAILABLE), failure(grpc.StatusCode.RESOURCE_EXHAUSTED)]
+    full = failure(grpc.StatusCode.RESOURCE_EXHAUSTED, status(0.01))
+    answers = [failure(grpc.StatusCode.UNAVAILABLE), full]
     seen: list[errors.SeamflowError] = []
 
     async def call() -> str:
@@ -91,16 +101,25 @@ async def test_a_call_is_repeated_until_the_peer_is_back() -> None:
     assert [type(e) for e in seen] == [errors.UnavailableError, errors.ExhaustedError]
 
 
-async def test_what_cannot_be_cured_is_not_repeated() -> None:
-    """A refusal is raised at the first call."""
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequestError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.ExhaustedError),
+    ],
+)
+async def test_what_cannot_be_cured_is_not_repeated(
+    code: grpc.StatusCode, kind: type[errors.SeamflowError]
+) -> None:
+    """A refusal is raised at the first call, and so is exhaustion without a time to come back."""
     calls = 0
 
     async def call() -> None:
         nonlocal calls
         calls += 1
-        raise failure(grpc.StatusCode.INVALID_ARGUMENT)
+        raise failure(code)
 
-    with pytest.raises(errors.InvalidRequestError):
+    with pytest.raises(kind):
         await retrying(call)
     assert calls == 1
 

@@ -16,6 +16,7 @@ from services.chassis.errors import (
     invalid_argument,
     not_found,
     permission_denied,
+    shortened,
     stale_epoch,
 )
 from trajectory_manager.model.records import RolloutState
@@ -179,7 +180,7 @@ ERRORS: dict[str, Callable[..., ServiceError]] = {
 
 def store_error(name: str, *facts: object) -> ServiceError:
     """The error named `name` of ERRORS."""
-    return ERRORS[name](*(str(fact) for fact in facts))
+    return ERRORS[name](*(shortened(str(fact)) for fact in facts))
 
 
 def unwrap(reply: list[Any]) -> list[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError, from_status
-from seamflow.retry import Backoff
+from seamflow.errors import SeamflowError, from_status
+from seamflow.retry import Backoff, may_retry
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.calls import call_until_answered, to_service_error
+from rollout.gateway.calls import call_until_answered
 from rollout.gateway.record.request_batcher import RequestBatcher
 from services.chassis import metrics
+from services.chassis.rpc.status import from_dependency
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -86,6 +87,6 @@ async def finish_rollout(store: TrajectoryServiceAsyncStub, finish: pb.RolloutFi
         if not result.HasField("error"):
             return
         error = from_status(result.error)
-        if not isinstance(error, UnavailableError | ExhaustedError):
-            raise to_service_error(error)
+        if not may_retry(error):
+            raise from_dependency(error)
         await backoff.wait(error.retry_after)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
-from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
-from seamflow.retry import Backoff
+from seamflow.errors import SeamflowError
+from seamflow.retry import Backoff, may_retry
 
-from rollout.gateway.calls import to_service_error
 from services.chassis.errors import ServiceError
+from services.chassis.rpc.status import from_dependency
 
 __all__ = ["RequestBatcher", "Send"]
 
@@ -82,8 +82,8 @@ class RequestBatcher:
                 raise answer
             if not isinstance(answer, SeamflowError):
                 return answer
-            if not isinstance(answer, UnavailableError | ExhaustedError):
-                raise to_service_error(answer)
+            if not may_retry(answer):
+                raise from_dependency(answer)
             backoff = backoff or Backoff()
             await backoff.wait(answer.retry_after)
 

@@ -6,13 +6,14 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from seamflow.channel import connect
+from seamflow.credentials import Credentials
 
 __all__ = ["SERVICES", "Endpoints", "Service", "UsageError", "add_flags", "resolve"]
 
@@ -96,14 +97,12 @@ class Endpoints:
     """Training job; None: the one the trainer reports."""
     services: Mapping[str, str]
     """host:port of each of SERVICES."""
-    token: str | None = None
-    """Bearer token, if the services require one."""
-    tls: Mapping[str, Path]
-    """Those of ca_file, cert_file and key_file that are given."""
+    credentials: Credentials = field(default_factory=Credentials)
+    """Token and certificates, if the services require them."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Open a channel; close it."""
-        return connect(address, token=self.token, **self.tls)
+        return connect(address, self.credentials)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -139,8 +138,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
             name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
             for name, s in SERVICES.items()
         },
-        token=_token(environment),
-        tls=_tls(given, environment),
+        credentials=Credentials(token=_token(environment), **_tls(given, environment)),
     )
 
 

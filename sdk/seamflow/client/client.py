@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Self
 from google.protobuf.duration_pb2 import Duration
 
 from seamflow.agent import Task
-from seamflow.channel import Credentials, connect
+from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.client.lease_keeper import LeaseKeeper
 from seamflow.client.messages import Message, Tool, to_messages
-from seamflow.client.rollout_client import Observer, Rollout, RolloutName
+from seamflow.client.rollout_client import CALL_SECONDS, Observer, Rollout, RolloutName
 from seamflow.common.v1 import tokens_pb2
+from seamflow.credentials import Credentials
 from seamflow.durations import to_duration
 from seamflow.errors import RunEndedError
 from seamflow.retry import retrying
@@ -47,12 +48,13 @@ class Client:
         gateway: str,
         *,
         run_id: str,
-        credentials: Credentials = Credentials(),  # noqa: B008 -- immutable
+        credentials: Credentials | None = None,
+        connect_timeout: float | None = CONNECT_TIMEOUT,
         observer: Observer | None = None,
     ) -> None:
         self.run_id = run_id
         self._observer = observer
-        self._channel = connect(gateway, credentials)
+        self._channel = connect(gateway, credentials, connect_timeout=connect_timeout)
         self._stub = async_stub(RolloutServiceStub, self._channel)
         self._leases = LeaseKeeper(self._stub, run_id)
 
@@ -74,7 +76,7 @@ class Client:
             wait=to_duration(wait),
             max_rollouts=max_rollouts,
         )
-        answer = await retrying(lambda: self._stub.LeaseRollouts(request))
+        answer = await retrying(lambda: self._stub.LeaseRollouts(request), timeout=CALL_SECONDS)
         if answer.empty_reason == trajectory_pb2.EMPTY_REASON_RUN_ENDED:
             raise RunEndedError(f"run {self.run_id!r} has ended", "RUN_ENDED")
         return [
@@ -104,19 +106,19 @@ class Client:
             pinned_weight_version=pinned_weight_version,
             labels=labels,
         )
-        answer = await retrying(lambda: self._stub.StartRollout(request))
+        answer = await retrying(lambda: self._stub.StartRollout(request), timeout=CALL_SECONDS)
         lease = answer.lease_duration if answer.HasField("lease_duration") else None
         return self._rollout(answer.rollout_id, answer.credential, lease)
 
     async def run(self) -> trajectory_pb2.Run:
         """State and rules of the run."""
         request = pb.GetRunRequest(run_id=self.run_id)
-        return (await retrying(lambda: self._stub.GetRun(request))).run
+        return (await retrying(lambda: self._stub.GetRun(request), timeout=CALL_SECONDS)).run
 
     async def model(self) -> GetModelResponse:
         """What to know of the model: vocabulary, context, chat template."""
         request = pb.GetModelRequest(run_id=self.run_id)
-        return await retrying(lambda: self._stub.GetModel(request))
+        return await retrying(lambda: self._stub.GetModel(request), timeout=CALL_SECONDS)
 
     async def tokenize(
         self,
@@ -131,11 +133,9 @@ class Client:
             request.text = prompt
         else:
             request.messages.CopyFrom(to_messages(prompt, tools, template_arguments))
-        return list((await retrying(lambda: self._stub.Tokenize(request))).token_ids)
-
-    def ended(self, rollout: Rollout) -> None:
-        """Stop keeping the lease of a rollout that is not worked on any more."""
-        self._leases.remove(rollout.rollout_id)
+        return list(
+            (await retrying(lambda: self._stub.Tokenize(request), timeout=CALL_SECONDS)).token_ids
+        )
 
     async def close(self) -> None:
         """Close the connection; open calls fail."""
@@ -154,7 +154,7 @@ class Client:
             RolloutName(run_id=self.run_id, rollout_id=rollout_id, credential=credential),
             task=_task(task) if task is not None else None,
             observer=self._observer,
-            on_end=self.ended,
+            on_end=self._leases.remove,
         )
         if lease is not None:
             self._leases.add(rollout, lease)

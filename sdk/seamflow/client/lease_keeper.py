@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from seamflow.client.rollout_client import Rollout
+from seamflow.client.rollout_client import CALL_SECONDS, Rollout
 from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
 from seamflow.retry import retrying
@@ -68,7 +68,7 @@ class LeaseKeeper:
                 pb.RolloutCredential(rollout_id=r.rollout_id, credential=r.credential) for r in held
             ],
         )
-        answer = await retrying(lambda: self._stub.ExtendRollouts(request))
+        answer = await retrying(lambda: self._stub.ExtendRollouts(request), timeout=CALL_SECONDS)
         for name in answer.lost_rollout_ids:
             if (lost := self._rollouts.pop(name, None)) is not None:
                 _log.info("lease of rollout %s was lost", name)

@@ -29,6 +29,8 @@ __all__ = ["Observer", "Rollout", "RolloutName"]
 DEFAULT_CHUNK_SECONDS = 1.0
 """Interval of chunks without `on_tokens`; a killed server loses at most this much work."""
 _MAX_CHUNK_SECONDS = 86_400.0
+CALL_SECONDS = 3600.0
+"""How long calls other than `generate` are retried."""
 
 Observer = Callable[[str, str, pb.TokenChunk], None]
 """Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
@@ -56,7 +58,9 @@ class Rollout:
         *,
         task: Task | None = None,
         observer: Observer | None = None,
+        on_end: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_end` is called with the rollout's name once it is finished."""
         self.rollout_id = name.rollout_id
         self.credential = name.credential
         """Opens this rollout only: give it to a process that may do nothing else."""
@@ -67,6 +71,7 @@ class Rollout:
         self._run_id = name.run_id
         self._stub = stub
         self._observer = observer
+        self._on_end = on_end
         self._metadata = (("authorization", f"Bearer {name.credential}"),)
         self._untrained: list[str] = []
 
@@ -139,21 +144,24 @@ class Rollout:
 
     async def fail(self, failure_class: tokens_pb2.FailureClass.ValueType, message: str) -> None:
         """Finish the rollout without a reward; it is replaced by another one."""
-        await self._finish(
-            failure=tokens_pb2.Failure(failure_class=failure_class, message=message)
-        )
+        await self._finish(failure=tokens_pb2.Failure(failure_class=failure_class, message=message))
 
     async def trajectory(self) -> Trajectory:
         """What is recorded of the rollout."""
         request = pb.GetRolloutRequest(run_id=self._run_id, rollout_id=self.rollout_id)
-        answer = await retrying(lambda: self._stub.GetRollout(request, metadata=self._metadata))
+        answer = await retrying(
+            lambda: self._stub.GetRollout(request, metadata=self._metadata), timeout=CALL_SECONDS
+        )
         return answer.trajectory
 
     async def _finish(self, **fields: Any) -> None:
-        request = pb.FinishRolloutRequest(
-            run_id=self._run_id, rollout_id=self.rollout_id, **fields
+        request = pb.FinishRolloutRequest(run_id=self._run_id, rollout_id=self.rollout_id, **fields)
+        await retrying(
+            lambda: self._stub.FinishRollout(request, metadata=self._metadata),
+            timeout=CALL_SECONDS,
         )
-        await retrying(lambda: self._stub.FinishRollout(request, metadata=self._metadata))
+        if self._on_end is not None:
+            self._on_end(self.rollout_id)
 
     async def _stream(
         self, request: pb.GenerateRequest, turn: Turn

@@ -2,8 +2,8 @@
 
     python -m seamflow.runner --agent my_package.my_module:MyAgent --run-id demo
 
-It uses the public client only: lease a task, start a rollout, run the agent, finish the rollout.
-Leases are extended while agents work; a lost lease cancels its rollout.
+It uses the public client only: lease a rollout, run the agent, finish the rollout. Leases are
+extended while agents work; a lost lease cancels its rollout.
 """
 
 from __future__ import annotations
@@ -11,36 +11,30 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import json
 import logging
 import math
 import signal
-import socket
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from google.protobuf.duration_pb2 import Duration
-
-from seamflow.agent import Agent, Task
-from seamflow.channel import connect
+from seamflow.agent import Agent
 from seamflow.client import Client, Rollout
+from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
-from seamflow.durations import seconds_of
-from seamflow.errors import SeamflowError
-from seamflow.retry import Backoff, retrying
-from seamflow.stubs import async_stub
-from seamflow.token_log import TokenLog
-from seamflow.trajectory.v1 import task_service_pb2 as pb
-from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.credentials import Credentials
+from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.retry import Backoff
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
 _log = logging.getLogger("seamflow.runner")
-_LEASE_WAIT = Duration(seconds=20)
 _MAX_LEASES = 8
+_MAX_MESSAGE = 4096
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +45,12 @@ class RunnerConfig:
     """Training job."""
     gateway: str = "127.0.0.1:50052"
     """Address of the rollout gateway."""
-    trajectory_manager: str = "127.0.0.1:50051"
-    """Address of the trajectory manager, which leases tasks."""
     concurrency: int = 32
     """Rollouts that run concurrently."""
     rollout_timeout: float = 3600.0
     """Timeout of a rollout in seconds; after it the rollout fails and is replaced."""
-    token: str | None = None
-    """Bearer token, where the services require one."""
-    tls_ca_file: str | None = None
-    """PEM file of the services' certificate authority; without one connections are plaintext."""
-    tls_cert_file: str | None = None
-    """PEM file of this runner's certificate, where the services require one."""
-    tls_key_file: str | None = None
-    """PEM file of its private key."""
+    credentials: Credentials = field(default_factory=Credentials)
+    """Token and certificates, where the services require them."""
     token_log: str | None = None
     """File that every received chunk is appended to, one JSON line each, for an audit of the
     store. Runners may share it."""
@@ -80,65 +66,51 @@ class RunnerConfig:
 
 
 class AgentRunner:
-    """Runs one agent on the tasks of one run until it is stopped."""
+    """Runs one agent on the tasks of one run until it is stopped or the run ends."""
 
     def __init__(self, agent: Agent, config: RunnerConfig) -> None:
         self._agent = agent
         self._config = config
-        credentials = _credentials(config)
-        self._channel = connect(config.trajectory_manager, **credentials)
-        self._tasks = async_stub(TaskServiceStub, self._channel)
         self._token_log = TokenLog(Path(config.token_log)) if config.token_log else None
         self._client = Client(
             config.gateway,
             run_id=config.run_id,
+            credentials=config.credentials,
+            connect_timeout=None,  # runners and services start in any order
             observer=self._token_log.write if self._token_log else None,
-            **credentials,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
         # One of the idle workers leases tasks for all of them.
         self._leasing = asyncio.Lock()
         self._num_idle = 0
-        self._leased: deque[pb.TaskLease] = deque()
-        self._leases: dict[str, asyncio.Task[None]] = {}
-        self._lease_seconds = 1.0  # short until the first lease names its duration
+        self._leased: deque[Rollout] = deque()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then abandon running rollouts, which are replaced."""
+        """Work until `stop` is set or the run ends; running rollouts are abandoned and replaced."""
         workers = [asyncio.create_task(self._work()) for _ in range(self._config.concurrency)]
-        extender = asyncio.create_task(self._keep_leases())
+        ended = asyncio.gather(*workers)
         stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait(
-                [*workers, extender, stopped], return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (*workers, extender, stopped):
-                task.cancel()
-            await asyncio.gather(*workers, extender, stopped, return_exceptions=True)
+            for waiting in (ended, stopped):
+                waiting.cancel()
+            await asyncio.gather(ended, stopped, return_exceptions=True)
             await self._client.close()
-            await self._channel.close()
             if self._token_log is not None:
                 self._token_log.close()
 
     async def _work(self) -> None:
-        while True:
-            lease = await self._lease()
-            rollout = asyncio.create_task(self._rollout(lease))
-            self._leases[lease.lease_token] = rollout
-            try:
-                await rollout
-            except asyncio.CancelledError:
-                rollout.cancel()
-                if asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                    raise
-                _log.info("lease of rollout %s was lost", lease.rollout_id)
-            finally:
-                del self._leases[lease.lease_token]
+        """Work on one rollout after the other until the run ends."""
+        try:
+            while True:
+                await self._rollout(await self._lease())
+        except RunEndedError as error:
+            _log.info("%s", error)
 
-    async def _lease(self) -> pb.TaskLease:
+    async def _lease(self) -> Rollout:
         self._num_idle += 1
         try:
             async with self._leasing:
@@ -149,41 +121,37 @@ class AgentRunner:
             self._num_idle -= 1
 
     async def _lease_more(self) -> None:
-        request = pb.LeaseTaskRequest(
-            run_id=self._config.run_id,
-            agent_id=socket.gethostname(),
-            wait=_LEASE_WAIT,
-            max_leases=min(self._num_idle, _MAX_LEASES),
-        )
-        answer = await retrying(lambda: self._tasks.LeaseTask(request))
-        if answer.HasField("task"):
-            duration = answer.lease_duration
-            self._lease_seconds = seconds_of(duration)
-            first = pb.TaskLease(
-                task=answer.task, rollout_id=answer.rollout_id, lease_token=answer.lease_token
-            )
-            self._leased.extend((first, *answer.more))
-
-    async def _rollout(self, lease: pb.TaskLease) -> None:
-        """Run one rollout from lease to end."""
         try:
-            rollout = await self._client.start_rollout(
-                lease.rollout_id,
-                lease_token=lease.lease_token,
-                train=lease.task.purpose == tokens_pb2.PURPOSE_TRAIN,
-            )
-            await self._act(lease.task, rollout)
+            most = min(self._num_idle, _MAX_LEASES)
+            self._leased.extend(await self._client.lease_rollouts(most))
+        except NotFoundError:
+            _log.info("run %s does not exist yet", self._config.run_id)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _rollout(self, rollout: Rollout) -> None:
+        """Run one rollout from lease to end; one whose lease is lost is abandoned."""
+        working = asyncio.create_task(self._act(rollout))
+        lost = asyncio.create_task(rollout.lost.wait())
+        try:
+            await asyncio.wait([working, lost], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
         except SeamflowError as error:
-            _log.warning("rollout %s: %s", lease.rollout_id, error)
-            await self._give_back(lease)
+            _log.warning("rollout %s: %s", rollout.rollout_id, error)
+            await self._give_back(rollout, str(error))
+        finally:
+            working.cancel()
+            lost.cancel()
+            await asyncio.gather(working, lost, return_exceptions=True)
 
-    async def _give_back(self, lease: pb.TaskLease) -> None:
-        """Complete the task of an unfinished rollout, which fails and is replaced."""
-        request = pb.CompleteTaskRequest(run_id=self._config.run_id, lease_token=lease.lease_token)
-        await retrying(lambda: self._tasks.CompleteTask(request))
+    async def _give_back(self, rollout: Rollout, message: str) -> None:
+        """Fail an unfinished rollout, which is replaced."""
+        with suppress(SeamflowError):  # it has ended already
+            await rollout.fail(tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE, message[:_MAX_MESSAGE])
 
-    async def _act(self, leased: pb.Task, rollout: Rollout) -> None:
-        task = Task(task_id=leased.task_id, payload=json.loads(leased.payload_json))
+    async def _act(self, rollout: Rollout) -> None:
+        task = rollout.task
+        assert task is not None  # it was leased
         limit = asyncio.timeout(self._config.rollout_timeout)
         try:
             async with limit:
@@ -196,34 +164,12 @@ class AgentRunner:
                 await rollout.fail(tokens_pb2.FAILURE_CLASS_TIMEOUT, reason)
                 return
             _log.exception("agent failed on task %s", task.task_id)
-            await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, repr(error))
+            await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, repr(error)[:_MAX_MESSAGE])
             # A broken environment must not use up tasks as fast as they can be leased.
             await self._failures.wait()
         else:
             await rollout.finish(rewards)
             self._failures.reset()
-
-    async def _keep_leases(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_seconds / 3)
-            if not self._leases:
-                continue
-            request = pb.ExtendTasksRequest(
-                run_id=self._config.run_id, lease_tokens=list(self._leases)
-            )
-            await self._extend(request)
-
-    async def _extend(self, request: pb.ExtendTasksRequest) -> None:
-        response = await retrying(lambda: self._tasks.ExtendTasks(request))
-        for token in response.lost_lease_tokens:
-            if token in self._leases:
-                self._leases[token].cancel()
-
-
-def _credentials(config: RunnerConfig) -> dict[str, Any]:
-    names = ("ca_file", "cert_file", "key_file")
-    files = {name: getattr(config, f"tls_{name}") for name in names}
-    return {"token": config.token, **{n: Path(f) if f else None for n, f in files.items()}}
 
 
 def _checked(rewards: Mapping[str, float] | float) -> Mapping[str, float] | float:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seamflow import __version__
+from seamflow.credentials import Credentials
 from seamflow.runner.agent_runner import RunnerConfig, load_agent, run_until_signalled
 
 __all__ = ["main"]
@@ -19,6 +20,7 @@ __all__ = ["main"]
 _PREFIX = "SEAMFLOW_AGENT_RUNNER_"
 _USAGE, _CONFIG = 64, 78  # exit codes of sysexits.h
 _TYPES = {"int": int, "float": float}
+_FILES = {"ca_file": "tls_ca_file", "cert_file": "tls_cert_file", "key_file": "tls_key_file"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # `python -m` puts the current folder on the path, the console script does not.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        config = RunnerConfig(**values)
+        config = RunnerConfig(credentials=_credentials(values), **values)
         agent = load_agent(name)
     except ValueError as error:
         sys.stderr.write(f"seamflow runner: {error}\n")
@@ -49,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     agent = _environment("agent")
     parser.add_argument("--agent", default=agent, required=agent is None, help="module:Class")
     for field in dataclasses.fields(RunnerConfig):
+        if field.name == "credentials":
+            continue
         given = _environment(field.name)
         required = field.default is dataclasses.MISSING and given is None
         parser.add_argument(
@@ -57,7 +61,16 @@ def _parser() -> argparse.ArgumentParser:
             default=given if given is not None else field.default,
             required=required,
         )
+    for name in ("token", *_FILES.values()):
+        parser.add_argument(f"--{name.replace('_', '-')}", default=_environment(name))
     return parser
+
+
+def _credentials(values: dict[str, str | None]) -> Credentials:
+    """Take the flags of the credentials out of `values`."""
+    files = {name: values.pop(flag) for name, flag in _FILES.items()}
+    paths = {name: Path(file) if file else None for name, file in files.items()}
+    return Credentials(token=values.pop("token"), **paths)
 
 
 def _environment(name: str) -> str | None:

@@ -17,7 +17,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
-from seamflow.errors import SeamflowError, decode
+from seamflow.errors import (
+    ConflictError,
+    InternalError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    SeamflowError,
+    decode,
+)
 
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, deadline_exceeded, unauthenticated
@@ -35,6 +42,9 @@ _STREAM_SECONDS = 86_400.0
 _OPEN_METHODS = ("/grpc.health.v1.Health/",)
 
 
+# A refusal of what this process sent to another service: the caller cannot act on it. A handler
+# that passes a caller's own request on converts such errors itself, by `status.from_dependency`.
+_OUR_FAULT = (InvalidRequestError, PermissionDeniedError, ConflictError, InternalError)
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -161,8 +171,8 @@ def _failure(error: Exception, trace: tracing.Trace) -> ServiceError:
         return error
     if isinstance(error, grpc.aio.AioRpcError):
         error = decode(error)
-    if isinstance(error, SeamflowError) and (forwarded := status.from_dependency(error)):
-        return forwarded
+    if isinstance(error, SeamflowError) and type(error) not in (*_OUR_FAULT, SeamflowError):
+        return status.from_dependency(error)
     get_logger().error("call_failed", exc_info=error)
     message = f"internal error; see the logs of request {trace.request_id}"
     return ServiceError(grpc.StatusCode.INTERNAL, Reason.INTERNAL, message)

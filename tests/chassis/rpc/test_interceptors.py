@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 from seamflow.channel import connect
 from seamflow.common.v1 import error_pb2
+from seamflow.credentials import Credentials
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 from seamflow.stubs import async_stub
 
@@ -233,13 +234,13 @@ async def test_a_token_is_required_of_every_call_but_health(method: str) -> None
     """No token and a wrong one are UNAUTHENTICATED, the right one passes, probes need none."""
     async with started(demo_service(), ServerConfig(token="s3cret")) as port:
         for token in (None, "wrong", "s3cret "):
-            async with connect(f"127.0.0.1:{port}", token=token) as channel:
+            async with connect(f"127.0.0.1:{port}", Credentials(token=token)) as channel:
                 error = await _refusal(channel, method, "a")
                 assert error.code() is grpc.StatusCode.UNAUTHENTICATED
                 check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
                 check = channel.unary_unary("/grpc.health.v1.Health/Check")
                 await check(b"")
-        async with connect(f"127.0.0.1:{port}", token="s3cret") as channel:
+        async with connect(f"127.0.0.1:{port}", Credentials(token="s3cret")) as channel:
             await _send(channel, method, b"")
 
 

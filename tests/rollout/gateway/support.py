@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import error_pb2, tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     RolloutServerServiceServicer,
@@ -152,12 +152,12 @@ def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Token
     return tokens_pb2.Tokens(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[span] if ids else [])
 
 
-def refusal(code: grpc.StatusCode, reason: str, retry_after: int = 0) -> pb.TokenAppendResult:
+def refusal(code: grpc.StatusCode, reason: str, retry_after: float = 0.0) -> pb.TokenAppendResult:
     """An error result, as the store writes it."""
     prefix = "type.googleapis.com/google.rpc."
     details: list[tuple[str, Any]] = [("ErrorInfo", error_pb2.ErrorInfo(reason=reason))]
     if retry_after:
-        delay = Duration(seconds=retry_after)
+        delay = to_duration(retry_after)
         details.append(("RetryInfo", error_pb2.RetryInfo(retry_delay=delay)))
     return pb.TokenAppendResult(
         error=error_pb2.Status(

@@ -3,8 +3,17 @@
 isort:skip_file
 Errors of all seamflow services.
 
-The messages are wire-compatible mirrors of google.rpc.*, so that standard tools decode the
-`grpc-status-details-bin` trailer and the SDK needs nothing but grpcio and protobuf.
+A failed call ends with a canonical status code, an English text and the trailer `grpc-status-details-bin`, which
+holds a serialized Status. Retry UNAVAILABLE with backoff, and RESOURCE_EXHAUSTED if the details hold a RetryInfo;
+without one it is gRPC's own (a message beyond 64 MiB) and a repeat fails again. Every mutating rpc is idempotent.
+
+The messages are wire-compatible mirrors of google.rpc.*, so that both ways of decoding work:
+- With this file alone: parse the trailer's bytes as Status. For each of `details`, compare the part of `type_url`
+  after the last "/" and parse `value` as the message of the same name here: "google.rpc.ErrorInfo" as ErrorInfo,
+  "google.rpc.RetryInfo" as RetryInfo, "google.rpc.BadRequest" as BadRequest. Ignore other types. An Any helper that
+  looks for "seamflow.common.v1.ErrorInfo" (`UnpackTo`, `Is`) finds nothing: the type urls name google.rpc.
+- With googleapis (Go google.golang.org/grpc/status and errdetails, Java io.grpc.protobuf.StatusProto, C++
+  google::rpc::Status, Node google-gax): standard tools unpack the details as google.rpc.* by themselves.
 """
 
 import builtins
@@ -13,10 +22,264 @@ import google.protobuf.any_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _ErrorReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ErrorReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
+    """Never sent."""
+    ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
+    """INVALID_ARGUMENT: a field of the request is outside its limits; BadRequest names each such field. Given by
+    every rpc. Fix the request; a repeat fails again.
+    """
+    ERROR_REASON_MALFORMED_MESSAGE: _ErrorReason.ValueType  # 2
+    """INVALID_ARGUMENT: the bytes are no message of the rpc's request type. Given by every rpc. Fix the client:
+    regenerate its code from `protos/`.
+    """
+    ERROR_REASON_NOT_FOUND: _ErrorReason.ValueType  # 3
+    """NOT_FOUND: no run, rollout, turn, group, node, weight version or file of this name; metadata `what` and
+    `name` say which. Given by every rpc that names one. Fix the name; after a deletion, give the object up.
+    """
+    ERROR_REASON_ALREADY_EXISTS: _ErrorReason.ValueType  # 4
+    """ALREADY_EXISTS: the key (request_id, rollout_id, turn_id, run_id ...) was used before with other content.
+    Given by rpcs that create something. Use a new key for new content; repeat the same content only under its
+    own key.
+    """
+    ERROR_REASON_STALE_EPOCH: _ErrorReason.ValueType  # 5
+    """ABORTED: another caller has taken over under a newer epoch (metadata `current_epoch`). Given by writes under
+    an epoch: tokens of a turn, steps of a trainer, assignments of a node. Stop the work; a turn's caller starts
+    a new attempt with the same turn_id.
+    """
+    ERROR_REASON_LEASE_EXPIRED: _ErrorReason.ValueType  # 6
+    """FAILED_PRECONDITION: the lease of a task, sample or column ended before the call, and another caller may
+    hold it now. Given by rpcs that extend, write under or complete a lease. Drop the work and lease again.
+    """
+    ERROR_REASON_OFFSET_GAP: _ErrorReason.ValueType  # 7
+    """FAILED_PRECONDITION: the write starts after the last stored token (metadata `stored`), so tokens would be
+    missing. Given by AppendTokens. Send the missing tokens first; on another rpc the rollout has failed: start
+    a new one.
+    """
+    ERROR_REASON_ROLLOUT_FINISHED: _ErrorReason.ValueType  # 8
+    """FAILED_PRECONDITION: the rollout has ended and takes no more turns. Given by Generate and by writes to a
+    rollout. Start another rollout.
+    """
+    ERROR_REASON_TURN_FINISHED: _ErrorReason.ValueType  # 9
+    """FAILED_PRECONDITION: the turn has ended and takes no more tokens. Given by writes to a turn. Read the turn;
+    use a new turn_id for more tokens.
+    """
+    ERROR_REASON_STEP_OUT_OF_ORDER: _ErrorReason.ValueType  # 10
+    """FAILED_PRECONDITION: the step is not the one that follows the last committed step. Given by rpcs of a
+    trainer's steps. Reconcile, then go on with the step that it names.
+    """
+    ERROR_REASON_TOO_MANY_REQUESTS: _ErrorReason.ValueType  # 11
+    """RESOURCE_EXHAUSTED with RetryInfo: a queue is full or admission is closed. Given by Generate, BeginTurns,
+    SubmitTasks, StartRollout. Repeat after `retry_delay`.
+    """
+    ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 12
+    """UNAVAILABLE: the engine of a rollout server has failed and is restarted. Given by rpcs of rollout servers.
+    Repeat with backoff, on another server if there is one.
+    """
+    ERROR_REASON_WEIGHTS_NOT_LOADED: _ErrorReason.ValueType  # 13
+    """FAILED_PRECONDITION: the rollout server has no weights yet. Given by GenerateTokens. Use another server, or
+    repeat after weights were published.
+    """
+    ERROR_REASON_INCOMPLETE_PUBLISH: _ErrorReason.ValueType  # 14
+    """FAILED_PRECONDITION for a publisher: files of the version are missing or too short: upload them and commit
+    again. DATA_LOSS for a reader: a committed file is incomplete on disk: fetch it from another source.
+    """
+    ERROR_REASON_CHECKSUM_MISMATCH: _ErrorReason.ValueType  # 15
+    """FAILED_PRECONDITION: the content of a weight file is not what its checksum says. Given by CommitPublish and
+    by rollout servers. Upload, or fetch, the file again.
+    """
+    ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 16
+    """FAILED_PRECONDITION: this server, engine or model cannot do it; the message names what can. Fix the request."""
+    ERROR_REASON_WRONG_STATE: _ErrorReason.ValueType  # 17
+    """FAILED_PRECONDITION: right call, wrong time: the state in the message does not allow it. Given by rpcs that
+    change a server's or trainer's state. Read the state, then decide.
+    """
+    ERROR_REASON_STORE_UNAVAILABLE: _ErrorReason.ValueType  # 18
+    """UNAVAILABLE: the store or disk of the service does not answer. Given by every rpc that reads or writes
+    state. Repeat with backoff: every mutating rpc is idempotent.
+    """
+    ERROR_REASON_STORE_FULL: _ErrorReason.ValueType  # 19
+    """RESOURCE_EXHAUSTED with RetryInfo: the store or disk is full. Given by every rpc that writes. Repeat after
+    `retry_delay`; an operator frees or adds space.
+    """
+    ERROR_REASON_DEPENDENCY_UNAVAILABLE: _ErrorReason.ValueType  # 20
+    """UNAVAILABLE (DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, if that is what the dependency gave): another service
+    that the call needs did not answer. Given by every rpc. Repeat with backoff.
+    """
+    ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 21
+    """UNAVAILABLE: the process ends soon and takes no new calls. Given by every rpc. Repeat: another replica, or
+    the next process, answers.
+    """
+    ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 22
+    """DEADLINE_EXCEEDED: the call took longer than its deadline or than the server allows. Given by every rpc.
+    Repeat with a longer deadline; the first call may have taken effect, which a repeat with the same key shows.
+    """
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 23
+    """UNAUTHENTICATED: metadata "authorization: Bearer <token>" is missing or holds no known token. Given by every
+    rpc. Fix the token; a repeat fails again.
+    """
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 24
+    """PERMISSION_DENIED: the token is valid, but its role (agent, service, operator) or the rollout it opens does
+    not allow this call. Given by every rpc. Use the token that the message names; a repeat fails again.
+    """
+    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 25
+    """INTERNAL: a bug in seamflow; metadata `request_id` finds it in the server's logs. Report it; a repeat may
+    fail again.
+    """
+    ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 26
+    """FAILED_PRECONDITION: the run was ended: it leases no tasks and starts no rollouts. Given by rpcs that add
+    work to a run. Stop; a program that serves several runs goes on with another.
+    """
+    ERROR_REASON_GROUP_FULL: _ErrorReason.ValueType  # 27
+    """FAILED_PRECONDITION: the group has all the rollouts it was created with. Given by StartRollout with a group.
+    Start the rollout in another group.
+    """
+    ERROR_REASON_RELEASES_TOO_FAR_APART: _ErrorReason.ValueType  # 28
+    """FAILED_PRECONDITION: the caller's release of seamflow and the server's cannot work together (metadata
+    `caller_release`, `server_release`). Given by every rpc at the first call of a connection. Update the older
+    side; a repeat fails again.
+    """
+
+class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
+    """Why a call failed. `ErrorInfo.reason` holds a value's name without `ERROR_REASON_`, as text, so that a reader of
+    an older contract still sees a new reason. Branch on the reason, never on the message. A reason keeps its meaning;
+    new ones are added: treat one that you do not know by its status code.
+    """
+
+ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
+"""Never sent."""
+ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
+"""INVALID_ARGUMENT: a field of the request is outside its limits; BadRequest names each such field. Given by
+every rpc. Fix the request; a repeat fails again.
+"""
+ERROR_REASON_MALFORMED_MESSAGE: ErrorReason.ValueType  # 2
+"""INVALID_ARGUMENT: the bytes are no message of the rpc's request type. Given by every rpc. Fix the client:
+regenerate its code from `protos/`.
+"""
+ERROR_REASON_NOT_FOUND: ErrorReason.ValueType  # 3
+"""NOT_FOUND: no run, rollout, turn, group, node, weight version or file of this name; metadata `what` and
+`name` say which. Given by every rpc that names one. Fix the name; after a deletion, give the object up.
+"""
+ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 4
+"""ALREADY_EXISTS: the key (request_id, rollout_id, turn_id, run_id ...) was used before with other content.
+Given by rpcs that create something. Use a new key for new content; repeat the same content only under its
+own key.
+"""
+ERROR_REASON_STALE_EPOCH: ErrorReason.ValueType  # 5
+"""ABORTED: another caller has taken over under a newer epoch (metadata `current_epoch`). Given by writes under
+an epoch: tokens of a turn, steps of a trainer, assignments of a node. Stop the work; a turn's caller starts
+a new attempt with the same turn_id.
+"""
+ERROR_REASON_LEASE_EXPIRED: ErrorReason.ValueType  # 6
+"""FAILED_PRECONDITION: the lease of a task, sample or column ended before the call, and another caller may
+hold it now. Given by rpcs that extend, write under or complete a lease. Drop the work and lease again.
+"""
+ERROR_REASON_OFFSET_GAP: ErrorReason.ValueType  # 7
+"""FAILED_PRECONDITION: the write starts after the last stored token (metadata `stored`), so tokens would be
+missing. Given by AppendTokens. Send the missing tokens first; on another rpc the rollout has failed: start
+a new one.
+"""
+ERROR_REASON_ROLLOUT_FINISHED: ErrorReason.ValueType  # 8
+"""FAILED_PRECONDITION: the rollout has ended and takes no more turns. Given by Generate and by writes to a
+rollout. Start another rollout.
+"""
+ERROR_REASON_TURN_FINISHED: ErrorReason.ValueType  # 9
+"""FAILED_PRECONDITION: the turn has ended and takes no more tokens. Given by writes to a turn. Read the turn;
+use a new turn_id for more tokens.
+"""
+ERROR_REASON_STEP_OUT_OF_ORDER: ErrorReason.ValueType  # 10
+"""FAILED_PRECONDITION: the step is not the one that follows the last committed step. Given by rpcs of a
+trainer's steps. Reconcile, then go on with the step that it names.
+"""
+ERROR_REASON_TOO_MANY_REQUESTS: ErrorReason.ValueType  # 11
+"""RESOURCE_EXHAUSTED with RetryInfo: a queue is full or admission is closed. Given by Generate, BeginTurns,
+SubmitTasks, StartRollout. Repeat after `retry_delay`.
+"""
+ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 12
+"""UNAVAILABLE: the engine of a rollout server has failed and is restarted. Given by rpcs of rollout servers.
+Repeat with backoff, on another server if there is one.
+"""
+ERROR_REASON_WEIGHTS_NOT_LOADED: ErrorReason.ValueType  # 13
+"""FAILED_PRECONDITION: the rollout server has no weights yet. Given by GenerateTokens. Use another server, or
+repeat after weights were published.
+"""
+ERROR_REASON_INCOMPLETE_PUBLISH: ErrorReason.ValueType  # 14
+"""FAILED_PRECONDITION for a publisher: files of the version are missing or too short: upload them and commit
+again. DATA_LOSS for a reader: a committed file is incomplete on disk: fetch it from another source.
+"""
+ERROR_REASON_CHECKSUM_MISMATCH: ErrorReason.ValueType  # 15
+"""FAILED_PRECONDITION: the content of a weight file is not what its checksum says. Given by CommitPublish and
+by rollout servers. Upload, or fetch, the file again.
+"""
+ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 16
+"""FAILED_PRECONDITION: this server, engine or model cannot do it; the message names what can. Fix the request."""
+ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 17
+"""FAILED_PRECONDITION: right call, wrong time: the state in the message does not allow it. Given by rpcs that
+change a server's or trainer's state. Read the state, then decide.
+"""
+ERROR_REASON_STORE_UNAVAILABLE: ErrorReason.ValueType  # 18
+"""UNAVAILABLE: the store or disk of the service does not answer. Given by every rpc that reads or writes
+state. Repeat with backoff: every mutating rpc is idempotent.
+"""
+ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 19
+"""RESOURCE_EXHAUSTED with RetryInfo: the store or disk is full. Given by every rpc that writes. Repeat after
+`retry_delay`; an operator frees or adds space.
+"""
+ERROR_REASON_DEPENDENCY_UNAVAILABLE: ErrorReason.ValueType  # 20
+"""UNAVAILABLE (DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, if that is what the dependency gave): another service
+that the call needs did not answer. Given by every rpc. Repeat with backoff.
+"""
+ERROR_REASON_DRAINING: ErrorReason.ValueType  # 21
+"""UNAVAILABLE: the process ends soon and takes no new calls. Given by every rpc. Repeat: another replica, or
+the next process, answers.
+"""
+ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 22
+"""DEADLINE_EXCEEDED: the call took longer than its deadline or than the server allows. Given by every rpc.
+Repeat with a longer deadline; the first call may have taken effect, which a repeat with the same key shows.
+"""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 23
+"""UNAUTHENTICATED: metadata "authorization: Bearer <token>" is missing or holds no known token. Given by every
+rpc. Fix the token; a repeat fails again.
+"""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 24
+"""PERMISSION_DENIED: the token is valid, but its role (agent, service, operator) or the rollout it opens does
+not allow this call. Given by every rpc. Use the token that the message names; a repeat fails again.
+"""
+ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 25
+"""INTERNAL: a bug in seamflow; metadata `request_id` finds it in the server's logs. Report it; a repeat may
+fail again.
+"""
+ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 26
+"""FAILED_PRECONDITION: the run was ended: it leases no tasks and starts no rollouts. Given by rpcs that add
+work to a run. Stop; a program that serves several runs goes on with another.
+"""
+ERROR_REASON_GROUP_FULL: ErrorReason.ValueType  # 27
+"""FAILED_PRECONDITION: the group has all the rollouts it was created with. Given by StartRollout with a group.
+Start the rollout in another group.
+"""
+ERROR_REASON_RELEASES_TOO_FAR_APART: ErrorReason.ValueType  # 28
+"""FAILED_PRECONDITION: the caller's release of seamflow and the server's cannot work together (metadata
+`caller_release`, `server_release`). Given by every rpc at the first call of a connection. Update the older
+side; a repeat fails again.
+"""
+global___ErrorReason = ErrorReason
 
 @typing.final
 class Status(google.protobuf.message.Message):
@@ -33,7 +296,7 @@ class Status(google.protobuf.message.Message):
     """English text for developers: names the field, the value and the cure."""
     @property
     def details(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.any_pb2.Any]:
-        """ErrorInfo, and where it applies RetryInfo and BadRequest."""
+        """ErrorInfo, and where it applies RetryInfo and BadRequest: see the top of this file."""
 
     def __init__(
         self,
@@ -72,12 +335,12 @@ class ErrorInfo(google.protobuf.message.Message):
     DOMAIN_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
     reason: builtins.str
-    """UPPER_SNAKE reason, one of the list in ARCHITECTURE.md; stable within v1."""
+    """Name of an ErrorReason without its prefix, such as "STALE_EPOCH"."""
     domain: builtins.str
     """Always "seamflow"."""
     @property
     def metadata(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Details of this failure, such as the current epoch."""
+        """Details of this failure, such as the current epoch; always `request_id` and `trace_id`, for the server's logs."""
 
     def __init__(
         self,

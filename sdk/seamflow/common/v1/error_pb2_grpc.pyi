@@ -3,8 +3,17 @@
 isort:skip_file
 Errors of all seamflow services.
 
-The messages are wire-compatible mirrors of google.rpc.*, so that standard tools decode the
-`grpc-status-details-bin` trailer and the SDK needs nothing but grpcio and protobuf.
+A failed call ends with a canonical status code, an English text and the trailer `grpc-status-details-bin`, which
+holds a serialized Status. Retry UNAVAILABLE with backoff, and RESOURCE_EXHAUSTED if the details hold a RetryInfo;
+without one it is gRPC's own (a message beyond 64 MiB) and a repeat fails again. Every mutating rpc is idempotent.
+
+The messages are wire-compatible mirrors of google.rpc.*, so that both ways of decoding work:
+- With this file alone: parse the trailer's bytes as Status. For each of `details`, compare the part of `type_url`
+  after the last "/" and parse `value` as the message of the same name here: "google.rpc.ErrorInfo" as ErrorInfo,
+  "google.rpc.RetryInfo" as RetryInfo, "google.rpc.BadRequest" as BadRequest. Ignore other types. An Any helper that
+  looks for "seamflow.common.v1.ErrorInfo" (`UnpackTo`, `Is`) finds nothing: the type urls name google.rpc.
+- With googleapis (Go google.golang.org/grpc/status and errdetails, Java io.grpc.protobuf.StatusProto, C++
+  google::rpc::Status, Node google-gax): standard tools unpack the details as google.rpc.* by themselves.
 """
 
 import abc

@@ -19,7 +19,7 @@ from services.chassis.errors import Reason, ServiceError
 from tests.rollout.gateway.support import failed, refusal, until_idle
 
 REFUSED = refusal(grpc.StatusCode.NOT_FOUND, "NOT_FOUND").error
-FULL = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS").error
+FULL = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", retry_after=0.01).error
 
 
 class Store:
