@@ -4,12 +4,22 @@ This package is what agents install: the contract and a light asynchronous clien
 """
 
 from seamflow.agent import Agent, Task
-from seamflow.client import Client, Drift, Rollout, Turn, WeightSpan
+from seamflow.client import (
+    BlockingClient,
+    BlockingRollout,
+    Client,
+    Drift,
+    Rollout,
+    Turn,
+    WeightSpan,
+)
 from seamflow.credentials import Credentials
 from seamflow.errors import SeamflowError
 
 __all__ = [
     "Agent",
+    "BlockingClient",
+    "BlockingRollout",
     "Client",
     "Credentials",
     "Drift",

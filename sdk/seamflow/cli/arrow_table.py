@@ -1,7 +1,8 @@
 """Samples as a table of Apache Arrow, one row each: what `seamflow export` writes.
 
 Token arrays are lists of equal length: token_ids, logprobs, loss_mask, weight_versions. Spans give
-who made which tokens. `rewards` and `columns` are maps by name, a turn's reward is "name#turn_id".
+who made which tokens, turns which parts were added by which turn, from the root on, with its
+sampling parameters as JSON. `rewards` and `columns` are maps by name.
 A committed_step of 0 means that no step committed the sample.
 """
 
@@ -11,6 +12,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
+
+from google.protobuf.json_format import MessageToJson
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
@@ -27,8 +30,8 @@ def table_of(arrow: Any, rows: Sequence[sample_pb.ListedSample]) -> Any:
     samples = [row.sample for row in rows]
     text, number, count = arrow.string(), arrow.float32(), arrow.int64()
     numbers = arrow.map_(text, arrow.list_(number))
-    packed = [sample.packed_tokens for sample in samples]
-    masks = _lists(arrow, arrow.uint8(), [sample.packed_loss_mask for sample in samples])
+    packed = [sample.tokens for sample in samples]
+    masks = _lists(arrow, arrow.uint8(), [sample.loss_mask for sample in samples])
     return arrow.table(
         {
             "sample_id": arrow.array([sample.sample_id for sample in samples], text),
@@ -39,7 +42,7 @@ def table_of(arrow: Any, rows: Sequence[sample_pb.ListedSample]) -> Any:
                 [_name(trajectory_pb2.RolloutState, row.state) for row in rows], text
             ),
             "rewards": arrow.array(
-                [[(_reward_name(r), r.value) for r in sample.rewards] for sample in samples],
+                [[(r.name, r.value) for r in sample.rewards] for sample in samples],
                 arrow.map_(text, arrow.float64()),
             ),
             "token_ids": _lists(arrow, arrow.int32(), [tokens.token_ids for tokens in packed]),
@@ -47,12 +50,11 @@ def table_of(arrow: Any, rows: Sequence[sample_pb.ListedSample]) -> Any:
             "loss_mask": masks.cast(arrow.list_(arrow.bool_())),
             "weight_versions": _lists(arrow, count, [_versions(tokens) for tokens in packed]),
             "spans": arrow.array([list(_spans(tokens)) for tokens in packed], _span_type(arrow)),
-            "temperature": arrow.array([sample.temperature for sample in samples], number),
+            "turns": arrow.array([list(_turns(s)) for s in samples], _turn_type(arrow)),
             "min_weight_version": arrow.array([s.min_weight_version for s in samples], count),
             "max_weight_version": arrow.array([s.max_weight_version for s in samples], count),
             "committed_step": arrow.array([row.committed_step for row in rows], count),
             "columns": arrow.array([_columns(sample) for sample in samples], numbers),
-            "traceparent": arrow.array([sample.traceparent for sample in samples], text),
         }
     )
 
@@ -100,6 +102,26 @@ def _span_type(arrow: Any) -> Any:
     return arrow.list_(arrow.struct(fields))
 
 
+def _turns(sample: trajectory_pb2.Sample) -> Iterator[dict[str, object]]:
+    for turn in sample.turns:
+        yield {
+            "turn_id": turn.turn_id,
+            "num_tokens": turn.num_tokens,
+            "sampling": MessageToJson(turn.sampling, preserving_proto_field_name=True, indent=None),
+            "rewards": [(reward.name, reward.value) for reward in turn.rewards],
+        }
+
+
+def _turn_type(arrow: Any) -> Any:
+    fields = {
+        "turn_id": arrow.string(),
+        "num_tokens": arrow.int32(),
+        "sampling": arrow.string(),
+        "rewards": arrow.map_(arrow.string(), arrow.float64()),
+    }
+    return arrow.list_(arrow.struct(fields))
+
+
 def _columns(sample: trajectory_pb2.Sample) -> list[tuple[str, array[float]]]:
     columns = []
     for column in sample.columns:
@@ -107,10 +129,6 @@ def _columns(sample: trajectory_pb2.Sample) -> list[tuple[str, array[float]]]:
         values.frombytes(column.values)
         columns.append((column.name, values))
     return columns
-
-
-def _reward_name(reward: tokens_pb2.Reward) -> str:
-    return f"{reward.name}#{reward.turn_id}" if reward.turn_id else reward.name
 
 
 def _name(kind: Any, value: int) -> str:

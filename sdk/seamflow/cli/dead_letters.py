@@ -53,6 +53,6 @@ async def requeue(channel: grpc.aio.Channel, run_id: str, task_ids: Sequence[str
 def _render(letter: pb.DeadLetter) -> str:
     name = pb.DeadLetterReason.Name(letter.reason)
     reason = name.removeprefix("DEAD_LETTER_REASON_").lower().replace("_", " ")
-    when = letter.time.ToDatetime().isoformat(sep=" ", timespec="seconds")
+    when = letter.discard_time.ToDatetime().isoformat(sep=" ", timespec="seconds")
     rollouts = " ".join(letter.rollout_ids)
     return f"{letter.task.task_id}  {reason}, {when} UTC\n    {letter.message}\n    {rollouts}"

@@ -63,7 +63,7 @@ def has_enough(snapshot: Snapshot) -> bool:
     return leasable + ready.num_open_groups >= ready.groups_per_step
 
 
-def counts(ready: sample_pb.GetReadinessResponse) -> str:
+def counts(ready: sample_pb.Readiness) -> str:
     """The counts of groups as text."""
     return (
         f"{ready.num_ready_groups} ready, {ready.num_running_groups} running "

@@ -212,9 +212,7 @@ class _Exporter:
                 rows, size = [], 0
 
     async def _page(self, token: str) -> sample_pb.ListSamplesResponse:
-        request = sample_pb.ListSamplesRequest(
-            run_id=self._progress.run_id, page_token=token, packed=True
-        )
+        request = sample_pb.ListSamplesRequest(run_id=self._progress.run_id, page_token=token)
         return await retrying(lambda: self._samples.ListSamples(request), on_retry=retry_limit())
 
     def _is_new(self, row: sample_pb.ListedSample) -> bool:

@@ -1,24 +1,24 @@
 """Feed an export to a trainer again, without agents, environments or engines.
 
 Every group that a step of the exported run committed is recorded in another run, in the order in
-which it was trained. A sample comes back as one turn; samples of one rollout share what they
-shared, so that each token is trained in the sample in which it was trained before.
+which it was trained, with the turns that it had.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from google.protobuf.json_format import Parse
 
 from seamflow.cli.endpoints import UsageError
 from seamflow.cli.export import load_arrow, part_file, read_progress, retry_limit
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -36,9 +36,8 @@ _COLUMNS = [
     "logprobs",
     "loss_mask",
     "spans",
-    "temperature",
+    "turns",
     "committed_step",
-    "traceparent",
 ]
 
 Row = Mapping[str, Any]
@@ -134,58 +133,69 @@ def _slot(rollout_id: str) -> int:
 
 
 def _rollout(rows: Sequence[Row]) -> pb.RecordedRollout:
+    turns = _turns(rows)
+    trained = {turn.turn_id for turn in turns if _is_trained(turn.turn_id, rows)}
+    rewards = [_reward(name, value, "") for name, value in rows[0]["rewards"].items()]
+    of_turns = {turn["turn_id"]: turn["rewards"] for row in rows for turn in row["turns"]}
+    for turn_id, named in of_turns.items():
+        rewards += [_reward(name, value, turn_id) for name, value in named.items()]
     return pb.RecordedRollout(
-        turns=[_turn(row, rows[:index]) for index, row in enumerate(rows)],
-        rewards=[_reward(name, value) for name, value in rows[0]["rewards"].items()],
-        traceparent=rows[0]["traceparent"],
+        turns=turns,
+        rewards=tokens_pb2.Rewards(rewards=rewards),
+        untrained_turn_ids=[turn.turn_id for turn in turns if turn.turn_id not in trained],
     )
 
 
-def _reward(name: str, value: float) -> tokens_pb2.Reward:
-    name, _, turn_id = name.partition("#")
+def _reward(name: str, value: float, turn_id: str) -> tokens_pb2.Reward:
     return tokens_pb2.Reward(name=name, value=value, turn_id=turn_id)
 
 
-def _turn(row: Row, earlier: Sequence[Row]) -> pb.RecordedTurn:
-    shared, parent = max(
-        ((_shared(row, other), _leaf(other)) for other in earlier),
-        key=lambda found: found[0],
-        default=(0, ""),
+def _turns(rows: Sequence[Row]) -> list[trajectory_pb2.Turn]:
+    """The turns of all samples of a rollout, parents first; of each the longest known part."""
+    turns: dict[str, trajectory_pb2.Turn] = {}
+    for row in rows:
+        start, parent = 0, ""
+        for part in row["turns"]:
+            known = turns.get(part["turn_id"])
+            if known is None or len(known.tokens.token_ids) < part["num_tokens"]:
+                turns[part["turn_id"]] = _turn(row, part, start, parent)
+            start, parent = start + part["num_tokens"], part["turn_id"]
+    return list(turns.values())
+
+
+def _turn(row: Row, part: Row, start: int, parent: str) -> trajectory_pb2.Turn:
+    stop = start + part["num_tokens"]
+    tokens = tokens_pb2.Tokens(
+        token_ids=row["token_ids"][start:stop],
+        logprobs=row["logprobs"][start:stop],
+        spans=_spans(row["spans"], start, stop),
     )
-    ids, logprobs = row["token_ids"][shared:], row["logprobs"][shared:]
-    return pb.RecordedTurn(
-        turn_id=_leaf(row),
-        parent_turn_id=parent if shared else "",
-        prefix_length=shared,
-        tokens=tokens_pb2.PackedTokens(
-            token_ids=array("i", ids).tobytes(),
-            logprobs=array("f", logprobs).tobytes(),
-            spans=_spans(row["spans"], shared),
-        ),
+    return trajectory_pb2.Turn(
+        turn_id=part["turn_id"],
+        prefix_turn_id=parent,
+        prefix_length=start,
+        tokens=tokens,
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        temperature=row["temperature"],
+        sampling=Parse(part["sampling"], tokens_pb2.SamplingParams()),
     )
 
 
-def _leaf(row: Row) -> str:
-    return str(row["sample_id"].rpartition("#")[2])
+def _is_trained(turn_id: str, rows: Sequence[Row]) -> bool:
+    for row in rows:
+        start = 0
+        for part in row["turns"]:
+            stop = start + part["num_tokens"]
+            if part["turn_id"] == turn_id and any(row["loss_mask"][start:stop]):
+                return True
+            start = stop
+    return False
 
 
-def _shared(row: Row, earlier: Row) -> int:
-    """How many tokens `row` has from `earlier`: none that it trains itself, and not all of it."""
-    trained = row["loss_mask"].index(True) if True in row["loss_mask"] else len(row["loss_mask"])
-    longest = min(trained, len(row["token_ids"]) - 1, len(earlier["token_ids"]) - 1)
-    for index in range(longest):
-        if row["token_ids"][index] != earlier["token_ids"][index]:
-            return index
-    return longest
-
-
-def _spans(spans: Sequence[Row], start: int) -> Iterator[tokens_pb2.Span]:
-    """The spans of what is left after the first `start` tokens."""
+def _spans(spans: Sequence[Row], start: int, stop: int) -> Iterator[tokens_pb2.Span]:
+    """The parts of the spans in [start, stop), counted from `start`."""
     for span in spans:
-        end = span["start"] + span["num_tokens"]
         first = max(span["start"], start)
+        end = min(span["start"] + span["num_tokens"], stop)
         if first < end:
             yield tokens_pb2.Span(
                 start=first - start,

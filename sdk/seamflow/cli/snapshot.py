@@ -66,7 +66,7 @@ class Snapshot:
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
     """Errors of services in `addresses`."""
-    readiness: sample_pb.GetReadinessResponse | None = None
+    readiness: sample_pb.Readiness | None = None
     """From the trajectory manager."""
     oldest_rollout: trajectory_pb2.Trajectory | None = None
     """The longest running rollout, without its tokens; only with `history`."""
@@ -133,14 +133,15 @@ class _Gatherer:
 
     async def _trajectory_manager(
         self, history: bool
-    ) -> tuple[sample_pb.GetReadinessResponse | None, trajectory_pb2.Trajectory | None]:
+    ) -> tuple[sample_pb.Readiness | None, trajectory_pb2.Trajectory | None]:
         name = "trajectory_manager"
         if not self._run_is_known(name):
             return None, None
         channel = await self._to(name)
         stub = async_stub(SampleServiceStub, channel)
         request = sample_pb.GetReadinessRequest(run_id=self._run_id or "")
-        readiness = await self._ask(name, stub.GetReadiness(request, timeout=_ANSWER_SECONDS))
+        answer = await self._ask(name, stub.GetReadiness(request, timeout=_ANSWER_SECONDS))
+        readiness = answer.readiness if answer is not None else None
         if readiness is None or not history:
             return readiness, None
         return readiness, await self._ask(name, self._oldest_rollout(channel))

@@ -106,7 +106,7 @@ class TailPrinter:
             return
         if self._current != turn.turn_id:
             self._current = turn.turn_id
-            after = f" after {turn.parent_turn_id}" if turn.parent_turn_id else ""
+            after = f" after {turn.prefix_turn_id}" if turn.prefix_turn_id else ""
             yield f"\n── turn {turn.turn_id}{after}, {turn.prefix_length} tokens shared\n"
         for span in turn.tokens.spans:
             yield from self._span(turn.tokens.token_ids, span, shown)
@@ -148,10 +148,10 @@ def _source(span: tokens_pb2.Span) -> str:
 
 def _closing(trajectory: trajectory_pb2.Trajectory) -> str:
     if trajectory.state == trajectory_pb2.ROLLOUT_STATE_FAILED:
-        name = tokens_pb2.FailureClass.Name(trajectory.failure_class)
+        name = tokens_pb2.FailureClass.Name(trajectory.failure.failure_class)
         return (
             f"\nfailed, {name.removeprefix('FAILURE_CLASS_').lower()}: "
-            f"{trajectory.failure_message}\n"
+            f"{trajectory.failure.message}\n"
         )
-    rewards = ", ".join(f"{reward.name} {reward.value:g}" for reward in trajectory.rewards)
+    rewards = ", ".join(f"{reward.name} {reward.value:g}" for reward in trajectory.rewards.rewards)
     return f"\nfinished: {rewards or 'no reward'}\n"

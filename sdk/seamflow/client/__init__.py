@@ -1,8 +1,20 @@
 """The client of an agent: lease or start rollouts, generate turns, finish with a reward."""
 
+from seamflow.client.blocking import BlockingClient, BlockingRollout
 from seamflow.client.client import Client, Observer
 from seamflow.client.messages import Message, Tool
 from seamflow.client.rollout_client import Rollout
 from seamflow.client.turn import Drift, Turn, WeightSpan
 
-__all__ = ["Client", "Drift", "Message", "Observer", "Rollout", "Tool", "Turn", "WeightSpan"]
+__all__ = [
+    "BlockingClient",
+    "BlockingRollout",
+    "Client",
+    "Drift",
+    "Message",
+    "Observer",
+    "Rollout",
+    "Tool",
+    "Turn",
+    "WeightSpan",
+]

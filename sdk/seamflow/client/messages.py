@@ -1,4 +1,4 @@
-"""Messages and tools: dicts in the form of OpenAI's chat API, to and from the contract's messages."""
+"""Messages and tools: dicts in the form of OpenAI's chat API, to and from the contract's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 __all__ = ["Message", "Tool", "from_message", "to_messages"]
 
 Message = Mapping[str, Any]
-"""{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"}; assistant
-messages may have "reasoning_content" and "tool_calls", tool messages have "tool_call_id"."""
+"""{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"};
+assistant messages may have "reasoning_content" and "tool_calls", tool messages "tool_call_id"."""
 
 Tool = Mapping[str, Any]
 """{"type": "function", "function": {"name", "description", "parameters": <JSON Schema>}}, or only

@@ -94,8 +94,8 @@ class Rollout:
 
         `on_tokens` is called with each recorded chunk, which then has its text too. Tokens are
         recorded and sent at most every `chunk_seconds` (0 to 86,400); by default every second, with
-        `on_tokens` as they are sampled. `train=False` leaves the turn out of training. Cancelling the
-        call stops the engine's work. Raises `TimeoutError` after `timeout` seconds and
+        `on_tokens` as they are sampled. `train=False` leaves the turn out of training. Cancelling
+        the call stops the engine's work. Raises `TimeoutError` after `timeout` seconds and
         `SeamflowError` for a failure that a retry does not cure.
         """
         request = pb.GenerateRequest(

@@ -88,16 +88,19 @@ class AgentRunner:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set or the run ends; running rollouts are abandoned and replaced."""
         workers = [asyncio.create_task(self._work()) for _ in range(self._config.concurrency)]
-        ended = asyncio.gather(*workers)
         stopped = asyncio.create_task(stop.wait())
         try:
-            done, _ = await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            while not stopped.done() and not all(worker.done() for worker in workers):
+                running = [worker for worker in workers if not worker.done()]
+                done, _ = await asyncio.wait(
+                    [*running, stopped], return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
         finally:
-            for waiting in (ended, stopped):
-                waiting.cancel()
-            await asyncio.gather(ended, stopped, return_exceptions=True)
+            for task in (*workers, stopped):
+                task.cancel()
+            await asyncio.gather(*workers, stopped, return_exceptions=True)
             await self._client.close()
             if self._token_log is not None:
                 self._token_log.close()

@@ -629,6 +629,7 @@ class RecordedRollout(google.protobuf.message.Message):
     TURNS_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    UNTRAINED_TURN_IDS_FIELD_NUMBER: builtins.int
     traceparent: builtins.str
     """W3C trace context it began under."""
     @property
@@ -639,15 +640,20 @@ class RecordedRollout(google.protobuf.message.Message):
     def rewards(self) -> seamflow.common.v1.tokens_pb2.Rewards:
         """Required."""
 
+    @property
+    def untrained_turn_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Turns whose tokens are not trained."""
+
     def __init__(
         self,
         *,
         turns: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.Turn] | None = ...,
         rewards: seamflow.common.v1.tokens_pb2.Rewards | None = ...,
         traceparent: builtins.str = ...,
+        untrained_turn_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rewards", b"rewards"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["rewards", b"rewards", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rewards", b"rewards", "traceparent", b"traceparent", "turns", b"turns", "untrained_turn_ids", b"untrained_turn_ids"]) -> None: ...
 
 global___RecordedRollout = RecordedRollout
 
