@@ -61,7 +61,7 @@ class SampleClient:
         self._trainer_id = uuid.uuid4().hex
         self._pending: frozenset[int] = frozenset()
         self._num_open_groups = 0
-        self._leases: dict[int, bytes] = {}
+        self._leases: dict[int, str] = {}
         self.epoch = 0
         """Fencing number; 0 until `reconcile`."""
 
@@ -89,21 +89,22 @@ class SampleClient:
         """
         if step in self._pending:
             return BatchProgress(0, 0)
-        request = sample_pb2.GetReadinessRequest(
+        request = sample_pb2.AwaitStepRequest(
             run_id=self._run_id,
-            min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
-            wait=to_duration(wait_seconds),
             epoch=self.epoch,
             step=step,
             base_weight_version=base_weight_version,
+            min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
+            wait=to_duration(wait_seconds),
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(
-            "GetReadiness", lambda: self._stub.GetReadiness(request, timeout=timeout)
+            "AwaitStep", lambda: self._stub.AwaitStep(request, timeout=timeout)
         )
-        self._num_open_groups = response.num_open_groups
-        num_leasable = response.num_ready_groups - response.num_kept_back_groups
-        return BatchProgress(num_leasable + response.num_open_groups, response.groups_per_step)
+        found = response.readiness
+        self._num_open_groups = found.num_open_groups
+        num_leasable = found.num_ready_groups - found.num_kept_back_groups
+        return BatchProgress(num_leasable + found.num_open_groups, found.groups_per_step)
 
     async def lease(
         self, step: int, base_weight_version: int, min_groups: int = 0
@@ -159,7 +160,6 @@ class SampleClient:
             step=step,
             base_weight_version=base_weight_version,
             wait=to_duration(wait_seconds),
-            packed=True,
             max_bytes=_PAGE_BYTES,
         )
 

@@ -166,10 +166,16 @@ class Scoring:
 def _row(sample: trajectory_pb2.Sample) -> Row:
     return Row(
         sample_id=sample.sample_id,
-        token_ids_T=np.frombuffer(sample.packed_tokens.token_ids, "<i4"),
-        temperature=sample.temperature,
+        token_ids_T=np.frombuffer(sample.tokens.token_ids, "<i4"),
+        temperatures_T=_temperatures(sample),
         columns={entry.name: np.frombuffer(entry.values, "<f4") for entry in sample.columns},
     )
+
+
+def _temperatures(sample: trajectory_pb2.Sample) -> NDArray[np.float32]:
+    given = [turn.sampling for turn in sample.turns]
+    values = [one.temperature if one.HasField("temperature") else 1.0 for one in given]
+    return np.repeat(np.array(values, np.float32), [turn.num_tokens for turn in sample.turns])
 
 
 def _check(rows: Sequence[Row], values: Sequence[NDArray[np.float32]]) -> None:

@@ -69,6 +69,8 @@ class PolicyTokens:
     """Advantage of its rollout."""
     weights_BT: torch.Tensor
     """Weight of its loss; see `TokenWeights`."""
+    turn_rewards_BT: torch.Tensor
+    """Reward of a turn at its last trainable token, else 0; part of its rollout's reward."""
     reference_logprobs_BT: torch.Tensor
     """Log-prob under a frozen model, from `algorithm.reference_column`; 0 without one."""
     staleness_BT: torch.Tensor

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,13 @@ def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
     found = sorted(path for path in folder.glob("step_*") if (path / fsync_files.COMPLETE).exists())
     if not found:
         return None
-    return found[-1], Checkpoint(**json.loads((found[-1] / _STATE).read_text()))
+    return found[-1], _checkpoint((found[-1] / _STATE).read_text())
+
+
+def _checkpoint(text: str) -> Checkpoint:
+    """Read a checkpoint of this release or a neighbouring one, whose further fields are ignored."""
+    known = {field.name for field in fields(Checkpoint)}
+    return Checkpoint(**{k: v for k, v in json.loads(text).items() if k in known})
 
 
 def begin(folder: Path, step: int) -> Path:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainer.algorithms.base import Algorithm, Rollouts, TokenWeights
 from trainer.algorithms.terms.kl_penalty import estimated
-from trainer.config import KLEstimator, TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 
 __all__ = ["SequenceAdvantages", "compute_advantages", "overlong_penalty"]
@@ -27,7 +27,9 @@ class SequenceAdvantages:
     """Advantages and token weights of the sequences of a gradient chunk."""
 
     advantages_N: NDArray[np.float64]
-    """Advantage of each sequence's rollout."""
+    """Advantage of each sequence's rollout, or of its branch."""
+    turn_rewards_N: Sequence[Sequence[tuple[int, float]]]
+    """Of each sequence: the tokens up to the end of a turn, and the turn's reward."""
     weights_N: NDArray[np.float64]
     """Weight of each of its trainable tokens."""
     denominator: float
@@ -41,6 +43,8 @@ def compute_advantages(
     shuffle: np.random.Generator | None = None,
 ) -> SequenceAdvantages:
     """Compute advantages; a rollout of several sequences counts once in its group.
+
+    Branches of a rollout that have rewards of their own count once for each reward.
 
     Args:
         sequences: of whole groups.
@@ -56,10 +60,13 @@ def compute_advantages(
         rollouts = replace(rollouts, rewards_R=shuffle.permutation(rollouts.rewards_R))
     weights = _weights(rollouts.num_tokens_R, algorithm)
     advantages_R = algorithm.advantages(rollouts)
-    places = {name: place for place, name in enumerate(_members(sequences))}
-    rows = [places[item.rollout_id] for item in sequences]
+    name = config.algorithm.reward
+    places = {key: place for place, key in enumerate(_members(sequences, name))}
+    rows = [places[_member(item, name)] for item in sequences]
     return SequenceAdvantages(
         advantages_N=advantages_R[rows],
+        # Shuffled rewards belong to no turn.
+        turn_rewards_N=[() if shuffle else _of_turns(item, name) for item in sequences],
         weights_N=weights.weights_R[rows],
         denominator=float(weights.denominators_R.sum()),
     )
@@ -79,20 +86,31 @@ def overlong_penalty(
     return penalty
 
 
-def _members(sequences: Sequence[TokenSequence]) -> dict[str, TokenSequence]:
-    """One sequence of each rollout."""
-    return {item.rollout_id: item for item in sequences}
+_Member = tuple[str, float]
+"""A rollout and the reward of one or more of its branches."""
+
+
+def _member(item: TokenSequence, name: str) -> _Member:
+    return item.rollout_id, _reward(item, name)
+
+
+def _members(sequences: Sequence[TokenSequence], name: str) -> dict[_Member, TokenSequence]:
+    """One sequence of each rollout and reward."""
+    return {_member(item, name): item for item in sequences}
+
+
+def _of_turns(item: TokenSequence, name: str) -> list[tuple[int, float]]:
+    return [(reward.end, reward.value) for reward in item.turn_rewards if reward.name == name]
 
 
 def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Rollouts:
-    members = _members(sequences)
-    counts: Counter[str] = Counter()
+    name = config.algorithm.reward
+    members = _members(sequences, name)
+    counts: Counter[_Member] = Counter()
     for item in sequences:
-        counts[item.rollout_id] += int(item.loss_mask_T.sum())
-    num_tokens_R = np.array([counts[name] for name in members], np.int64)
-    rewards_R = np.array(
-        [_reward(item, config.algorithm.reward) for item in members.values()], np.float64
-    )
+        counts[_member(item, name)] += int(item.loss_mask_T.sum())
+    num_tokens_R = np.array([counts[member] for member in members], np.int64)
+    rewards_R = np.array([reward for _, reward in members], np.float64)
     if config.algorithm.overlong_tokens:
         rewards_R += overlong_penalty(
             num_tokens_R,
@@ -100,7 +118,7 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
             config.algorithm.overlong_buffer_tokens,
         )
     if config.kl.reward:
-        rewards_R -= config.kl.reward * _divergences(sequences, members, config.kl.reward_estimator)
+        rewards_R -= config.kl.reward * _divergences(sequences, members, config)
     return Rollouts(
         rewards_R=rewards_R,
         group_ids=[item.group_id for item in members.values()],
@@ -109,14 +127,17 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
 
 
 def _divergences(
-    sequences: Sequence[TokenSequence], members: Mapping[str, TokenSequence], estimator: KLEstimator
+    sequences: Sequence[TokenSequence],
+    members: Mapping[_Member, TokenSequence],
+    config: TrainerConfig,
 ) -> NDArray[np.float64]:
     """The KL estimate of each rollout from the reference at sampling, summed over its tokens."""
     sums = dict.fromkeys(members, 0.0)
     for item in sequences:
         difference_T = item.behaviour_logprobs_T.astype(np.float64) - item.reference_logprobs_T
         kept = torch.from_numpy(difference_T[item.loss_mask_T])
-        sums[item.rollout_id] += estimated(kept, estimator).sum().item()
+        member = _member(item, config.algorithm.reward)
+        sums[member] += estimated(kept, config.kl.reward_estimator).sum().item()
     return np.array(list(sums.values()), np.float64)
 
 

@@ -52,8 +52,10 @@ class MicroBatch:
     """Advantage of each row's rollout."""
     weights_B: NDArray[np.float64]
     """Weight of each trainable token of a row."""
-    temperatures_B: NDArray[np.float32]
-    """Temperature of each row."""
+    temperatures_BT: NDArray[np.float32]
+    """As in `TokenSequence`; 1 on padding."""
+    turn_rewards_BT: NDArray[np.float32]
+    """Reward of a turn at its last trainable token; 0 elsewhere."""
 
 
 def plan_micro_batches(
@@ -231,12 +233,25 @@ def _stack(
         groups_B=numbering.groups_N[kept],
         advantages_B=advantages.advantages_N[kept],
         weights_B=advantages.weights_N[kept],
-        temperatures_B=np.array([member.temperature for member in members], np.float32),
+        temperatures_BT=_padded([member.temperatures_T for member in members], 1),
+        turn_rewards_BT=_padded(
+            [_turn_rewards(sequences[row], advantages.turn_rewards_N[row]) for row in rows]
+        ),
     )
 
 
-def _padded(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    rows_BT = np.full((len(values), max(map(len, values))), _PAD, values[0].dtype)
+def _turn_rewards(item: TokenSequence, rewards: Sequence[tuple[int, float]]) -> NDArray[np.float32]:
+    """The rewards of turns at their last trainable tokens; one without such a token is left out."""
+    placed_T = np.zeros(len(item.token_ids_T), np.float32)
+    for end, value in rewards:
+        trainable = item.loss_mask_T[:end].nonzero()[0]
+        if len(trainable):
+            placed_T[trainable[-1]] += value
+    return placed_T
+
+
+def _padded(values: Sequence[NDArray[Any]], padding: float = _PAD) -> NDArray[Any]:
+    rows_BT = np.full((len(values), max(map(len, values))), padding, values[0].dtype)
     for row, value in zip(rows_BT, values, strict=True):
         row[: len(value)] = value
     return rows_BT
@@ -256,5 +271,6 @@ def _weightless() -> MicroBatch:
         groups_B=np.zeros(1, np.int64),
         advantages_B=np.zeros(1, np.float64),
         weights_B=np.zeros(1, np.float64),
-        temperatures_B=np.ones(1, np.float32),
+        temperatures_BT=np.ones((1, 2), np.float32),
+        turn_rewards_BT=nothing_BT,
     )

@@ -6,18 +6,29 @@ Shape suffix: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["TokenSequence", "sequence", "trainable_tokens"]
+__all__ = ["TokenSequence", "TurnReward", "sequence", "temperature", "trainable_tokens"]
 
 _VALUE_BYTES = 4
+
+
+class TurnReward(NamedTuple):
+    """A reward of one turn."""
+
+    name: str
+    """Name of the reward."""
+    value: float
+    """Its value."""
+    end: int
+    """Tokens of the sequence up to the end of the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +51,13 @@ class TokenSequence:
     """True for trainable tokens."""
     weight_versions_T: NDArray[np.int64]
     """Weight version each token was sampled with; 0 for environment tokens."""
-    temperature: float
-    """Sampling temperature."""
+    temperatures_T: NDArray[np.float32]
+    """Sampling temperature of each token's turn."""
     rewards: Mapping[str, float]
-    """Sum of the rollout's rewards by name, and the sample's columns of one value."""
+    """By name, those of the rollout plus those of the sequence's turns; and the sample's columns of
+    one value."""
+    turn_rewards: Sequence[TurnReward] = ()
+    """Those of the turns alone, in order."""
     replayed: bool = False
     """True if an earlier step trained on it (replay)."""
 
@@ -56,8 +70,8 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         algorithm.reference_column: column with log-probs under a frozen model; empty: none.
 
     Raises:
-        ValueError: parallel fields differ in length, the temperature is not positive, or the
-            column is missing.
+        ValueError: parallel fields differ in length, a temperature is not positive, or the column is
+            missing.
     """
     arrays = _arrays(sample)
     _check(sample, arrays)
@@ -73,8 +87,9 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         reference_logprobs_T=_reference(sample, reference_column, len(mask))[:length],
         loss_mask_T=mask[:length],
         weight_versions_T=_versions(arrays.spans)[:length],
-        temperature=sample.temperature,
+        temperatures_T=_temperatures(sample)[:length],
         rewards=_rewards(sample),
+        turn_rewards=tuple(_turn_rewards(sample)),
         replayed=sample.replayed,
     )
 
@@ -86,7 +101,7 @@ def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrays:
-    """The parallel fields of a sample, packed or not, unchecked."""
+    """The parallel fields of a sample, unchecked."""
 
     token_ids_T: NDArray[np.int32]
     logprobs_T: NDArray[np.float32]
@@ -95,18 +110,11 @@ class _Arrays:
 
 
 def _arrays(sample: trajectory_pb2.Sample) -> _Arrays:
-    if not sample.HasField("packed_tokens"):
-        return _Arrays(
-            token_ids_T=np.asarray(sample.tokens.token_ids, np.int32),
-            logprobs_T=np.asarray(sample.tokens.logprobs, np.float32),
-            loss_mask_T=np.asarray(sample.loss_mask, np.bool_),
-            spans=sample.tokens.spans,
-        )
-    packed = sample.packed_tokens
+    packed = sample.tokens
     return _Arrays(
-        token_ids_T=_unpacked(sample, "packed_tokens.token_ids", packed.token_ids, "<i4"),
-        logprobs_T=_unpacked(sample, "packed_tokens.logprobs", packed.logprobs, "<f4"),
-        loss_mask_T=np.frombuffer(sample.packed_loss_mask, np.uint8) != 0,
+        token_ids_T=_unpacked(sample, "tokens.token_ids", packed.token_ids, "<i4"),
+        logprobs_T=_unpacked(sample, "tokens.logprobs", packed.logprobs, "<f4"),
+        loss_mask_T=np.frombuffer(sample.loss_mask, np.uint8) != 0,
         spans=packed.spans,
     )
 
@@ -144,17 +152,20 @@ def _check(sample: trajectory_pb2.Sample, arrays: _Arrays) -> None:
         "logprobs": len(arrays.logprobs_T),
         "loss_mask": len(arrays.loss_mask_T),
         "spans": sum(span.num_tokens for span in arrays.spans),
+        "turns": sum(turn.num_tokens for turn in sample.turns),
     }
     for name, size in sizes.items():
         if size != length:
             raise ValueError(
                 f"sample {sample.sample_id!r}: {name} covers {size} tokens, token_ids {length}"
             )
-    if not sample.temperature > 0:
-        raise ValueError(
-            f"sample {sample.sample_id!r}: temperature is {sample.temperature}, "
-            "greedy rollouts cannot be trained on: sample with a temperature above 0"
-        )
+    for turn in sample.turns:
+        if not temperature(turn) > 0:
+            raise ValueError(
+                f"sample {sample.sample_id!r}: temperature of turn {turn.turn_id!r} is "
+                f"{temperature(turn)}, greedy turns cannot be trained on: sample with a temperature "
+                "above 0, or leave the turn out of training"
+            )
 
 
 def _trusted(spans: Sequence[tokens_pb2.Span]) -> NDArray[np.bool_]:
@@ -171,12 +182,31 @@ def _versions(spans: Sequence[tokens_pb2.Span]) -> NDArray[np.int64]:
     return np.repeat(versions, [span.num_tokens for span in spans])
 
 
+def temperature(turn: trajectory_pb2.SampleTurn) -> float:
+    """Sampling temperature of a turn."""
+    return turn.sampling.temperature if turn.sampling.HasField("temperature") else 1.0
+
+
+def _temperatures(sample: trajectory_pb2.Sample) -> NDArray[np.float32]:
+    values = np.array([temperature(turn) for turn in sample.turns], np.float32)
+    return np.repeat(values, [turn.num_tokens for turn in sample.turns])
+
+
+def _turn_rewards(sample: trajectory_pb2.Sample) -> Iterator[TurnReward]:
+    end = 0
+    for turn in sample.turns:
+        end += turn.num_tokens
+        for reward in turn.rewards:
+            yield TurnReward(reward.name, reward.value, end)
+
+
 def _rewards(sample: trajectory_pb2.Sample) -> dict[str, float]:
     """Rewards of agents, summed by name, plus the columns of one value."""
     rewards: dict[str, float] = {}
     for column in sample.columns:
         if len(column.values) == _VALUE_BYTES:
             rewards[column.name] = float(np.frombuffer(column.values, "<f4")[0])
-    for reward in sample.rewards:
+    of_turns = (reward for turn in sample.turns for reward in turn.rewards)
+    for reward in (*sample.rewards, *of_turns):
         rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value
     return rewards

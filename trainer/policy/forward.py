@@ -93,10 +93,10 @@ def _padded(model: nn.Module, batch: MicroBatch, device: str) -> Predicted:
     token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
     # Padding is on the right and attention is causal, so no mask is needed.
     logits_BTV = model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
-    temperatures_B = torch.from_numpy(batch.temperatures_B).to(device)
+    temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
     values_BT = _values(model)
     return Predicted(
-        logprobs_BT=token_logprobs(logits_BTV, token_ids_BT[:, 1:], temperatures_B[:, None]),
+        logprobs_BT=token_logprobs(logits_BTV, token_ids_BT[:, 1:], temperatures_BT),
         values_BT=None if values_BT is None else values_BT[:, :-1],
         num_tokens=token_ids_BT.numel(),
     )
@@ -106,7 +106,7 @@ def _packed(model: nn.Module, batch: MicroBatch, device: str) -> Predicted:
     packing = Packing.of(batch.token_ids_BT, batch.lengths_B, device)
     mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device)
     token_ids_BT = torch.from_numpy(batch.token_ids_BT[:, 1:]).to(device, torch.int64)
-    temperatures_B = torch.from_numpy(batch.temperatures_B).to(device)
+    temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
     logits_NV = model(
         input_ids=packing.token_ids_U[None],
         position_ids=packing.positions_U[None],
@@ -115,8 +115,7 @@ def _packed(model: nn.Module, batch: MicroBatch, device: str) -> Predicted:
         logits_to_keep=packing.places_BT[:, :-1][mask_BT],
         use_cache=False,
     ).logits[0]
-    temperatures_N = temperatures_B[:, None].expand_as(mask_BT)[mask_BT]
-    logprobs_N = token_logprobs(logits_NV, token_ids_BT[mask_BT], temperatures_N)
+    logprobs_N = token_logprobs(logits_NV, token_ids_BT[mask_BT], temperatures_BT[mask_BT])
     values_N = _values(model)
     return Predicted(
         logprobs_BT=_spread(logprobs_N, mask_BT),

@@ -182,12 +182,14 @@ class Policy:
         behaviour_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:])
         reference_BT = torch.from_numpy(batch.reference_logprobs_BT[:, 1:])
         versions_BT = torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device)
+        turn_rewards_BT = torch.from_numpy(batch.turn_rewards_BT[:, 1:])
         return PolicyTokens(
             logprobs_BT=logprobs_BT,
             values_BT=predicted.values_BT,
             behaviour_logprobs_BT=behaviour_BT.to(device, dtype),
             reference_logprobs_BT=reference_BT.to(device, dtype),
             advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
+            turn_rewards_BT=turn_rewards_BT.to(device, dtype),
             weights_BT=weights_B[:, None].expand_as(logprobs_BT),
             staleness_BT=weight_version - versions_BT,
             loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),

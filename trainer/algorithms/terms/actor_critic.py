@@ -1,16 +1,17 @@
 """PPO with a critic (arXiv 1707.06347) and generalised advantages (GAE, arXiv 1506.02438).
 
 The algorithms differ in what an action is: a token, a few tokens, or a whole turn. For the actions
-1..K of a sequence, with V_k the critic's value before action k and r_K the rollout's reward,
+1..K of a sequence, with V_k the critic's value before action k,
 
-    delta_k = r_k + gamma * V_{k+1} - V_k            V_{K+1} = 0, r_k = 0 before the last
+    delta_k = r_k + gamma * V_{k+1} - V_k            V_{K+1} = 0
     A_k = sum_{j >= k} (gamma * lambda)^(j - k) * delta_j
     L = -J + c / N * sum_k n_k * (V_k - (A_k + V_k without gradient))^2
 
 J is PPO's clipped surrogate, in which each of the n_k tokens of action k has the advantage A_k. The
 critic is a layer on the policy's last hidden states. As a step takes one gradient, its values are
-those of the same forward pass; for the same reason advantages are not whitened over the step. Each
-sequence of a rollout with a rewritten history ends with the rollout's reward.
+those of the same forward pass; for the same reason advantages are not whitened over the step. The
+reward of a turn is the r_k of its last action, the rollout's is that of the last one: each sequence of
+a rollout with a rewritten history ends with it.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, K actions of a row.
 """
@@ -76,7 +77,7 @@ class ActorCritic:
         actions = _Actions.of(tokens.loss_mask_BT, self._action_tokens)
         values_BK = actions.firsts(tokens.values_BT)
         before_BK = values_BK.detach()
-        advantages_BK = self._advantages(before_BK, tokens.advantages_BT[:, 0], actions)
+        advantages_BK = self._advantages(before_BK, tokens, actions)
         policy = self._gradient.loss(
             replace(tokens, advantages_BT=actions.of_tokens(advantages_BK))
         )
@@ -91,11 +92,13 @@ class ActorCritic:
         )
 
     def _advantages(
-        self, values_BK: torch.Tensor, rewards_B: torch.Tensor, actions: _Actions
+        self, values_BK: torch.Tensor, tokens: PolicyTokens, actions: _Actions
     ) -> torch.Tensor:
         """A of each action; 0 after the last action."""
         after_BK = torch.cat([values_BK[:, 1:], values_BK.new_zeros(len(values_BK), 1)], 1)
-        rewards_BK = torch.where(actions.last_BK, rewards_B[:, None], 0.0)
+        of_turns_BK = actions.sums(tokens.turn_rewards_BT)
+        rest_B = tokens.advantages_BT[:, 0] - of_turns_BK.sum(1)
+        rewards_BK = of_turns_BK + torch.where(actions.last_BK, rest_B[:, None], 0.0)
         deltas_BK = torch.where(
             actions.real_BK, rewards_BK + self._discount * after_BK - values_BK, 0.0
         )
