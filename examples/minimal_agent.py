@@ -8,18 +8,18 @@ Its rollout is recorded, not trained; leased tasks, as `seamflow.runner` takes t
 import asyncio
 import sys
 
-from seamflow import Client
+from seamflow import Client, SamplingParams
 
 
 async def main(gateway: str, run_id: str) -> None:
     """One rollout of two turns."""
     async with Client(gateway, run_id=run_id) as client:
         rollout = await client.start_rollout()
-        messages = [{"role": "user", "content": "2 + 2 = ?"}]
-        first = await rollout.generate(messages, max_new_tokens=32)
-        messages.append({"role": "assistant", "content": first.text})
-        messages.append({"role": "user", "content": "Are you sure?"})
-        second = await rollout.generate(messages, max_new_tokens=32)
+        question = {"role": "user", "content": "2 + 2 = ?"}
+        first = await rollout.generate([question], SamplingParams(max_new_tokens=32))
+        doubt = {"role": "user", "content": "Are you sure?"}
+        messages = [question, first.message, doubt]
+        second = await rollout.generate(messages, SamplingParams(max_new_tokens=32))
         await rollout.finish(float("4" in second.text))
         print(f"{first.text!r}, then {second.text!r}, sampled by {second.spans}")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from seamflow.agent import Task
 from seamflow.client import Rollout
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from bench.train.task import score, user_message
 
@@ -19,8 +20,7 @@ class SumAgent:
         """Answer `task`; returns {"reward": 0..1, "success": 0 or 1}."""
         turn = await rollout.generate(
             messages=[{"role": "user", "content": user_message(task.payload)}],
-            temperature=1.0,
-            max_new_tokens=task.payload["max_new_tokens"],
+            sampling=SamplingParams(max_new_tokens=task.payload["max_new_tokens"]),
         )
         reward, success = score(task.payload, turn.text)
         return {"reward": reward, "success": float(success)}

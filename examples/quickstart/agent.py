@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamflow.agent import Task
-from seamflow.client import Rollout
+from seamflow.client import Message, Rollout
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from examples.quickstart.task import score, user_message
 
@@ -17,12 +18,12 @@ class ElevatorAgent:
 
     async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float]:
         """Answer all calls of `task`; returns {"reward": 0..1, "success": 0 or 1}."""
-        messages: list[dict[str, str]] = []
+        messages: list[Message] = []
         answers: list[str] = []
         for number in range(len(task.payload["calls"])):
             messages.append({"role": "user", "content": user_message(task.payload, number)})
-            turn = await rollout.generate(messages=messages, temperature=1.0, max_new_tokens=96)
-            messages.append({"role": "assistant", "content": turn.text})
+            turn = await rollout.generate(messages, SamplingParams(max_new_tokens=96))
+            messages.append(turn.message)
             answers.append(turn.text)
         reward, success = score(task.payload, answers)
         return {"reward": reward, "success": float(success)}

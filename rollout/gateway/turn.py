@@ -192,9 +192,16 @@ class Turn:
     def _forward(self, tokens: tokens_pb2.PackedTokens, send: Send) -> None:
         """Send recorded tokens, the last ones of the turn so far."""
         if number := token_messages.num_tokens(tokens):
-            text = self._text.push(self._record.sampled_ids[-number:]) if self._text else ""
+            text = self._new_text(number)
             send(SentChunk(self._num_sampled - number, tokens, text))
             _FORWARDED.inc(number)
+
+    def _new_text(self, number: int) -> str:
+        """Text of the last `number` tokens, if the agent asked for text."""
+        if self._text is None:
+            return ""
+        new = self._record.sampled_ids[-number:]
+        return self._text.push(new, last=self._record.has_ended)
 
     def _pinned_version(self) -> int | None:
         is_pinned = self._begun.HasField("pinned_weight_version")

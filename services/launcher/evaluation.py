@@ -32,7 +32,7 @@ class Evaluation:
     """Mean of the success reward, in [0, 1]."""
 
 
-def read_tasks(path: Path, label: str) -> list[task_service_pb2.Task]:
+def read_tasks(path: Path, label: str) -> list[trajectory_pb2.Task]:
     """Held-out tasks from JSONL ({"task_id": …, "payload": {…}}), named for one evaluation."""
     tasks = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -45,7 +45,7 @@ def read_tasks(path: Path, label: str) -> list[task_service_pb2.Task]:
                 'write {"task_id": "…", "payload": {…}}'
             ) from error
         tasks.append(
-            task_service_pb2.Task(
+            trajectory_pb2.Task(
                 task_id=f"{name}@{label}",
                 payload_json=json.dumps(payload),
                 num_samples=1,
@@ -57,7 +57,7 @@ def read_tasks(path: Path, label: str) -> list[task_service_pb2.Task]:
 
 async def evaluate(
     services: Services,
-    tasks: list[task_service_pb2.Task],
+    tasks: list[trajectory_pb2.Task],
     success: str,
     progress: Callable[[int], None],
 ) -> Evaluation:
@@ -132,7 +132,7 @@ async def _page(
 
 
 def _reward(trajectory: trajectory_pb2.Trajectory, name: str) -> float:
-    given = {reward.name: reward.value for reward in trajectory.rewards}
+    given = {reward.name: reward.value for reward in trajectory.rewards.rewards}
     if name not in given:
         raise ConfigError(
             f"rollout {trajectory.rollout_id!r} has rewards {sorted(given)} but no {name!r}: "

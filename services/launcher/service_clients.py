@@ -46,7 +46,7 @@ _TIMEOUT = 2.0
 class Snapshot:
     """State that the services report; None: no answer."""
 
-    readiness: sample_pb.GetReadinessResponse | None
+    readiness: sample_pb.Readiness | None
     """Counts of groups and tasks."""
     nodes: tuple[scheduler_pb.Node, ...]
     """Nodes by name."""
@@ -96,9 +96,10 @@ class Services:
             return None
         return await _answer(lambda: stub.GetRanker(request, timeout=_TIMEOUT))
 
-    async def _readiness(self) -> sample_pb.GetReadinessResponse | None:
+    async def _readiness(self) -> sample_pb.Readiness | None:
         request = sample_pb.GetReadinessRequest(run_id=self.run_id)
-        return await _answer(lambda: self.samples.GetReadiness(request, timeout=_TIMEOUT))
+        answer = await _answer(lambda: self.samples.GetReadiness(request, timeout=_TIMEOUT))
+        return answer.readiness if answer is not None else None
 
     async def _nodes(self) -> tuple[scheduler_pb.Node, ...]:
         request = scheduler_pb.ListNodesRequest(run_id=self.run_id)

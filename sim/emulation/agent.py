@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from seamflow.agent import Task
 from seamflow.client import Rollout
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from sim.emulation.prompts import Emulation, prompt
 from sim.workloads import Workload
@@ -74,7 +75,8 @@ class EmulatedAgent:
             for turn in plan.turns:
                 token_ids += prompt(turn.new_tokens, name, turn.output_tokens, thinning)
                 answer = await rollout.generate(
-                    token_ids=token_ids, max_new_tokens=1 << 20, ignore_eos=True
+                    token_ids=token_ids,
+                    sampling=SamplingParams(max_new_tokens=1 << 20, ignore_eos=True),
                 )
                 token_ids += answer.token_ids
                 await asyncio.sleep(turn.tool_seconds / self.emulation.speed)

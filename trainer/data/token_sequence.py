@@ -70,8 +70,8 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         algorithm.reference_column: column with log-probs under a frozen model; empty: none.
 
     Raises:
-        ValueError: parallel fields differ in length, a temperature is not positive, or the column is
-            missing.
+        ValueError: parallel fields differ in length, a temperature is not positive, or the
+            column is missing.
     """
     arrays = _arrays(sample)
     _check(sample, arrays)
@@ -163,8 +163,8 @@ def _check(sample: trajectory_pb2.Sample, arrays: _Arrays) -> None:
         if not temperature(turn) > 0:
             raise ValueError(
                 f"sample {sample.sample_id!r}: temperature of turn {turn.turn_id!r} is "
-                f"{temperature(turn)}, greedy turns cannot be trained on: sample with a temperature "
-                "above 0, or leave the turn out of training"
+                f"{temperature(turn)}, greedy turns cannot be trained on: sample with a "
+                "temperature above 0, or leave the turn out of training"
             )
 
 

@@ -85,7 +85,8 @@ class ChatTemplate:
         repeated, a missing one is added here, as an environment token. None: the template does not
         render later messages after the answer.
         """
-        tail = self._tail(conversation, num_matched, self.render(conversation))
+        before = self._render_until(conversation, num_matched - 1)
+        tail = self._tail(conversation, num_matched, before, self.render(conversation))
         if tail is None:
             return None
         ids = self.encode_text(tail)
@@ -145,18 +146,21 @@ class ChatTemplate:
     def _is_kept(self, conversation: Conversation, end: int, whole: str) -> bool:
         answer = conversation.messages[end - 1]
         before = self._render_until(conversation, end - 1)
-        tail = self._tail(conversation, end, whole)
+        tail = self._tail(conversation, end, before, whole)
         if tail is None or not whole.startswith(before):
             return False
         rendered = whole[len(before) : len(whole) - len(tail)]
         texts = (answer["content"], answer.get("reasoning_content") or "")
         return all(text.strip() in rendered for text in texts)
 
-    def _tail(self, conversation: Conversation, end: int, whole: str) -> str | None:
-        """The part of `whole` after the answer `messages[end - 1]`; None: there is no such part."""
+    def _tail(self, conversation: Conversation, end: int, before: str, whole: str) -> str | None:
+        """The part of `whole` after the answer `messages[end - 1]`; None: there is no such part.
+
+        `before` is the conversation rendered up to the start of that answer.
+        """
         answer = conversation.messages[end - 1]
         if "tool_calls" not in answer:
-            start = self._render_until(conversation, end - 1) + answer["content"]
+            start = before + answer["content"]
             if whole.startswith(start):
                 return whole[len(start) :]
         return self._tail_of_placeholder(conversation, end)

@@ -22,6 +22,9 @@ _END = r"<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|$"
 _REASONING = {"open": "<think>", "close": "</think>"}
 _JSON_CALL = {"type": "function", "function": "{content}"}
 
+# Content may come in pieces, before and after tool calls.
+_CONTENT = {"close_pattern": _END, "repeats": True, "join": "\n"}
+
 BUILT_IN: dict[str, dict[str, Any]] = {
     # Qwen 2.5 and 3, Hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>
     "hermes": {
@@ -33,7 +36,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             "content": "json",
             "transform": _JSON_CALL,
         },
-        "content": {"close_pattern": _END},
+        "content": _CONTENT,
     },
     # Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
     "qwen3_coder": {
@@ -51,7 +54,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
                 "function": {"name": "{name}", "arguments": "{content}"},
             },
         },
-        "content": {"close_pattern": _END},
+        "content": _CONTENT,
     },
     # Llama 3.1 and later: a JSON object {"name": …, "parameters": {…}} instead of content.
     "llama3": {
@@ -65,7 +68,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
                 "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
             },
         },
-        "content": {"close_pattern": _END},
+        "content": _CONTENT,
     },
     # Mistral: [TOOL_CALLS] and a JSON list.
     "mistral": {
@@ -79,10 +82,10 @@ BUILT_IN: dict[str, dict[str, Any]] = {
             },
             "transform_each": True,
         },
-        "content": {"close_pattern": _END},
+        "content": _CONTENT,
     },
     # DeepSeek R1 and others that only think.
-    "reasoning": {"reasoning_content": _REASONING, "content": {"close_pattern": _END}},
+    "reasoning": {"reasoning_content": _REASONING, "content": _CONTENT},
     "text": {"content": {}},
 }
 """Fields of each format by name."""
@@ -146,7 +149,7 @@ class ResponseFormat:
             return Answer(self._plain(text), " ".join(str(error).split())[:400])
 
     def _message(self, parsed: Mapping[str, Any]) -> dict[str, Any]:
-        message = self._plain(parsed.get("content") or "")
+        message = self._plain((parsed.get("content") or "").strip())
         reasoning = parsed.get("reasoning_content") or parsed.get("thinking")
         if reasoning:
             message["reasoning_content"] = reasoning

@@ -21,19 +21,23 @@ class TextStream:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._context: list[int] = []
-        self._pending: list[int] = []
+        self._window: list[int] = []
+        self._num_sent = 0  # characters of the window's text
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """The text that is complete with `token_ids`; a cut character waits for its last bytes."""
-        self._pending.extend(token_ids)
-        before = self._template.text(self._context)
-        whole = self._template.text([*self._context, *self._pending])
-        if whole.endswith(_CUT) and len(self._pending) < 2 * _CONTEXT:
-            return ""
-        self._context = [*self._context, *self._pending][-_CONTEXT:]
-        self._pending = []
-        return whole[len(before) :]
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> str:
+        """The text that is complete with `token_ids`; a cut character waits for its last bytes.
+
+        With `last` nothing waits.
+        """
+        self._window.extend(token_ids)
+        whole = self._template.text(self._window)
+        complete = whole if last else whole.rstrip(_CUT)
+        new = complete[self._num_sent :]
+        self._num_sent = len(complete)
+        if complete == whole and len(self._window) > 2 * _CONTEXT:
+            self._window = self._window[-_CONTEXT:]
+            self._num_sent = len(self._template.text(self._window))
+        return new
 
 
 class StopStrings:

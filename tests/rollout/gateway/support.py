@@ -13,6 +13,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     RolloutServerServiceServicer,
     add_RolloutServerServiceServicer_to_server,
@@ -20,12 +21,14 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from rollout.gateway.cli import build
 from rollout.gateway.config import GatewayConfig
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
+from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
@@ -33,6 +36,7 @@ from trajectory_manager.store.interface import Store
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
@@ -74,7 +78,7 @@ class ScriptedServer(RolloutServerServiceServicer):
         self, request: server_pb.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[server_pb.GenerateTokensResponse]:
         """The next answer."""
-        self.prompts.append(list(request.token_ids))
+        self.prompts.append(unpack_ids(request.token_ids))
         self.chunk_seconds.append(request.chunk_interval.ToTimedelta().total_seconds())
         self.seconds_left.append(context.time_remaining())
         self.asked.set()
@@ -114,8 +118,8 @@ async def scripted(server: ScriptedServer) -> AsyncIterator[str]:
 @asynccontextmanager
 async def gateway(
     model: Path, kept: Store | None = None, **settings: Any
-) -> AsyncIterator[tuple[RolloutServiceAsyncStub, TrajectoryServiceAsyncStub]]:
-    """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; both stubs."""
+) -> AsyncIterator[tuple[RolloutServiceAsyncStub, TrajectoryServiceAsyncStub, RunServiceAsyncStub]]:
+    """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; their stubs."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
@@ -138,10 +142,14 @@ async def gateway(
             ) as agent,
             grpc.aio.insecure_channel(f"127.0.0.1:{manager}") as inside,
         ):
-            yield async_stub(RolloutServiceStub, agent), async_stub(TrajectoryServiceStub, inside)
+            yield (
+                async_stub(RolloutServiceStub, agent),
+                async_stub(TrajectoryServiceStub, inside),
+                async_stub(RunServiceStub, inside),
+            )
 
 
-def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Tokens:
+def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.PackedTokens:
     """`ids` as one span of policy tokens."""
     span = tokens_pb2.Span(
         num_tokens=len(ids),
@@ -149,7 +157,21 @@ def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.Token
         version_source=tokens_pb2.VERSION_SOURCE_ENGINE,
         server_id=server_id,
     )
-    return tokens_pb2.Tokens(token_ids=ids, logprobs=[-0.5] * len(ids), spans=[span] if ids else [])
+    return tokens_pb2.PackedTokens(
+        token_ids=pack_ids(ids),
+        logprobs=pack_logprobs([-0.5] * len(ids)),
+        spans=[span] if ids else [],
+    )
+
+
+def message(role: str, text: str) -> rollout_pb.Message:
+    """A message of one text."""
+    return rollout_pb.Message(role=role, content=[rollout_pb.ContentPart(type="text", text=text)])
+
+
+def bearer(credential: str) -> tuple[tuple[str, str], ...]:
+    """Metadata that shows a rollout's credential."""
+    return (("authorization", f"Bearer {credential}"),)
 
 
 def refusal(code: grpc.StatusCode, reason: str, retry_after: float = 0.0) -> pb.TokenAppendResult:
@@ -199,7 +221,8 @@ class FakeStore:
         scripted = self.results.get(append.turn_id)
         if scripted:
             return scripted.pop(0)
-        return pb.TokenAppendResult(num_tokens=append.offset + len(append.tokens.token_ids) // 4)
+        num_tokens = append.offset + len(append.tokens.token_ids) // 4
+        return pb.TokenAppendResult(appended=pb.AppendedTokens(num_tokens=num_tokens))
 
 
 def failed(code: grpc.StatusCode) -> grpc.aio.AioRpcError:

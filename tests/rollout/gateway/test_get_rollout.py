@@ -9,11 +9,14 @@ import grpc.aio
 import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_pb2
 
-from tests.rollout.gateway.support import ScriptedServer, scripted
+from tests.rollout.gateway.support import ScriptedServer, bearer, scripted
 from tests.rollout.gateway.test_gateway import PROMPT, agent, ids_of
 
 STOP = tokens_pb2.FINISH_REASON_STOP
+RUNNING = trajectory_pb2.ROLLOUT_STATE_RUNNING
+FINISHED = trajectory_pb2.ROLLOUT_STATE_FINISHED
 REWARD = tokens_pb2.Reward(name="reward", value=0.5)
 
 
@@ -22,26 +25,28 @@ async def test_a_rollout_is_returned_as_recorded(tmp_path: Path) -> None:
     server = ScriptedServer()
     server.answers = [[[7]], [[8, 9]]]
     async with scripted(server) as address, agent(tmp_path, address) as one:
-        ask = pb.GetRolloutRequest(run_id="run", rollout_id="r", credential=one.credential)
+        ask = pb.GetRolloutRequest(run_id="run", rollout_id="r")
+        shown = bearer(one.credential)
         await ids_of(one.generate("t1"))
         request = one.request("t2")
-        request.token_ids.extend([7, 6])
-        await ids_of(one.stub.Generate(request))
-        running = await one.stub.GetRollout(ask)
-        assert (running.finished, list(running.rewards)) == (False, [])
+        request.token_ids.token_ids.extend([7, 6])
+        await ids_of(one.call(request))
+        running = (await one.stub.GetRollout(ask, metadata=shown)).trajectory
+        assert (running.state, running.WhichOneof("outcome")) == (RUNNING, None)
         first, second = running.turns
-        assert (first.turn_id, first.parent_turn_id, first.prefix_length) == ("t1", "", 0)
+        assert (first.turn_id, first.prefix_turn_id, first.prefix_length) == ("t1", "", 0)
         assert list(first.tokens.token_ids) == [*PROMPT, 7]
-        assert (second.turn_id, second.parent_turn_id, second.prefix_length) == ("t2", "t1", 4)
+        assert (second.turn_id, second.prefix_turn_id, second.prefix_length) == ("t2", "t1", 4)
         assert list(second.tokens.token_ids) == [6, 8, 9]
         assert (first.finish_reason, second.finish_reason) == (STOP, STOP)
         await one.stub.FinishRollout(
             pb.FinishRolloutRequest(
-                run_id="run", rollout_id="r", credential=one.credential, rewards=[REWARD]
-            )
+                run_id="run", rollout_id="r", rewards=tokens_pb2.Rewards(rewards=[REWARD])
+            ),
+            metadata=shown,
         )
-        finished = await one.stub.GetRollout(ask)
-        assert (finished.finished, list(finished.rewards)) == (True, [REWARD])
+        finished = (await one.stub.GetRollout(ask, metadata=shown)).trajectory
+        assert (finished.state, list(finished.rewards.rewards)) == (FINISHED, [REWARD])
         assert finished.turns == running.turns
 
 
@@ -57,9 +62,7 @@ async def test_a_rollout_is_returned_only_for_its_credential(
 ) -> None:
     """A wrong credential and an unknown rollout are errors with their own codes."""
     async with agent(tmp_path) as one:
-        request = pb.GetRolloutRequest(
-            run_id="run", rollout_id=rollout_id, credential=credential or one.credential
-        )
+        request = pb.GetRolloutRequest(run_id="run", rollout_id=rollout_id)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await one.stub.GetRollout(request)
+            await one.stub.GetRollout(request, metadata=bearer(credential or one.credential))
         assert caught.value.code() is code

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.send_buffer import SendBuffer
+from rollout.gateway.send_buffer import SendBuffer, SentChunk
 from tests.rollout.gateway.support import sampled
 
 
-def chunk(offset: int, ids: list[int]) -> pb.GenerateResponse:
+def chunk(offset: int, ids: list[int]) -> SentChunk:
     """Sampled tokens."""
-    return pb.GenerateResponse(chunk=pb.TokenChunk(offset=offset, tokens=sampled(ids)))
+    return SentChunk(offset, sampled(ids), "a" * len(ids))
 
 
-FINISH = pb.GenerateResponse(end=pb.TurnEnd(text="end"))
+FINISH = pb.TurnEnd(raw_text="end")
 
 
 async def test_chunks_that_wait_become_one() -> None:
@@ -32,7 +32,7 @@ async def test_chunks_that_wait_become_one() -> None:
     assert [event.WhichOneof("event") for event in events] == ["chunk", "end"]
     merged = events[0].chunk
     assert (merged.offset, list(merged.tokens.token_ids)) == (0, list(range(100)))
-    assert len(merged.tokens.logprobs) == 100
+    assert len(merged.tokens.logprobs) == len(merged.text) == 100
     assert [span.start for span in merged.tokens.spans] == list(range(0, 100, 2))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
 import structlog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
@@ -21,11 +22,21 @@ from rollout.gateway import turn as turn_module
 from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.record import token_messages
-from tests.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, sampled, scripted
+from services.lib.token_bytes import pack_ids
+from tests.rollout.gateway.support import (
+    FORGETFUL,
+    ScriptedServer,
+    bearer,
+    gateway,
+    message,
+    sampled,
+    scripted,
+)
 from tests.trajectory_manager.client import RULES
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
+    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 RUN = "run"
@@ -38,13 +49,14 @@ class World:
 
     gateway: RolloutServiceAsyncStub
     store: TrajectoryServiceAsyncStub
+    runs: RunServiceAsyncStub
     server: ScriptedServer
     template: ChatTemplate
     credential: str = ""
 
     async def start(self) -> None:
         """Open the run and the rollout."""
-        await self.store.CreateRun(store_pb.CreateRunRequest(run_id=RUN, config=RULES))
+        await self.runs.CreateRun(run_pb.CreateRunRequest(run_id=RUN, config=RULES))
         request = pb.StartRolloutRequest(
             run_id=RUN, rollout_id="r", purpose=tokens_pb2.PURPOSE_EVAL
         )
@@ -56,18 +68,22 @@ class World:
         prompt: Sequence[int] = (),
         messages: Sequence[pb.Message] = (),
         offset: int = 0,
+        **fields: Any,
     ) -> list[pb.GenerateResponse]:
         """All events of a turn, from the sampled token at `offset` on."""
         request = pb.GenerateRequest(
             run_id=RUN,
             rollout_id="r",
-            credential=self.credential,
             turn_id=turn_id,
-            token_ids=prompt,
-            messages=messages,
             resume_from_offset=offset,
+            **fields,
         )
-        return [event async for event in self.gateway.Generate(request)]
+        if messages:
+            request.messages.messages.extend(messages)
+        else:
+            request.token_ids.token_ids.extend(prompt)
+        call = self.gateway.Generate(request, metadata=bearer(self.credential))
+        return [event async for event in call]
 
     async def recorded(self) -> dict[str, trajectory_pb2.Turn]:
         """The turns as they are stored."""
@@ -77,11 +93,16 @@ class World:
 
     def ids(self, text: str) -> list[int]:
         """The tokenizer's own ids of a text."""
-        return self.template._encode(text)
+        return self.template.encode_text(text)
 
     def letters(self, text: str) -> list[int]:
         """One id for each letter, unlike any tokenizer."""
         return [token_id for letter in text for token_id in self.ids(letter)]
+
+
+def said(end: pb.TurnEnd) -> str:
+    """The content of an answer."""
+    return "".join(part.text for part in end.message.content)
 
 
 @pytest.fixture(params=[None], ids=["appending"])
@@ -91,9 +112,9 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
     server = ScriptedServer()
     async with (
         scripted(server) as address,
-        gateway(model, servers=(address,)) as (agent, store),
+        gateway(model, servers=(address,)) as (agent, store, runs),
     ):
-        found = World(agent, store, server, ChatTemplate(model))
+        found = World(agent, store, runs, server, ChatTemplate(model))
         await found.start()
         yield found
 
@@ -106,7 +127,7 @@ async def test_the_last_tokens_close_their_turn(world: World) -> None:
     chunks = [event.chunk for event in events if event.HasField("chunk")]
     assert [list(chunk.tokens.token_ids) for chunk in chunks] == [answer[:1], answer[1:]]
     finish = events[-1].end
-    assert (finish.finish_reason, finish.text, finish.HasField("drift")) == (STOP, "hello", False)
+    assert (finish.finish_reason, said(finish), finish.HasField("drift")) == (STOP, "hello", False)
     turn = (await world.recorded())["t"]
     assert list(turn.tokens.token_ids) == world.ids("say ") + answer
     assert list(turn.tokens.logprobs) == [0.0] * 4 + [-0.5] * 2
@@ -139,7 +160,7 @@ async def test_drift_is_reported_and_stored(world: World) -> None:
     turn = (await world.recorded())["t2"]
     stored = turn.drift
     assert (stored.position, stored.recorded_text, stored.retokenized_text) == expected
-    assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
+    assert (turn.prefix_turn_id, turn.prefix_length) == ("t1", 4)
     assert turn.finish_reason == STOP
     assert world.server.prompts[1] == prompt
     assert turn_module._DRIFTED._value.get() == before + 1
@@ -159,15 +180,11 @@ async def test_a_rewritten_answer_is_a_fork(world: World) -> None:
     assert not finish.HasField("drift")
     turn = (await world.recorded())["t2"]
     assert not turn.HasField("drift")
-    assert (turn.parent_turn_id, turn.prefix_length) == ("t1", 4)
+    assert (turn.prefix_turn_id, turn.prefix_length) == ("t1", 4)
 
 
-MESSAGES = [pb.Message(role="user", content="say")]
-MORE = [
-    *MESSAGES,
-    pb.Message(role="assistant", content="hello"),
-    pb.Message(role="user", content="more"),
-]
+MESSAGES = [message("user", "say")]
+MORE = [*MESSAGES, message("assistant", "hello"), message("user", "more")]
 
 
 async def test_messages_do_not_drift(world: World) -> None:
@@ -186,8 +203,8 @@ async def test_messages_of_a_rewriting_template_may_drift(world: World) -> None:
     """Where the whole conversation is encoded again, it is compared like ids."""
     answer = [*world.letters("hello"), *world.template.stop_token_ids]
     world.server.answers = [[answer], [world.ids("yes")], [world.ids("so")]]
-    forgotten = [*MORE[:2], pb.Message(role="user", content="x/more")]
-    later = [pb.Message(role="assistant", content="yes"), pb.Message(role="user", content="end")]
+    forgotten = [*MORE[:2], message("user", "x/more")]
+    later = [message("assistant", "yes"), message("user", "end")]
     await world.generate("t1", messages=MESSAGES)
     kept = (await world.generate("t2", messages=forgotten))[-1].end
     assert not kept.HasField("drift")
@@ -208,23 +225,23 @@ async def test_a_turn_whose_writer_died_is_closed(world: World, drifts: bool) ->
         rollout_id="r",
         turn_id="t2",
         attempt_id="dead",
-        token_ids=prompt,
+        token_ids=pack_ids(prompt),
         template_fingerprint=world.template.fingerprint,
         credential_digest=digest(world.credential),
     )
     begun = await send_async(world.store, begin)
     answer = [*world.ids("hello"), *world.template.stop_token_ids]
-    new = prompt[len(begun.prefix_token_ids) :]
+    new = prompt[len(begun.prefix_token_ids) // 4 :]
     own = token_messages.joined(token_messages.environment(new), sampled(answer))
     append = store_pb.TokenAppend(
         run_id=RUN,
         rollout_id="r",
         turn_id="t2",
         epoch=begun.epoch,
-        tokens=token_messages.packed(own),
+        tokens=own,
     )
     result = await world.store.AppendTokens(store_pb.AppendTokensRequest(appends=[append]))
-    assert result.results[0].num_tokens == len(own.token_ids)
+    assert result.results[0].appended.num_tokens == token_messages.num_tokens(own)
     events = await world.generate("t2", prompt)
     assert list(events[0].chunk.tokens.token_ids) == answer
     assert events[-1].end.HasField("drift") == drifts
@@ -240,7 +257,7 @@ async def test_tokens_lost_by_the_store_fail_the_rollout(world: World) -> None:
     assert "has 3 sampled tokens, the store only 0" in str(caught.value.details())
     request = store_pb.GetTrajectoryRequest(run_id=RUN, rollout_id="r")
     lost = (await world.store.GetTrajectory(request)).trajectory
-    assert lost.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+    assert lost.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
     assert world.server.prompts == []
 
 

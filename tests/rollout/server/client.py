@@ -19,6 +19,7 @@ from rollout.server.cli import build
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.fake import fake_token, prefix_state
 from services.chassis.rpc.server import started
+from services.lib.token_bytes import pack_ids, unpack_ids
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
@@ -56,7 +57,7 @@ class Client:
             pb.GenerateTokensRequest(
                 run_id="run",
                 request_id="test",
-                token_ids=prefix,
+                token_ids=pack_ids(prefix),
                 sampling=tokens_pb2.SamplingParams(**params),
             )
         )
@@ -88,7 +89,7 @@ async def read(stream: Any) -> tuple[list[int], list[int], int]:
         assert finish == tokens_pb2.FINISH_REASON_UNSPECIFIED
         tokens, finish = response.tokens, response.finish_reason
         assert len(tokens.token_ids) == len(tokens.logprobs)
-        token_ids += tokens.token_ids
+        token_ids += unpack_ids(tokens.token_ids)
         for span in tokens.spans:
             assert span.origin == tokens_pb2.ORIGIN_POLICY
             assert span.version_source == tokens_pb2.VERSION_SOURCE_ENGINE

@@ -18,6 +18,8 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.stubs import async_stub
 
+from services.lib.token_bytes import pack_ids
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -63,7 +65,7 @@ async def test_terminated_server_gives_its_turns_up_and_exits_clean() -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             request = pb.GenerateTokensRequest(
                 run_id="run",
-                token_ids=[3, 4],
+                token_ids=pack_ids([3, 4]),
                 sampling=tokens_pb2.SamplingParams(max_new_tokens=4000, ignore_eos=True),
             )
             stub = async_stub(RolloutServerServiceStub, channel)
@@ -82,7 +84,7 @@ async def test_dead_engine_ends_the_process_with_70() -> None:
     async with process(*flags) as child:
         port = await port_of(child)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            request = pb.GenerateTokensRequest(run_id="run", token_ids=[3, 4])
+            request = pb.GenerateTokensRequest(run_id="run", token_ids=pack_ids([3, 4]))
             stub = async_stub(RolloutServerServiceStub, channel)
             with pytest.raises(grpc.aio.AioRpcError):
                 async for _ in stub.GenerateTokens(request):

@@ -81,7 +81,7 @@ async def test_killed_engine_comes_back_with_the_newest_weights(
             await client.serving(3)
             tokens = tokens_pb2.Tokens()
             async for response in client.generate(seed=None, temperature=0.7, top_p=0.9):
-                tokens.MergeFrom(response.tokens)
+                tokens.MergeFromString(response.tokens.SerializeToString())
             assert {span.weight_version for span in tokens.spans} == {3}
             expected = recompute(folders[1], (3, 4, 5), list(tokens.token_ids), 0.7)
             assert list(tokens.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)

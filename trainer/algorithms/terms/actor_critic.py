@@ -10,7 +10,7 @@ The algorithms differ in what an action is: a token, a few tokens, or a whole tu
 J is PPO's clipped surrogate, in which each of the n_k tokens of action k has the advantage A_k. The
 critic is a layer on the policy's last hidden states. As a step takes one gradient, its values are
 those of the same forward pass; for the same reason advantages are not whitened over the step. The
-reward of a turn is the r_k of its last action, the rollout's is that of the last one: each sequence of
+reward of a turn is the r_k of its last action, that of the rollout the r_K: each sequence of
 a rollout with a rewritten history ends with it.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, K actions of a row.

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.duration_pb2 import Duration
 from prometheus_client import REGISTRY
 from seamflow.common.v1 import tokens_pb2
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
@@ -16,14 +17,14 @@ from seamflow.ranker.v1.ranker_service_pb2_grpc import (
     add_RankerServiceServicer_to_server,
 )
 from seamflow.rollout.v1 import rollout_service_pb2
-from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import run_service_pb2, trajectory_pb2
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import LengthQuery
 from rollout.gateway.dispatch.ranker_client import RankerLengths
 from services.chassis.rpc.server import Service, started
-from tests.rollout.gateway.support import PLAIN, ScriptedServer, gateway, scripted
+from tests.rollout.gateway.support import PLAIN, ScriptedServer, bearer, gateway, message, scripted
 
 
 class ScriptedRanker(RankerServiceServicer):
@@ -169,17 +170,15 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
             "lengths": "ranker",
             "ranker": address,
         }
-        async with gateway(model, dispatch="skew_aware", **settings) as (agent, store):
+        async with gateway(model, dispatch="skew_aware", **settings) as (agent, _, runs):
             rules = trajectory_pb2.RunConfig(
                 group_size=1,
                 groups_per_step=1,
                 staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-                lease_seconds=60,
+                lease_duration=Duration(seconds=60),
                 durability=trajectory_pb2.DURABILITY_FAST,
             )
-            await store.CreateRun(
-                trajectory_service_pb2.CreateRunRequest(run_id="run", config=rules)
-            )
+            await runs.CreateRun(run_service_pb2.CreateRunRequest(run_id="run", config=rules))
             start = rollout_service_pb2.StartRolloutRequest(
                 run_id="run", rollout_id="task/0/1x", purpose=tokens_pb2.PURPOSE_EVAL
             )
@@ -188,12 +187,12 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
                 run_id="run",
                 rollout_id="task/0/1x",
                 turn_id="turn",
-                credential=credential,
-                messages=[rollout_service_pb2.Message(role="user", content="hello")],
+                messages=rollout_service_pb2.Messages(messages=[message("user", "hello")]),
             )
-            responses = [response async for response in agent.Generate(request)]
+            call = agent.Generate(request, metadata=bearer(credential))
+            responses = [response async for response in call]
         assert responses[-1].end.num_sampled_tokens == 2
         ranker.may_answer.set()
     (prompt,) = ranker.requests[0].prompts
-    assert prompt.task_id == "task"
+    assert prompt.task_id == "task/0/1x"
     assert list(prompt.token_ids) == server.prompts[0]

@@ -7,32 +7,23 @@ from pathlib import Path
 import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
-from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
 from bench.harness.byte_model import make_byte_model
-from tests.rollout.gateway.support import ScriptedServer, gateway, scripted
+from tests.rollout.gateway.support import ScriptedServer, bearer, gateway, scripted
 from tests.rollout.gateway.test_gateway import ids_of
 from tests.trajectory_manager.client import RULES
 from tests.trajectory_manager.memory.store import memory_store
-from trajectory_manager.api.lease_token import task_token
 from trajectory_manager.model.records import Purpose, Task
 from trajectory_manager.store.interface import Store
 
 
-async def leased(store: Store, base: int) -> pb.StartRolloutRequest:
-    """A rollout of a group for a step that starts from `base`, and takes one version before."""
+async def queued(store: Store, base: int) -> None:
+    """A task for a step that starts from `base`, whose samples may be one version older."""
     task = Task(task_id="t", payload_json="{}", num_samples=2, purpose=Purpose.TRAIN)
     await store.runs.submit("run", [task], 10)
     epoch = (await store.ledger.reconcile("run", 0, "trainer")).epoch
     await store.ledger.await_step("run", epoch, 1, base)
-    lease = await store.runs.lease_task("run", (Purpose.TRAIN,), "nonce")
-    assert lease is not None
-    return pb.StartRolloutRequest(
-        run_id="run",
-        rollout_id=lease.rollout_id,
-        lease_token=task_token(lease.rollout_id, "nonce"),
-        purpose=tokens_pb2.PURPOSE_TRAIN,
-    )
 
 
 @pytest.mark.parametrize(("base", "waits"), [(8, True), (1, False)])
@@ -44,21 +35,22 @@ async def test_a_turn_waits_for_a_server_with_its_required_weights(
     server.answers = [[[7]]]
     async with (
         scripted(server) as address,
-        gateway(make_byte_model(tmp_path), kept=store, servers=(address,)) as (stub, manager),
+        gateway(make_byte_model(tmp_path), kept=store, servers=(address,)) as (stub, _, runs),
     ):
-        await manager.CreateRun(store_pb.CreateRunRequest(run_id="run", config=RULES))
+        await runs.CreateRun(run_pb.CreateRunRequest(run_id="run", config=RULES))
         await server.known()
-        start = await leased(store, base)
+        await queued(store, base)
+        lease = pb.LeaseRolloutsRequest(run_id="run", request_id="one")
+        (start,) = (await stub.LeaseRollouts(lease)).leases
         request = pb.GenerateRequest(
             run_id="run",
             rollout_id=start.rollout_id,
-            credential=(await stub.StartRollout(start)).credential,
             turn_id="t",
-            token_ids=[3, 4, 5],
+            token_ids=pb.TokenIds(token_ids=[3, 4, 5]),
             sampling=tokens_pb2.SamplingParams(max_new_tokens=8),
         )
         request.heartbeat_interval.FromMilliseconds(20)
-        call = stub.Generate(request)
+        call = stub.Generate(request, metadata=bearer(start.credential))
         if waits:
             for _ in range(8):
                 event = await call.read()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.conversation import Conversation, message_keys
 from services.chassis.errors import ConfigError
 
 WORDS = "system user assistant tool hello what is the answer four eight twice <think> </think> so"
@@ -53,9 +56,14 @@ def template(tmp_path: Path) -> ChatTemplate:
     return ChatTemplate(make_model(tmp_path))
 
 
+def talk(messages: Sequence[Mapping[str, Any]], **options: Any) -> Conversation:
+    """A conversation of these messages."""
+    return Conversation(messages, **options)
+
+
 def ids_of(template: ChatTemplate, text: str) -> list[int]:
     """Ids that the policy samples for `text`."""
-    return template.encode([{"role": "user", "content": text}])[2:-3]
+    return template.encode(talk([{"role": "user", "content": text}]))[2:-3]
 
 
 def test_the_vocabulary_is_known(template: ChatTemplate) -> None:
@@ -66,74 +74,76 @@ def test_the_vocabulary_is_known(template: ChatTemplate) -> None:
 
 def test_what_follows_a_sampled_terminator_completes_the_whole(template: ChatTemplate) -> None:
     """prompt + sampled + rest is the encoding of the whole conversation."""
-    end = template.encode([QUESTION])
+    end = template.encode(talk([QUESTION]))
     (stop,) = template.stop_token_ids
     sampled = [*ids_of(template, ANSWER["content"]), stop]
-    rest = template.encode_after([QUESTION, ANSWER, AGAIN], 2, sampled[-1])
-    assert end + sampled + rest == template.encode([QUESTION, ANSWER, AGAIN])
+    rest = template.encode_after(talk([QUESTION, ANSWER, AGAIN]), 2, sampled[-1]) or []
+    assert end + sampled + rest == template.encode(talk([QUESTION, ANSWER, AGAIN]))
     assert stop not in rest[:1]
 
 
 def test_a_missing_terminator_is_added(template: ChatTemplate) -> None:
     """An answer cut by its budget: the terminator is the first environment token."""
     sampled = ids_of(template, ANSWER["content"])
-    rest = template.encode_after([QUESTION, ANSWER, AGAIN], 2, sampled[-1])
+    rest = template.encode_after(talk([QUESTION, ANSWER, AGAIN]), 2, sampled[-1]) or []
     assert rest[0] in template.stop_token_ids
-    whole = template.encode([QUESTION]) + sampled + rest
-    assert whole == template.encode([QUESTION, ANSWER, AGAIN])
+    whole = template.encode(talk([QUESTION])) + sampled + rest
+    assert whole == template.encode(talk([QUESTION, ANSWER, AGAIN]))
 
 
 def test_a_last_word_that_the_next_message_repeats_is_no_terminator(tmp_path: Path) -> None:
     """Only special tokens count as sampled terminators."""
     bare = "{% for m in messages %}{{ m.content }} {% endfor %}"
     template = ChatTemplate(make_model(tmp_path, bare))
-    last = template.encode([{"role": "user", "content": "twice"}])[-1]
+    last = template.encode(talk([{"role": "user", "content": "twice"}]))[-1]
     conversation = [QUESTION, {"role": "assistant", "content": "twice"}, AGAIN]
-    assert template.encode_after(conversation, 2, last) == [last]
+    assert template.encode_after(talk(conversation), 2, last) == [last]
 
 
 def test_sampled_ids_need_not_be_what_the_tokenizer_would_make(template: ChatTemplate) -> None:
     """What follows depends on the text's end only, so unusual ids stay as they were sampled."""
     (stop,) = template.stop_token_ids
-    rest = template.encode_after([QUESTION, ANSWER, AGAIN], 2, stop)
-    assert rest == template.encode_after([QUESTION, {**ANSWER, "content": "so"}, AGAIN], 2, stop)
+    rest = template.encode_after(talk([QUESTION, ANSWER, AGAIN]), 2, stop)
+    assert rest == template.encode_after(
+        talk([QUESTION, {**ANSWER, "content": "so"}, AGAIN]), 2, stop
+    )
 
 
 def test_history_that_only_grows_is_append_only(template: ChatTemplate) -> None:
     """ChatML keeps every answer, thinking included."""
-    assert template.is_append_only([QUESTION])
-    assert template.is_append_only([QUESTION, ANSWER, AGAIN])
-    assert template.is_append_only([QUESTION, THOUGHT, AGAIN, ANSWER, AGAIN])
+    assert template.keeps_history(talk([QUESTION]))
+    assert template.keeps_history(talk([QUESTION, ANSWER, AGAIN]))
+    assert template.keeps_history(talk([QUESTION, THOUGHT, AGAIN, ANSWER, AGAIN]))
 
 
 def test_history_that_is_rewritten_is_noticed(tmp_path: Path) -> None:
     """A template that drops old thinking is append-only just as long as there is none."""
     template = ChatTemplate(make_model(tmp_path, FORGETFUL))
-    assert template.is_append_only([QUESTION, ANSWER, AGAIN])
-    assert not template.is_append_only([QUESTION, THOUGHT, AGAIN])
-    with pytest.raises(ValueError, match="rewrites history"):
-        template.encode_after([QUESTION, THOUGHT, AGAIN], 2, 0)
+    assert template.keeps_history(talk([QUESTION, ANSWER, AGAIN]))
+    assert not template.keeps_history(talk([QUESTION, THOUGHT, AGAIN]))
+    # Recorded tokens may be kept all the same (history = "as_sampled").
+    assert template.encode_after(talk([QUESTION, THOUGHT, AGAIN]), 2, 0) is not None
 
 
 def test_rewritten_history_would_give_other_ids(tmp_path: Path) -> None:
     """Negative control: gluing the sampled thinking to the new prompt is not what is rendered."""
     template = ChatTemplate(make_model(tmp_path, FORGETFUL))
     (stop,) = template.stop_token_ids
-    whole = template.encode([QUESTION, THOUGHT, AGAIN])
-    kept = [*template.encode([QUESTION]), *ids_of(template, THOUGHT["content"]), stop]
+    whole = template.encode(talk([QUESTION, THOUGHT, AGAIN]))
+    kept = [*template.encode(talk([QUESTION])), *ids_of(template, THOUGHT["content"]), stop]
     assert whole[: len(kept)] != kept
 
 
 def test_decoding_leaves_special_tokens_out(template: ChatTemplate) -> None:
     """An agent reads words."""
     (stop,) = template.stop_token_ids
-    assert template.decode([*ids_of(template, "hello four"), stop]) == "hello four"
+    answer = template.parse([*ids_of(template, "hello four"), stop], None, None)
+    assert answer.message["content"] == "hello four"
 
 
 def test_keys_tell_role_and_text_apart() -> None:
     """Equal keys mean equal messages."""
-    said = [QUESTION, {**QUESTION, "role": "tool"}, AGAIN, QUESTION]
-    keys = ChatTemplate.keys(said)
+    keys = message_keys([QUESTION, {**QUESTION, "role": "tool"}, AGAIN, QUESTION])
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3
 
@@ -176,28 +186,28 @@ def test_checking_a_conversation_turn_by_turn_is_linear(
 ) -> None:
     """A turn renders its prompt and the one before, however many there were; cold, all of them."""
     rendered: list[int] = []
-    render = template._render
+    render = template.render
 
-    def counted(messages: list[dict[str, str]], *, add_prompt: bool) -> str:
-        rendered.append(len(messages))
-        return render(messages, add_prompt=add_prompt)
+    def counted(conversation: Conversation, *, add_prompt: bool = True) -> str:
+        rendered.append(len(conversation.messages))
+        return render(conversation, add_prompt=add_prompt)
 
-    monkeypatch.setattr(template, "_render", counted)
+    monkeypatch.setattr(template, "render", counted)
     messages = [QUESTION]
     for _ in range(20):
-        assert template.is_append_only(messages)
+        assert template.keeps_history(talk(messages))
         messages += [ANSWER, AGAIN]
     assert len(rendered) == 1 + 2 * 19
-    template._append_only.clear()
+    template._kept.clear()
     rendered.clear()
-    assert template.is_append_only(messages)
+    assert template.keeps_history(talk(messages))
     assert len(rendered) == 1 + 20
 
 
 def test_what_was_append_only_may_be_rewritten_later(tmp_path: Path) -> None:
     """What is known of a shorter conversation does not hide what a longer one forgets."""
     template = ChatTemplate(make_model(tmp_path, FORGETFUL))
-    assert template.is_append_only([QUESTION])
-    assert template.is_append_only([QUESTION, ANSWER, AGAIN])
-    assert not template.is_append_only([QUESTION, ANSWER, AGAIN, THOUGHT, AGAIN])
-    assert not template.is_append_only([QUESTION, THOUGHT, AGAIN, ANSWER, AGAIN])
+    assert template.keeps_history(talk([QUESTION]))
+    assert template.keeps_history(talk([QUESTION, ANSWER, AGAIN]))
+    assert not template.keeps_history(talk([QUESTION, ANSWER, AGAIN, THOUGHT, AGAIN]))
+    assert not template.keeps_history(talk([QUESTION, THOUGHT, AGAIN, ANSWER, AGAIN]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.retokenization import find_drift
+from services.lib.token_bytes import pack_ids
 
 
 @pytest.fixture(scope="module")
@@ -20,18 +21,17 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 def ids(template: ChatTemplate, text: str, *, pieces: bool = False) -> list[int]:
     """The tokenizer's own ids of a text, or one for each byte."""
     parts = list(text) if pieces else [text]
-    return [token_id for part in parts for token_id in template._encode(part)]
+    return [token_id for part in parts for token_id in template.encode_text(part)]
 
 
 def drift(
     template: ChatTemplate, before: str, recorded: list[int], given: list[int]
-) -> trajectory_pb2.Drift | None:
+) -> tokens_pb2.Drift | None:
     """Compare what follows `before` in the record with what follows it in the prompt."""
     start = ids(template, before)
     same = next((i for i, (a, b) in enumerate(zip(recorded, given, strict=False)) if a != b), 0)
-    divergence = store_pb.Divergence(
-        turn_id="t", position=len(start) + same, token_ids=recorded[same : same + 64]
-    )
+    lost = pack_ids(recorded[same : same + 64])
+    divergence = store_pb.Divergence(turn_id="t", position=len(start) + same, token_ids=lost)
     return find_drift(template, start + given, divergence)
 
 

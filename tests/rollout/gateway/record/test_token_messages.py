@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from seamflow.common.v1 import tokens_pb2
 
 from rollout.gateway.record import token_messages
+from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 
 
-def record(lengths: list[int]) -> tokens_pb2.Tokens:
+def record(lengths: list[int]) -> tokens_pb2.PackedTokens:
     """Spans of these lengths: the prompt, then one weight version after the other."""
     spans, start = [], 0
     for version, length in enumerate(lengths):
@@ -24,16 +25,17 @@ def record(lengths: list[int]) -> tokens_pb2.Tokens:
         )
         start += length
     ids = list(range(start))
-    return tokens_pb2.Tokens(token_ids=ids, logprobs=[-1.0 * i for i in ids], spans=spans)
+    logprobs = pack_logprobs([-1.0 * i for i in ids])
+    return tokens_pb2.PackedTokens(token_ids=pack_ids(ids), logprobs=logprobs, spans=spans)
 
 
-def versions(of: tokens_pb2.Tokens) -> list[int]:
+def versions(of: tokens_pb2.PackedTokens) -> list[int]:
     """Weight version of each token; fails unless the spans cover them exactly."""
     each: list[int] = []
     for span in of.spans:
         assert (span.start, span.num_tokens > 0) == (len(each), True)
         each += [span.weight_version] * span.num_tokens
-    assert len(each) == len(of.token_ids) == len(of.logprobs)
+    assert len(each) == len(of.token_ids) // 4 == len(of.logprobs) // 4
     return each
 
 
@@ -43,11 +45,32 @@ def test_after_keeps_ids_logprobs_and_versions_of_the_rest(
 ) -> None:
     """Cut anywhere: every remaining token keeps its id, log-prob and version."""
     whole = record(lengths)
-    start = data.draw(st.integers(0, len(whole.token_ids)))
+    start = data.draw(st.integers(0, token_messages.num_tokens(whole)))
     rest = token_messages.after(whole, start)
-    assert list(rest.token_ids) == whole.token_ids[start:]
-    assert list(rest.logprobs) == whole.logprobs[start:]
+    assert rest.token_ids == whole.token_ids[4 * start :]
+    assert rest.logprobs == whole.logprobs[4 * start :]
     assert versions(rest) == versions(whole)[start:]
+
+
+@given(lengths=LENGTHS, data=st.data())
+def test_before_and_after_are_the_whole(lengths: list[int], data: st.DataObject) -> None:
+    """Cut anywhere: the two parts have all ids, log-probs and versions."""
+    whole = record(lengths)
+    stop = data.draw(st.integers(0, token_messages.num_tokens(whole)))
+    head, rest = token_messages.before(whole, stop), token_messages.after(whole, stop)
+    assert head.token_ids + rest.token_ids == whole.token_ids
+    assert versions(head) + versions(rest) == versions(whole)
+
+
+@given(lengths=LENGTHS)
+def test_packed_tokens_are_tokens_on_the_wire(lengths: list[int]) -> None:
+    """An agent reads numbers where services have bytes."""
+    whole = record(lengths)
+    numbers = tokens_pb2.Tokens.FromString(whole.SerializeToString())
+    assert list(numbers.token_ids) == unpack_ids(whole.token_ids)
+    assert list(numbers.logprobs) == unpack_logprobs(whole.logprobs)
+    assert numbers.spans == whole.spans
+    assert numbers.SerializeToString() == whole.SerializeToString()
 
 
 @given(lengths=LENGTHS, first=st.integers(0, 5), second=st.integers(0, 5))
@@ -60,15 +83,15 @@ def test_cutting_twice_is_cutting_once(lengths: list[int], first: int, second: i
 
 def test_nothing_is_left_after_the_end() -> None:
     """No empty span remains."""
-    assert token_messages.after(record([2, 3]), 5) == tokens_pb2.Tokens()
+    assert token_messages.after(record([2, 3]), 5) == tokens_pb2.PackedTokens()
 
 
 @pytest.mark.parametrize("ids", [[], [4, 5, 6]])
 def test_a_prompt_is_environment_tokens(ids: list[int]) -> None:
     """One span with log-prob 0, and none for no tokens."""
     prompt = token_messages.environment(ids)
-    assert list(prompt.token_ids) == ids
-    assert list(prompt.logprobs) == [0.0] * len(ids)
+    assert unpack_ids(prompt.token_ids) == ids
+    assert unpack_logprobs(prompt.logprobs) == [0.0] * len(ids)
     assert [(s.num_tokens, s.origin) for s in prompt.spans] == (
         [(3, tokens_pb2.ORIGIN_ENVIRONMENT)] if ids else []
     )
@@ -85,8 +108,8 @@ def test_the_prompt_ends_at_the_first_sampled_token() -> None:
 def test_joining_undoes_cutting(lengths: list[int], start: int) -> None:
     """Ids, log-probs and the origin of each token are as before."""
     whole = record(lengths)
-    head = token_messages.after(whole, len(whole.token_ids))
+    head = token_messages.after(whole, token_messages.num_tokens(whole))
     assert token_messages.joined(head, whole) == whole
     tail = token_messages.after(whole, start)
     both = token_messages.joined(tail, tail)
-    assert token_messages.after(both, len(tail.token_ids)) == tail
+    assert token_messages.after(both, token_messages.num_tokens(tail)) == tail

@@ -44,10 +44,10 @@ class Store:
         answer = pb.BeginTurnsResponse()
         for new in request.rollouts:
             if not self._refused(answer.rollouts.add(), new.rollout_id):
-                answer.rollouts[-1].group_id = new.rollout_id
+                answer.rollouts[-1].started.group_id = new.rollout_id
         for turn in request.turns:
             if not self._refused(answer.turns.add(), turn.rollout_id):
-                answer.turns[-1].epoch = len(turn.rollout_id)
+                answer.turns[-1].begun.epoch = len(turn.rollout_id)
         return answer
 
     def _refused(self, result: pb.NewRolloutResult | pb.NewTurnResult, name: str) -> bool:
@@ -105,12 +105,12 @@ async def test_each_caller_gets_its_own_refusal() -> None:
             opener.begin(begin("ccc")),
             return_exceptions=True,
         )
-    assert isinstance(started, pb.NewRolloutResult)
+    assert isinstance(started, pb.StartedRollout)
     assert started.group_id == "a"
     assert isinstance(refused, ServiceError)
     assert refused.code is grpc.StatusCode.NOT_FOUND
     assert refused.reason in (Reason.NOT_FOUND, Reason.INTERNAL)
-    assert isinstance(begun, pb.NewTurnResult)
+    assert isinstance(begun, pb.BegunTurn)
     assert begun.epoch == 3
 
 

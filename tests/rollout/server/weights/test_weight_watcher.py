@@ -20,6 +20,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.config import RolloutServerConfig
 from services.chassis.rpc.server import started
+from services.lib.token_bytes import unpack_ids, unpack_logprobs
 from services.weights.config import WeightsConfig
 from tests.rollout.server.client import expected_tokens, fake_config, read, serving
 from tests.rollout.server.support import recompute, save_model
@@ -194,8 +195,8 @@ async def test_real_model_recomputes_across_published_versions(tmp_path: Path) -
             await client.serving(0)
             async for response in client.generate(max_new_tokens=400):
                 tokens = response.tokens
-                logprobs += tokens.logprobs
-                token_ids += tokens.token_ids
+                logprobs += unpack_logprobs(tokens.logprobs)
+                token_ids += unpack_ids(tokens.token_ids)
                 versions += [s.weight_version for s in tokens.spans for _ in range(s.num_tokens)]
                 wanted = versions[-1] + 1
                 if wanted < 3 and wanted not in weights.folders:

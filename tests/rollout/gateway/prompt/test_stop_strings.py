@@ -1,0 +1,79 @@
+"""Stop strings and increments of text, whatever the tokens are cut into."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.harness.byte_model import END, make_byte_model
+from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.stop_strings import StopStrings, TextStream
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Byte-level, with a few merges."""
+    return ChatTemplate(make_byte_model(tmp_path_factory.mktemp("model")))
+
+
+def letters(template: ChatTemplate, text: str) -> list[int]:
+    """One id for each byte of the text's letters."""
+    return [token_id for letter in text for token_id in template.encode_text(letter)]
+
+
+@given(text=st.text("helo wörld€😀", max_size=20), cuts=st.lists(st.integers(1, 4), min_size=1))
+def test_increments_are_the_whole_text(template: ChatTemplate, text: str, cuts: list[int]) -> None:
+    """Nothing is doubled, lost or cut within a character."""
+    ids = letters(template, text)
+    stream, parts, start, number = TextStream(template), list[str](), 0, 0
+    while start < len(ids):
+        size = cuts[number % len(cuts)]
+        parts.append(stream.push(ids[start : start + size]))
+        start, number = start + size, number + 1
+    assert "".join(parts) == template.text(ids) == text
+    assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
+
+
+def test_half_a_character_at_the_end_is_sent(template: ChatTemplate) -> None:
+    """The turn's budget may cut it."""
+    ids = letters(template, "a€")[:-1]
+    stream = TextStream(template)
+    assert stream.push(ids) == "a"
+    assert stream.push([], last=True) == template.text(ids)[1:]
+
+
+@pytest.mark.parametrize("start", range(0, 9))
+def test_the_first_stop_string_is_found_in_any_chunk(template: ChatTemplate, start: int) -> None:
+    """Up to the token that completes it, wherever the chunk began before."""
+    ids = letters(template, "say STOP now")
+    end = len(letters(template, "say STOP"))
+    stops = StopStrings(template, ["now", "STOP"])
+    if start < end:
+        assert stops.num_until_stop(ids, start) == end - start
+    assert stops.ends_with_stop(ids[:end])
+    assert not stops.ends_with_stop(ids[: end - 1])
+    assert stops.found(ids) == "STOP"
+
+
+def test_a_stop_string_may_cross_chunks(template: ChatTemplate) -> None:
+    """Its beginning came with an earlier chunk."""
+    ids = letters(template, "say STOP now")
+    stops = StopStrings(template, ["STOP"])
+    assert stops.num_until_stop(ids[:6], 3) is None
+    assert stops.num_until_stop(ids, 6) == 2
+
+
+def test_special_tokens_count(template: ChatTemplate) -> None:
+    """A marker that is one token can end a turn."""
+    ids = [*letters(template, "hi"), *template.stop_token_ids, *letters(template, "x")]
+    assert StopStrings(template, [END]).num_until_stop(ids, 0) == 3
+
+
+def test_without_stop_strings_nothing_stops(template: ChatTemplate) -> None:
+    """Control."""
+    stops = StopStrings(template, [])
+    ids = letters(template, "say STOP")
+    assert stops.num_until_stop(ids, 0) is None
+    assert not stops.ends_with_stop(ids)
+    assert stops.found(ids) is None
