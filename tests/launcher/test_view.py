@@ -31,7 +31,7 @@ def make_snapshot() -> Snapshot:
         weight_version=11, num_running=9, tokens_per_second=700
     )
     return Snapshot(
-        readiness=sample_pb.GetReadinessResponse(num_ready_groups=3, num_running_rollouts=40),
+        readiness=sample_pb.Readiness(num_ready_groups=3, num_running_rollouts=40),
         nodes=nodes,
         trainer=trainer_pb.GetStatusResponse(step=12, num_steps=80, weight_version=12),
         servers={"node-a": server},

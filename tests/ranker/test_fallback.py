@@ -76,7 +76,9 @@ class Fleet:
         self.num_tasks += WAVE
         await self.tasks.SubmitTasks(task_service_pb2.SubmitTasksRequest(run_id=RUN, tasks=tasks))
         request = sample_service_pb2.GetReadinessRequest(run_id=RUN)
-        while (await self.samples.GetReadiness(request)).num_ready_groups < self.num_tasks:
+        while (
+            await self.samples.GetReadiness(request)
+        ).readiness.num_ready_groups < self.num_tasks:
             await asyncio.sleep(0.02)
 
     async def waves_until(self, condition: Callable[[], bool]) -> None:

@@ -69,10 +69,10 @@ class Run:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def readiness(self) -> sample_pb2.GetReadinessResponse:
+    async def readiness(self) -> sample_pb2.Readiness:
         """Counts of the run."""
         request = sample_pb2.GetReadinessRequest(run_id=self.client.run_id)
-        return await self.client.samples.GetReadiness(request)
+        return (await self.client.samples.GetReadiness(request)).readiness
 
     async def until(self, num_ready: int) -> None:
         """Wait for this number of ready groups."""

@@ -62,7 +62,8 @@ def turn(
 
 def trajectory(*turns: trajectory_pb2.Turn, reward: float | None = None) -> Any:
     """A stored rollout; with a reward it is finished."""
-    rewards = [] if reward is None else [tokens_pb2.Reward(name="reward", value=reward)]
+    given = tokens_pb2.Reward(name="reward", value=reward or 0.0)
+    rewards = None if reward is None else tokens_pb2.Rewards(rewards=[given])
     state = "RUNNING" if reward is None else "FINISHED"
     return trajectory_pb2.Trajectory(
         run_id="demo",
@@ -105,7 +106,7 @@ class Run(  # type: ignore[misc]  # TrainerService and RolloutServerService each
         """Two of four groups are ready."""
         if request.run_id != "demo":
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run_id!r}")
-        return sample_pb.GetReadinessResponse(
+        readiness = sample_pb.Readiness(
             num_ready_groups=2,
             num_running_groups=3,
             num_running_rollouts=12,
@@ -120,6 +121,7 @@ class Run(  # type: ignore[misc]  # TrainerService and RolloutServerService each
             num_dead_letters=2,
             num_stored_tokens=123_456,
         )
+        return sample_pb.GetReadinessResponse(readiness=readiness)
 
     async def ListTrajectories(self, request: Any, context: Any) -> Any:
         """A finished rollout on the first page, a running one on the second."""

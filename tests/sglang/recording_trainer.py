@@ -31,8 +31,8 @@ class RecordingSampleClient(SampleClient):
                 record = {
                     "sample_id": sample.sample_id,
                     "rollout_id": sample.rollout_id,
-                    "token_ids": np.frombuffer(sample.packed_tokens.token_ids, "<i4").tolist(),
-                    "loss_mask": np.frombuffer(sample.packed_loss_mask, np.uint8).tolist(),
+                    "token_ids": np.frombuffer(sample.tokens.token_ids, "<i4").tolist(),
+                    "loss_mask": np.frombuffer(sample.loss_mask, np.uint8).tolist(),
                 }
                 file.write(json.dumps(record) + "\n")
         return leased

@@ -21,7 +21,7 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, failed_precondition, not_found, stale_epoch
 from services.chassis.rpc.server import Service, started
-from tests.trainer.support import make_samples, pack
+from tests.trainer.support import make_samples
 
 _PAGE = 3
 
@@ -56,9 +56,9 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         pending = [step for step in self._batches if step > request.step]
         return sample_pb2.ReconcileResponse(epoch=self.epoch, pending_steps=pending)
 
-    async def GetReadiness(
-        self, request: sample_pb2.GetReadinessRequest, context: object
-    ) -> sample_pb2.GetReadinessResponse:
+    async def AwaitStep(
+        self, request: sample_pb2.AwaitStepRequest, context: object
+    ) -> sample_pb2.AwaitStepResponse:
         """Wait for `ready`."""
         wait_seconds = request.wait.ToTimedelta().total_seconds()
         if wait_seconds:
@@ -68,10 +68,11 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
                 await self.ready.wait()
         except TimeoutError:
             pass
-        return sample_pb2.GetReadinessResponse(
+        readiness = sample_pb2.Readiness(
             num_ready_groups=self._groups_per_step if self.ready.is_set() else 0,
             groups_per_step=self._groups_per_step,
         )
+        return sample_pb2.AwaitStepResponse(readiness=readiness)
 
     async def LeaseSamples(
         self, request: sample_pb2.LeaseSamplesRequest, context: object
@@ -87,9 +88,7 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         end = request.first_sample + len(page)
         self.leased[request.step] = [sample.sample_id for sample in samples]
         self.bases[request.step] = request.base_weight_version
-        if request.packed:
-            page = [pack(sample) for sample in page]
-        token = f"{request.epoch}/{request.step}".encode()
+        token = f"{request.epoch}/{request.step}"
         return sample_pb2.LeaseSamplesResponse(
             samples=page, lease_token=token, next_sample=end if end < len(samples) else 0
         )
@@ -106,7 +105,7 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         self, request: sample_pb2.ExtendLeaseRequest, context: object
     ) -> sample_pb2.ExtendLeaseResponse:
         """Leases live for a tenth of a second."""
-        if int(request.lease_token.split(b"/")[1]) <= self.committed:
+        if int(request.lease_token.split("/")[1]) <= self.committed:
             raise failed_precondition(Reason.LEASE_EXPIRED, "committed")
         self.extended.set()
         remaining = Duration()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -89,7 +90,10 @@ def make_sample(
     temperature: float = 1.0,
     reward: float | None = None,
 ) -> trajectory_pb2.Sample:
-    """A ragged two-turn sample: prompt, answer, observation, answer; mixed weight versions."""
+    """A ragged two-turn sample: prompt, answer, observation, answer; mixed weight versions.
+
+    The second turn is a quarter hotter than the first.
+    """
     sizes = rng.integers(1, 7, 4)
     kinds = (False, True, False, True)
     total = int(sizes.sum())
@@ -115,20 +119,28 @@ def make_sample(
         sample_id=sample_id,
         rollout_id=sample_id,
         group_id=group_id,
-        tokens=tokens_pb2.Tokens(
-            token_ids=rng.integers(0, VOCABULARY, total).tolist(),
-            logprobs=logprobs.tolist(),
+        tokens=tokens_pb2.PackedTokens(
+            token_ids=rng.integers(0, VOCABULARY, total).astype("<i4").tobytes(),
+            logprobs=logprobs.astype("<f4").tobytes(),
             spans=spans,
         ),
-        loss_mask=mask,
+        loss_mask=bytes(mask),
         rewards=[
             tokens_pb2.Reward(
                 name="reward", value=float(rng.normal()) if reward is None else reward
             )
         ],
-        temperature=temperature,
+        turns=[
+            _turn("t1", sizes[:2].sum(), temperature),
+            _turn("t2", sizes[2:].sum(), 1.25 * temperature),
+        ],
         columns=[trajectory_pb2.Column(name="ref_logprobs", values=reference.tobytes())],
     )
+
+
+def _turn(turn_id: str, num_tokens: int, temperature: float) -> trajectory_pb2.SampleTurn:
+    sampling = tokens_pb2.SamplingParams(temperature=temperature)
+    return trajectory_pb2.SampleTurn(turn_id=turn_id, num_tokens=int(num_tokens), sampling=sampling)
 
 
 def make_samples(seed: int, groups: int = 3, group_size: int = 4) -> list[trajectory_pb2.Sample]:
@@ -143,17 +155,10 @@ def make_samples(seed: int, groups: int = 3, group_size: int = 4) -> list[trajec
     ]
 
 
-def pack(sample: trajectory_pb2.Sample) -> trajectory_pb2.Sample:
-    """The same sample with its arrays as bytes."""
-    packed = trajectory_pb2.Sample()
-    packed.CopyFrom(sample)
-    packed.ClearField("tokens")
-    packed.ClearField("loss_mask")
-    packed.packed_tokens.token_ids = np.array(sample.tokens.token_ids, "<i4").tobytes()
-    packed.packed_tokens.logprobs = np.array(sample.tokens.logprobs, "<f4").tobytes()
-    packed.packed_tokens.spans.extend(sample.tokens.spans)
-    packed.packed_loss_mask = bytes(sample.loss_mask)
-    return packed
+def temperatures_of(sample: trajectory_pb2.Sample) -> NDArray[np.float32]:
+    """Of each token's turn."""
+    values = np.array([turn.sampling.temperature for turn in sample.turns], np.float32)
+    return np.repeat(values, [turn.num_tokens for turn in sample.turns])
 
 
 def environment(**extra: str) -> dict[str, str]:

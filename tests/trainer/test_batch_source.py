@@ -70,17 +70,11 @@ class FakeSampleClient(SampleClient):
         self.leased.append((self._last, min_groups))
         return sample_pb2.LeaseSamplesResponse(
             samples=[
-                trajectory_pb2.Sample(
-                    group_id=f"{group}", rollout_id=f"{group}/{member}", temperature=1.0
-                )
+                trajectory_pb2.Sample(group_id=f"{group}", rollout_id=f"{group}/{member}")
                 for group in range(min(self._last, 8))
                 for member in range(4)
             ]
-            + [
-                trajectory_pb2.Sample(
-                    group_id="old", rollout_id="old/0", replayed=True, temperature=1.0
-                )
-            ]
+            + [trajectory_pb2.Sample(group_id="old", rollout_id="old/0", replayed=True)]
         )
 
 

@@ -80,10 +80,10 @@ class Training:
             async with build(config) as trainer:
                 yield trainer
 
-    async def readiness(self) -> sample_pb2.GetReadinessResponse:
+    async def readiness(self) -> sample_pb2.Readiness:
         """Counts of the run."""
         request = sample_pb2.GetReadinessRequest(run_id=self.client.run_id)
-        return await self.client.samples.GetReadiness(request)
+        return (await self.client.samples.GetReadiness(request)).readiness
 
     def samples(self) -> SampleClient:
         """What a trainer calls."""

@@ -297,7 +297,8 @@ async def _drained(rig: _Rig) -> int:
     stub = async_stub(SampleServiceStub, rig.channel)
     limit = time.monotonic() + _RECOVER_SECONDS
     while True:
-        counts = await stub.GetReadiness(sample_service_pb2.GetReadinessRequest(run_id=RUN_ID))
+        request = sample_service_pb2.GetReadinessRequest(run_id=RUN_ID)
+        counts = (await stub.GetReadiness(request)).readiness
         trained = counts.leased_step == counts.committed_step
         if trained and counts.num_ready_groups < counts.groups_per_step:
             return int(counts.num_ready_groups)

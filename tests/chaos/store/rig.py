@@ -216,7 +216,7 @@ def _drained(caller: Caller) -> int:
     request = sample_service_pb2.GetReadinessRequest(run_id=caller.run_id)
     limit = time.monotonic() + _SETTLE_SECONDS
     while True:
-        counts = call_retrying(caller.samples.GetReadiness, request)
+        counts = call_retrying(caller.samples.GetReadiness, request).readiness
         trained = counts.leased_step == counts.committed_step
         if trained and counts.num_ready_groups < counts.groups_per_step:
             return int(counts.num_ready_groups)

@@ -96,7 +96,7 @@ def committed_step(job: Job) -> int:
     """Newest step that the ledger consumed."""
     request = sample_service_pb2.GetReadinessRequest(run_id=job.run_id)
     with job.caller() as caller:
-        return int(call_retrying(caller.samples.GetReadiness, request).committed_step)
+        return int(call_retrying(caller.samples.GetReadiness, request).readiness.committed_step)
 
 
 def _crash_at(job: Job, step: int, module: str = "trainer") -> None:

@@ -112,7 +112,7 @@ def interrupted(job: Job, gang: Gang) -> Kills:
         return Kills(kills_in_start=1)
     with job.caller() as caller:
         request = sample_service_pb2.GetReadinessRequest(run_id=job.run_id)
-        counts = call_retrying(caller.samples.GetReadiness, request)
+        counts = call_retrying(caller.samples.GetReadiness, request).readiness
     done = job.newest_step
     if _writes_checkpoint(job, gang):
         return Kills(kills_in_checkpoint=1)

@@ -13,7 +13,7 @@ from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
-from seamflow.trajectory.v1.sample_service_pb2 import GetReadinessResponse
+from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
 from seamflow.weights.v1.weight_service_pb2 import Manifest
 
@@ -29,9 +29,9 @@ def trainer(state: str, step: int = 6) -> trainer_pb.GetStatusResponse:
 
 def readiness(
     ready: int = 0, running: int = 2, admissible: int = 1, queued: int = 9, **more: int
-) -> GetReadinessResponse:
+) -> Readiness:
     """Groups; a step takes 4, a running group has 3 rollouts under way."""
-    return GetReadinessResponse(
+    return Readiness(
         num_ready_groups=ready,
         num_running_groups=running,
         num_running_rollouts=3 * running,

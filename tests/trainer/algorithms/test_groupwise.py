@@ -26,6 +26,7 @@ def tokens(
         logprobs_BT=(found if logprobs is None else logprobs).requires_grad_(),
         behaviour_logprobs_BT=zeros,
         reference_logprobs_BT=zeros - 1.5,
+        turn_rewards_BT=zeros,
         advantages_BT=torch.tensor(rewards, dtype=torch.float64)[:, None].expand(shape),
         weights_BT=zeros + 1,
         staleness_BT=torch.zeros(shape, dtype=torch.int64),

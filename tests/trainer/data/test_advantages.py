@@ -74,11 +74,32 @@ def test_a_rollout_with_two_sequences_counts_once() -> None:
     assert both.weights_N[0] == both.weights_N[3] == alone.weights_N[0] / 2
 
 
+def test_a_branch_with_a_reward_of_its_own_counts_for_itself() -> None:
+    """It is compared with the rollouts of the group, and the rollout's weight is not shared."""
+    samples = make_samples(2, groups=1, group_size=3)
+    branch = type(samples[0])()
+    branch.CopyFrom(samples[0])
+    branch.sample_id = "branch"
+    branch.turns[1].rewards.add(name="reward", value=-2.0, turn_id="t2")
+    dapo = config("rloo")
+    alone = [*samples, branch]
+    given = compute_advantages([sequence(s) for s in alone], make_algorithm(dapo), dapo)
+    totals = np.array([s.rewards[0].value for s in samples])
+    totals = np.append(totals, totals[0] - 2.0)
+    others = (totals.sum() - totals) / 3
+    np.testing.assert_allclose(given.advantages_N, totals - others)
+    end = len(branch.loss_mask)
+    assert [list(each) for each in given.turn_rewards_N] == [[], [], [], [(end, -2.0)]]
+    # Control: with shuffled rewards no turn has one.
+    shuffle = np.random.default_rng(0)
+    mixed = compute_advantages([sequence(s) for s in alone], make_algorithm(dapo), dapo, shuffle)
+    assert not any(mixed.turn_rewards_N)
+
+
 def test_a_rollout_without_tokens_is_compared_and_weighs_nothing() -> None:
     """Its reward counts for the baseline of the others; it has no trainable token."""
     samples = make_samples(2, groups=1, group_size=3)
-    del samples[1].loss_mask[:]
-    samples[1].loss_mask.extend([False] * len(samples[1].tokens.token_ids))
+    samples[1].loss_mask = bytes(len(samples[1].loss_mask))
     grpo = config("grpo")
     given = compute_advantages([sequence(s) for s in samples], make_algorithm(grpo), grpo)
     assert given.denominator == 2

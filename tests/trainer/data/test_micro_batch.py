@@ -29,7 +29,7 @@ def of_length(length: int, name: str, group: str = "g") -> TokenSequence:
         reference_logprobs_T=np.zeros(length, np.float32),
         loss_mask_T=mask,
         weight_versions_T=np.zeros(length, np.int64),
-        temperature=1.0,
+        temperatures_T=np.ones(length, np.float32),
         rewards={"reward": 0.0},
     )
 
@@ -37,7 +37,12 @@ def of_length(length: int, name: str, group: str = "g") -> TokenSequence:
 def credited(advantages: ArrayLike) -> SequenceAdvantages:
     """With these advantages."""
     values = np.array(advantages, np.float64)
-    return SequenceAdvantages(advantages_N=values, weights_N=2 * values, denominator=1.0)
+    return SequenceAdvantages(
+        advantages_N=values,
+        weights_N=2 * values,
+        turn_rewards_N=[()] * len(values),
+        denominator=1.0,
+    )
 
 
 def tokens_of(batch: MicroBatch, packed: bool) -> int:
@@ -159,6 +164,8 @@ def test_samples_of_the_contract_survive_the_way_into_micro_batches(packed: bool
             np.testing.assert_array_equal(
                 batch.weight_versions_BT[row, :length], item.weight_versions_T
             )
+            np.testing.assert_array_equal(batch.temperatures_BT[row, :length], item.temperatures_T)
+            assert len(set(item.temperatures_T)) == 2
             assert batch.loss_mask_BT[row].sum() == item.loss_mask_T.sum()
             assert batch.weights_B[row] == 2 * index
             groups.setdefault(item.group_id, set()).add(int(batch.groups_B[row]))

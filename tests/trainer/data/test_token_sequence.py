@@ -5,22 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 
-from tests.trainer.support import make_sample, make_samples, pack
-from trainer.data.token_sequence import TokenSequence, sequence
+from tests.trainer.support import make_sample
+from trainer.data.token_sequence import sequence
+
+
+def observe(sample: trajectory_pb2.Sample, number: int) -> None:
+    """Append environment tokens to the last turn."""
+    start = len(sample.loss_mask)
+    sample.tokens.token_ids += np.ones(number, "<i4").tobytes()
+    sample.tokens.logprobs += bytes(4 * number)
+    sample.loss_mask += bytes(number)
+    sample.tokens.spans.add(start=start, num_tokens=number, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
+    sample.turns[-1].num_tokens += number
 
 
 def test_a_sequence_ends_with_its_last_trainable_token() -> None:
     """Environment tokens at the end are never computed."""
     sample = make_sample(np.random.default_rng(0), "s", "g")
     tail = 3
-    sample.tokens.token_ids.extend([1] * tail)
-    sample.tokens.logprobs.extend([0.0] * tail)
-    sample.loss_mask.extend([False] * tail)
+    observe(sample, tail)
     total = len(sample.loss_mask)
-    sample.tokens.spans.add(
-        start=total - tail, num_tokens=tail, origin=tokens_pb2.ORIGIN_ENVIRONMENT
-    )
     result = sequence(sample)
     assert len(result.token_ids_T) == len(result.weight_versions_T) == total - tail
     assert result.loss_mask_T[-1]
@@ -38,13 +44,9 @@ def test_tokens_of_unknown_version_are_never_trained() -> None:
 def test_a_column_of_log_probs_is_cut_with_its_tokens() -> None:
     """It is aligned with the tokens up to the last trainable one; without a column it is 0."""
     sample = make_sample(np.random.default_rng(3), "s", "g")
-    tail = [1] * 2
-    sample.tokens.token_ids.extend(tail)
-    sample.tokens.logprobs.extend([0.0] * len(tail))
-    sample.loss_mask.extend([False] * len(tail))
-    begin = len(sample.loss_mask) - len(tail)
-    sample.tokens.spans.add(start=begin, num_tokens=len(tail), origin=tokens_pb2.ORIGIN_ENVIRONMENT)
-    values = np.arange(begin + len(tail), dtype="<f4")
+    begin = len(sample.loss_mask)
+    observe(sample, 2)
+    values = np.arange(begin + 2, dtype="<f4")
     sample.columns[0].values = values.tobytes()
     np.testing.assert_array_equal(
         sequence(sample, "ref_logprobs").reference_logprobs_T, values[:begin]
@@ -70,34 +72,33 @@ def test_a_column_that_is_not_there_or_not_of_tokens_is_named(
 
 
 def test_rewards_of_one_name_add_up_over_turns() -> None:
-    """A rollout's reward is what its turns and its end were given together."""
+    """A sample's reward is what its rollout and its turns were given; turns keep theirs."""
     sample = make_sample(np.random.default_rng(2), "s", "g", reward=0.5)
-    sample.rewards.add(name="reward", value=0.25, turn_id="t")
+    sample.turns[0].rewards.add(name="reward", value=0.25, turn_id="t1")
+    sample.turns[1].rewards.add(name="other", value=3.0, turn_id="t2")
     sample.rewards.add(name="success", value=1.0)
-    assert sequence(sample).rewards == {"reward": 0.75, "success": 1.0}
+    found = sequence(sample)
+    assert found.rewards == {"reward": 0.75, "success": 1.0, "other": 3.0}
+    first, both = sample.turns[0].num_tokens, len(sample.loss_mask)
+    assert found.turn_rewards == (("reward", 0.25, first), ("other", 3.0, both))
 
 
-@pytest.mark.parametrize("field", ["logprobs", "loss_mask", "spans"])
-def test_parallel_fields_of_different_length_are_rejected(field: str) -> None:
+def test_each_token_has_the_temperature_of_its_turn() -> None:
+    """Not that of the last turn; a turn without one was sampled at 1."""
+    sample = make_sample(np.random.default_rng(2), "s", "g", temperature=0.4)
+    sample.turns[1].sampling.ClearField("temperature")
+    first, second = (turn.num_tokens for turn in sample.turns)
+    expected = np.array([0.4] * first + [1.0] * second, np.float32)
+    np.testing.assert_array_equal(sequence(sample).temperatures_T, expected)
+
+
+@pytest.mark.parametrize("field", ["spans", "turns"])
+def test_parts_that_do_not_cover_the_tokens_are_rejected(field: str) -> None:
     """The message names the sample and the field."""
     sample = make_sample(np.random.default_rng(3), "bad", "g")
-    if field == "loss_mask":
-        del sample.loss_mask[-1]
-    elif field == "logprobs":
-        del sample.tokens.logprobs[-1]
-    else:
-        del sample.tokens.spans[-1]
+    del (sample.turns if field == "turns" else sample.tokens.spans)[-1]
     with pytest.raises(ValueError, match=f"'bad'.*{field}"):
         sequence(sample)
-
-
-def test_packed_samples_are_the_same_sequences() -> None:
-    """Bytes or repeated fields: every array is equal, of the same type."""
-    for sample in make_samples(9):
-        one, two = sequence(sample), sequence(pack(sample))
-        for field in TokenSequence.__dataclass_fields__:
-            np.testing.assert_array_equal(getattr(one, field), getattr(two, field))
-            assert np.asarray(getattr(one, field)).dtype == np.asarray(getattr(two, field)).dtype
 
 
 @pytest.mark.parametrize(
@@ -106,12 +107,12 @@ def test_packed_samples_are_the_same_sequences() -> None:
 )
 def test_packed_fields_of_different_length_are_rejected(field: str, size: int) -> None:
     """The error of truncated bytes names sample and field."""
-    sample = pack(make_sample(np.random.default_rng(3), "bad", "g"))
+    sample = make_sample(np.random.default_rng(3), "bad", "g")
     if field == "loss_mask":
-        sample.packed_loss_mask = sample.packed_loss_mask[:-size]
+        sample.loss_mask = sample.loss_mask[:-size]
     else:
-        data = getattr(sample.packed_tokens, field)
-        setattr(sample.packed_tokens, field, data[:-size])
+        data = getattr(sample.tokens, field)
+        setattr(sample.tokens, field, data[:-size])
     with pytest.raises(ValueError, match=f"'bad'.*{field}"):
         sequence(sample)
 

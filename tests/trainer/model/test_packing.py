@@ -87,7 +87,8 @@ def batch_of(rows: list[list[int]], seed: int = 0) -> MicroBatch:
         groups_B=np.zeros(len(rows), np.int64),
         advantages_B=np.ones(len(rows)),
         weights_B=np.ones(len(rows)),
-        temperatures_B=rng.uniform(0.5, 1.5, len(rows)).astype(np.float32),
+        temperatures_BT=rng.uniform(0.5, 1.5, shape).astype(np.float32),
+        turn_rewards_BT=np.zeros(shape, np.float32),
     )
 
 

@@ -20,7 +20,7 @@ from tests.trainer.algorithms.formulas import (
     VALUE_WEIGHT,
     Rollout,
 )
-from tests.trainer.support import VOCABULARY, make_samples, trainer_config
+from tests.trainer.support import VOCABULARY, make_samples, temperatures_of, trainer_config
 from trainer.algorithms.base import PolicyTokens, make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.advantages import compute_advantages
@@ -66,16 +66,20 @@ def rollouts_of(samples: list[trajectory_pb2.Sample], logits: list[np.ndarray]) 
     """What the formulas see: trainable tokens only."""
     found = []
     for sample, logit in zip(samples, logits, strict=True):
-        scaled = logit / np.float64(np.float32(sample.temperature))
+        # Each row predicts the next token, at the temperature of that token's turn.
+        next_T = np.append(temperatures_of(sample)[1:], np.float32(1)).astype(np.float64)
+        scaled = logit / next_T[:, None]
         logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+        recorded_T = np.frombuffer(sample.tokens.logprobs, "<f4")
+        ids_T = np.frombuffer(sample.tokens.token_ids, "<i4")
         reference = np.frombuffer(sample.columns[0].values, "<f4").astype(np.float64)
         places = [t for t in range(1, len(sample.loss_mask)) if sample.loss_mask[t]]
         found.append(
             Rollout(
                 reward=sample.rewards[0].value,
                 group=sample.group_id,
-                behaviour=np.array([np.float64(sample.tokens.logprobs[t]) for t in places]),
-                start=np.array([logprobs[t - 1, sample.tokens.token_ids[t]] for t in places]),
+                behaviour=recorded_T[places].astype(np.float64),
+                start=np.array([logprobs[t - 1, ids_T[t]] for t in places]),
                 reference=reference[places],
                 values=values_of(logit)[np.array(places) - 1],
                 turns=np.cumsum(np.diff(places, prepend=places[0]) > 1),
@@ -140,6 +144,7 @@ def policy_tokens(batch: MicroBatch, logits: list[np.ndarray], *, critic: bool) 
         behaviour_logprobs_BT=torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).double(),
         reference_logprobs_BT=torch.from_numpy(batch.reference_logprobs_BT[:, 1:]).double(),
         advantages_BT=torch.from_numpy(batch.advantages_B)[:, None].expand_as(logprobs),
+        turn_rewards_BT=torch.from_numpy(batch.turn_rewards_BT[:, 1:]).double(),
         weights_BT=torch.from_numpy(batch.weights_B)[:, None].expand_as(logprobs),
         staleness_BT=2 - torch.from_numpy(batch.weight_versions_BT[:, 1:]),
         loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]),
@@ -158,7 +163,7 @@ def predicted(batch: MicroBatch, logits: list[np.ndarray]) -> tuple[torch.Tensor
     logprobs = token_logprobs(
         torch.from_numpy(padded)[:, :-1],
         torch.from_numpy(batch.token_ids_BT).long()[:, 1:],
-        torch.from_numpy(batch.temperatures_B)[:, None],
+        torch.from_numpy(batch.temperatures_BT[:, 1:]),
     )
     values = torch.from_numpy(padded[:, :-1, 0].copy())
     return logprobs.requires_grad_(), values.requires_grad_()
