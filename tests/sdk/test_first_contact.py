@@ -94,9 +94,7 @@ async def test_the_first_retry_is_logged_once(
     """One line names rpc, address and cause, however often the call is repeated."""
     with caplog.at_level(logging.WARNING, "seamflow"):
         async with connect(closed, connect_timeout=None) as channel:
-            with pytest.raises(
-                DeadlineError, match=r"Rollout .*within 1 s; the last failure:"
-            ):
+            with pytest.raises(DeadlineError, match=r"Rollout .*within 1 s; the last failure:"):
                 await start(channel, timeout=1.0)
         (line,) = [r.getMessage() for r in caplog.records if r.name == "seamflow"]
     assert f"/seamflow.rollout.v1.RolloutService/StartRollout of {closed} failed" in line

@@ -69,7 +69,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     hold it now. Given by rpcs that extend, write under or complete a lease. Drop the work and lease again.
     """
     ERROR_REASON_OFFSET_GAP: _ErrorReason.ValueType  # 7
-    """FAILED_PRECONDITION: the write starts after the last stored token (metadata `stored`), so tokens would be
+    """FAILED_PRECONDITION: the write starts after the last stored token, so tokens would be
     missing. Given by AppendTokens. Send the missing tokens first; on another rpc the rollout has failed: start
     a new one.
     """
@@ -192,7 +192,7 @@ ERROR_REASON_LEASE_EXPIRED: ErrorReason.ValueType  # 6
 hold it now. Given by rpcs that extend, write under or complete a lease. Drop the work and lease again.
 """
 ERROR_REASON_OFFSET_GAP: ErrorReason.ValueType  # 7
-"""FAILED_PRECONDITION: the write starts after the last stored token (metadata `stored`), so tokens would be
+"""FAILED_PRECONDITION: the write starts after the last stored token, so tokens would be
 missing. Given by AppendTokens. Send the missing tokens first; on another rpc the rollout has failed: start
 a new one.
 """
