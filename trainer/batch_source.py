@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
+from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis import metrics
@@ -149,7 +149,7 @@ class BatchSource:
         progress = await self._progress(record)
         if timeout.allows_start(time.time(), progress):
             return progress
-        await self._nodes.release(record.step, self._outlook(progress))
+        await self._nodes.release(record.step, self._forecast(progress))
         self._lent = True
         recall = NodeRecall(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
         while not timeout.allows_start(time.time(), progress):
@@ -167,7 +167,7 @@ class BatchSource:
         self._lent = False
         return progress
 
-    def _outlook(self, progress: BatchProgress) -> Outlook | None:
+    def _forecast(self, progress: BatchProgress) -> GenerationForecast | None:
         """Rollouts missing from the batch and done since the last release; None: not known yet.
 
         A group that is not complete counts as missing entirely.
@@ -177,7 +177,7 @@ class BatchSource:
         if self._rollouts_per_group == 0:
             return None
         missing = progress.start - progress.num_ready
-        return Outlook(
+        return GenerationForecast(
             remaining_rollouts=math.ceil(missing * self._rollouts_per_group),
             batch_rollouts=math.ceil(progress.needed * self._rollouts_per_group),
             done_rollouts=done,

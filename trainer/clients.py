@@ -14,6 +14,7 @@ from typing import TypeVar
 import grpc.aio
 from seamflow.durations import seconds_of, to_duration, to_timestamp
 from seamflow.errors import DeadlineError, NotFoundError, PreconditionError, SeamflowError
+from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
@@ -242,14 +243,16 @@ class NodeClient:
             get_logger().info("nodes_requested_ahead", return_seconds=self.return_seconds)
             await self._request(needed_time=needed_time)
 
-    async def release(self, batch: int = 0, outlook: scheduler_pb2.Outlook | None = None) -> None:
+    async def release(
+        self, batch: int = 0, forecast: scheduler_pb2.GenerationForecast | None = None
+    ) -> None:
         """Release the nodes until they are requested for `batch`; 0: permanently.
 
-        From `outlook` the scheduler decides whether to lend them.
+        From `forecast` the scheduler decides whether to lend them.
         """
         self._batch = batch
         self._last_release = scheduler_pb2.ReleaseNodesRequest(
-            run_id=self._run_id, gang_id=self._gang_id, outlook=outlook, batch=batch
+            run_id=self._run_id, gang_id=self._gang_id, forecast=forecast, batch=batch
         )
         await self.release_again()
 
@@ -283,7 +286,9 @@ class NodeClient:
             "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
         )
         if response.nodes:
-            self.return_seconds = max(node.switch_seconds[_TAG] for node in response.nodes)
+            self.return_seconds = max(
+                seconds_of(node.switch_durations[_TAG]) for node in response.nodes
+            )
         return response.granted
 
     async def others_generate(self) -> bool:
@@ -292,13 +297,17 @@ class NodeClient:
             return True  # the trainer shares no devices with rollout
         stub = self._stub
         request = scheduler_pb2.ListNodesRequest(run_id=self._run_id)
-        response = await retry_forever(
-            "ListNodes", lambda: stub.ListNodes(request, timeout=_MARGIN_SECONDS)
-        )
+
+        async def nodes(page: scheduler_pb2.ListNodesRequest) -> scheduler_pb2.ListNodesResponse:
+            return await retry_forever(
+                "ListNodes", lambda: stub.ListNodes(page, timeout=_MARGIN_SECONDS)
+            )
+
         # Nodes shared between runs may generate for another run.
         rolling_out = [
             node
-            for node in response.nodes
+            async for page in pages(nodes, request)
+            for node in page.nodes
             if node.assignment.tag == "rollout"
             and (node.assignment.run_id or node.run_id) == self._run_id
         ]

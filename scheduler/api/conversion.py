@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from math import isfinite
 
 from google.protobuf.duration_pb2 import Duration
-from seamflow.durations import seconds_of, to_timestamp
+from seamflow.durations import seconds_of, to_duration, to_timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.model.lending import BatchForecast
@@ -42,6 +42,7 @@ __all__ = [
     "wait_seconds",
 ]
 
+_MAX_NAME = 256
 _STATES = {
     NodeState.IDLE: pb.NODE_STATE_IDLE,
     NodeState.ACTIVATING: pb.NODE_STATE_ACTIVATING,
@@ -50,8 +51,8 @@ _STATES = {
     NodeState.LOST: pb.NODE_STATE_LOST,
 }
 _ADVICE = {
-    SplitAdvice.KEEP: pb.ADVICE_KEEP,
-    SplitAdvice.ADD_GENERATION: pb.ADVICE_ADD_GENERATION,
+    SplitAdvice.KEEP: pb.SPLIT_ADVICE_KEEP,
+    SplitAdvice.ADD_GENERATION: pb.SPLIT_ADVICE_ADD_GENERATION,
 }
 _REPORTABLE: dict[int, NodeState] = {
     number: state for state, number in _STATES.items() if state is not NodeState.LOST
@@ -109,11 +110,11 @@ def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
     """Seconds of the node's last switch, if it made one.
 
     Raises:
-        ServiceError: INVALID_ARGUMENT, negative or not finite.
+        ServiceError: INVALID_ARGUMENT, negative.
     """
-    if not request.HasField("switch_seconds"):
+    if not request.HasField("switch_duration"):
         return None
-    return _not_negative("switch_seconds", request.switch_seconds)
+    return _not_negative("switch_duration", seconds_of(request.switch_duration))
 
 
 def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
@@ -122,15 +123,15 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
     Raises:
         ServiceError: INVALID_ARGUMENT, not a part of a batch.
     """
-    if not request.HasField("outlook"):
+    if not request.HasField("forecast"):
         return None
-    remaining, batch = request.outlook.remaining_rollouts, request.outlook.batch_rollouts
+    remaining, batch = request.forecast.remaining_rollouts, request.forecast.batch_rollouts
     if batch < 1:
-        raise invalid_argument("outlook.batch_rollouts", batch, "give at least 1")
+        raise invalid_argument("forecast.batch_rollouts", batch, "give at least 1")
     if not 0 <= remaining <= batch:
         cure = f"give 0 to batch_rollouts ({batch})"
-        raise invalid_argument("outlook.remaining_rollouts", remaining, cure)
-    done = int(_not_negative("outlook.done_rollouts", request.outlook.done_rollouts))
+        raise invalid_argument("forecast.remaining_rollouts", remaining, cure)
+    done = int(_not_negative("forecast.done_rollouts", request.forecast.done_rollouts))
     return BatchForecast(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
 
 
@@ -212,8 +213,8 @@ def assignment_message(assignment: Assignment) -> pb.Assignment:
         epoch=assignment.epoch,
         gang_id=assignment.gang_id,
         lent=assignment.lent,
-        rank_offset=assignment.rank_offset,
-        world_size=assignment.world_size,
+        node_index=assignment.rank_offset,
+        num_gang_nodes=assignment.world_size,
         run_id=assignment.run_id,
     )
 
@@ -227,9 +228,9 @@ def run_messages(state: State) -> list[pb.Run]:
         if node.assignment.tag:
             standing[node.assigned_run][node.assignment.tag] += 1
     waiting = state.waiting()
-    balances: dict[str, list[pb.Balance]] = defaultdict(list)
+    stage_times: dict[str, list[pb.StageTimes]] = defaultdict(list)
     for (run_id, gang_id), balance in sorted(state.balances.items(), key=lambda item: item[0]):
-        balances[run_id] += _balance_messages(gang_id, balance)
+        stage_times[run_id] += _stage_times_messages(gang_id, balance)
     names = {*standing, *state.runs, *(gang.run_id for gang in state.gangs.values())}
     return [
         pb.Run(
@@ -237,7 +238,7 @@ def run_messages(state: State) -> list[pb.Run]:
             policy=_policy_message(state.runs.get(run_id, RunPolicy())),
             num_nodes=standing[run_id],
             waiting_gang_ids=[gang.gang_id for gang in waiting if gang.run_id == run_id],
-            balances=balances[run_id],
+            stage_times=stage_times[run_id],
         )
         for run_id in sorted(names)
     ]
@@ -265,7 +266,7 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
             device_bytes=node.hardware.device_bytes,
         ),
         report=None if node.report is None else _report_message(node.report),
-        switch_seconds=node.switch_seconds,
+        switch_durations={tag: to_duration(s) for tag, s in node.switch_seconds.items()},
     )
 
 
@@ -281,16 +282,16 @@ def event_message(event: AllocationEvent) -> pb.AllocationEvent:
     )
 
 
-def _balance_messages(gang_id: str, balance: StageBalance) -> list[pb.Balance]:
-    """The balance of a gang; none while it is not measured."""
+def _stage_times_messages(gang_id: str, balance: StageBalance) -> list[pb.StageTimes]:
+    """The stage times of a gang; none while they are not measured."""
     if balance.node_counts is None or balance.advice is SplitAdvice.UNKNOWN:
         return []
-    message = pb.Balance(
+    message = pb.StageTimes(
         gang_id=gang_id,
         num_generation_nodes=balance.node_counts.generating,
         num_training_nodes=balance.node_counts.training,
-        generation_seconds=balance.generation_seconds,
-        training_seconds=balance.training_seconds,
+        generation_duration=to_duration(balance.generation_seconds),
+        training_duration=to_duration(balance.training_seconds),
         advice=_ADVICE[balance.advice],
     )
     return [message]
@@ -322,3 +323,5 @@ def _not_negative(field: str, value: float) -> float:
 def _require(field: str, value: str) -> None:
     if not value:
         raise invalid_argument(field, value, "it must not be empty")
+    if len(value) > _MAX_NAME:
+        raise invalid_argument(field, value, f"at most {_MAX_NAME} characters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.model.node_split import Split, split_datacentres, split_nodes
@@ -26,8 +27,8 @@ def split_message(request: pb.PlanSplitRequest) -> pb.PlanSplitResponse:
     return pb.PlanSplitResponse(
         num_generation_nodes=split.generation_nodes,
         num_training_nodes=split.training_nodes,
-        generation_seconds=split.generation_seconds,
-        training_seconds=split.training_seconds,
+        generation_duration=to_duration(split.generation_seconds),
+        training_duration=to_duration(split.training_seconds),
     )
 
 
@@ -56,10 +57,10 @@ def _split(request: pb.PlanSplitRequest) -> Split:
 
 def _profile(field: str, message: pb.StageProfile) -> StageProfile:
     try:
-        return StageProfile.of(message.seconds)
+        return StageProfile.of({n: seconds_of(each) for n, each in message.durations.items()})
     except ValueError as error:
-        points = f"{len(message.seconds)} points"
-        raise invalid_argument(f"{field}.seconds", points, str(error)) from error
+        points = f"{len(message.durations)} points"
+        raise invalid_argument(f"{field}.durations", points, str(error)) from error
 
 
 def _check_nodes(request: pb.PlanSplitRequest, field: str, fewest: int) -> None:

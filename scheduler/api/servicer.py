@@ -12,6 +12,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
 
 from scheduler.api import conversion
+from scheduler.api.paging import page_of
 from scheduler.api.plan_split import split_message
 from scheduler.model.records import Node
 from scheduler.pool.pool import Pool, assignment_differs, gang_granted
@@ -103,10 +104,13 @@ class SchedulerServicer(SchedulerServiceServicer):
         self, request: pb.ListNodesRequest, context: Context
     ) -> pb.ListNodesResponse:
         """The nodes that serve a job, with its workers only; or all nodes and workers."""
-        nodes = sorted(self._pool.state.nodes.values(), key=lambda node: node.node_id)
+        nodes = sorted(self._pool.state.nodes.values(), key=_node_id)
         if request.run_id:
             nodes = [node.seen_by(request.run_id) for node in nodes if request.run_id in node.runs]
-        return pb.ListNodesResponse(nodes=[self._message(node) for node in nodes])
+        page, token = page_of(nodes, _node_id, request.page_size, request.page_token)
+        return pb.ListNodesResponse(
+            nodes=[self._message(node) for node in page], next_page_token=token
+        )
 
     async def WatchAllocations(
         self, request: pb.WatchAllocationsRequest, context: Context
@@ -143,11 +147,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             pb.UnplacedGang(run_id=run_id, gang_id=gang_id, cause=cause)
             for (run_id, gang_id), cause in plan.waiting.items()
         ]
-        return pb.PlanAssignmentsResponse(
-            nodes=changed,
-            unplaced_gang_ids=[gang.gang_id for gang in unplaced],
-            unplaced_gangs=unplaced,
-        )
+        return pb.PlanAssignmentsResponse(nodes=changed, unplaced_gangs=unplaced)
 
     async def DrainNode(
         self, request: pb.DrainNodeRequest, context: Context
@@ -166,7 +166,9 @@ class SchedulerServicer(SchedulerServiceServicer):
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """Every job that has nodes, gangs or a policy."""
-        return pb.ListRunsResponse(runs=conversion.run_messages(self._pool.state))
+        runs = conversion.run_messages(self._pool.state)
+        page, token = page_of(runs, _run_id, request.page_size, request.page_token)
+        return pb.ListRunsResponse(runs=page, next_page_token=token)
 
     async def PlanSplit(
         self, request: pb.PlanSplitRequest, context: Context
@@ -176,3 +178,11 @@ class SchedulerServicer(SchedulerServiceServicer):
 
     def _message(self, node: Node) -> pb.Node:
         return conversion.node_message(node, self._pool.heartbeat_time(node.node_id))
+
+
+def _node_id(node: Node) -> str:
+    return node.node_id
+
+
+def _run_id(run: pb.Run) -> str:
+    return run.run_id

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
@@ -40,7 +41,9 @@ class Occupancy:
                 observed_activity(node, snapshot),
             )
             spent[activity] = spent.get(activity, 0.0) + now - since
-            self.switch_seconds[node.node_id] = dict(node.switch_seconds)
+            self.switch_seconds[node.node_id] = {
+                tag: seconds_of(each) for tag, each in node.switch_durations.items()
+            }
 
     def shares(self) -> dict[str, dict[str, Any]]:
         """Node -> shares of its time, which add up to 1, and its "switch_seconds"."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
+from seamflow.pages import pages
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -103,8 +104,11 @@ class Services:
 
     async def _nodes(self) -> tuple[scheduler_pb.Node, ...]:
         request = scheduler_pb.ListNodesRequest(run_id=self.run_id)
-        answer = await _answer(lambda: self.scheduler.ListNodes(request, timeout=_TIMEOUT))
-        return tuple(answer.nodes) if answer is not None else ()
+        listed = pages(lambda page: self.scheduler.ListNodes(page, timeout=_TIMEOUT), request)
+        try:
+            return tuple([node async for page in listed for node in page.nodes])
+        except grpc.aio.AioRpcError:
+            return ()
 
     async def _info(self, name: str) -> server_pb.GetServerInfoResponse | None:
         request, stub = server_pb.GetServerInfoRequest(), self.servers[name]

@@ -179,11 +179,12 @@ class NodeAgent:
     def _report(self, status: NodeStatus, wait: float) -> pb.HeartbeatRequest:
         if self._is_draining:
             status = NodeStatus(pb.NODE_STATE_DRAINING, self._known_epoch)
+        is_new = status is not self._reported_status and status.switch_seconds is not None
         return pb.HeartbeatRequest(
             node_id=self._registration.node_id,
             state=status.state,
             reported_epoch=status.epoch,
-            switch_seconds=None if status is self._reported_status else status.switch_seconds,
+            switch_duration=to_duration(status.switch_seconds or 0.0) if is_new else None,
             known_epoch=self._known_epoch,
             wait=to_duration(wait),
             report=self._reporter.latest,

@@ -33,7 +33,7 @@ class TurnStart:
 
     task_id: str
     """Task of its rollout, the same for all rollouts of a group."""
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | NDArray[np.int32]
     """The whole prompt."""
     turn_index: int
     """Earlier turns of the same rollout."""

@@ -7,7 +7,6 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import fmean
 
 import numpy as np
@@ -60,8 +59,6 @@ class Learned:
     """Mean log length and number of remembered answers, by task and turn index."""
     num_turns: int
     """Turns it was fitted to."""
-    time: datetime
-    """When it was fitted."""
     recall: float
     """Share of the longest fifth of held-out turns that it ranks in the longest fifth; 0: too few
     turns."""
@@ -123,7 +120,6 @@ def learn(examples: Sequence[Example]) -> Learned:
         model=_fitted(examples),
         earlier=_earlier(examples),
         num_turns=len(lengths),
-        time=datetime.now(UTC),
         recall=_held_out_recall(examples),
         median_tokens=float(np.median(lengths)),
         p90_tokens=float(np.quantile(lengths, 0.9)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceServicer
 
@@ -40,7 +42,7 @@ class RankerServicer(RankerServiceServicer):
         starts = [
             TurnStart(
                 task_id=prompt.task_id,
-                token_ids=prompt.token_ids,
+                token_ids=_ids(f"prompts[{i}].token_ids", prompt.token_ids),
                 turn_index=_not_negative(f"prompts[{i}].turn_index", prompt.turn_index),
             )
             for i, prompt in enumerate(request.prompts)
@@ -55,18 +57,22 @@ class RankerServicer(RankerServiceServicer):
         learned = self._ranker.learned
         if learned is None:
             return pb.GetRankerResponse()
-        response = pb.GetRankerResponse(
+        return pb.GetRankerResponse(
             num_turns=learned.num_turns,
             recall=learned.recall,
             median_tokens=learned.median_tokens,
             p90_tokens=learned.p90_tokens,
         )
-        response.trained_time.FromDatetime(learned.time)
-        return response
 
     def _check_run(self, run_id: str) -> None:
         if run_id != self._run_id:
             raise not_found("ranker of run", run_id)
+
+
+def _ids(field: str, packed: bytes) -> NDArray[np.int32]:
+    if len(packed) % 4:
+        raise invalid_argument(field, f"{len(packed)} bytes", "whole little-endian int32 ids")
+    return np.frombuffer(packed, "<i4")
 
 
 def _not_negative(field: str, value: int) -> int:

@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 
+from seamflow.worker.v1.worker_service_pb2_grpc import add_WorkerServiceServicer_to_server
+
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import SCORERS, make_scorer
 from services.scoring.scoring import Scoring
+from services.scoring.worker import ScoringWorker
 
 __all__ = ["build", "main"]
 
@@ -24,9 +27,14 @@ def main() -> None:
 
 @asynccontextmanager
 async def build(config: ScoringConfig) -> AsyncIterator[Service]:
-    """Load the model and connect to the trajectory manager."""
+    """Connect to the trajectory manager; load the model, unless a node agent orders it later."""
     if config.scorer in SCORERS and find_spec("transformers") is None:
         raise ConfigError("the built-in scorers need transformers: pip install 'seamflow[scoring]'")
-    scorer = await asyncio.to_thread(make_scorer, config)
+    scorer = None if config.node_agent else await asyncio.to_thread(make_scorer, config)
     async with channel(config, config.trajectory_manager) as manager:
-        yield Service(background=[Scoring(config, manager, scorer).run])
+        worker = ScoringWorker(
+            lambda: make_scorer(config),
+            lambda loaded, stop: Scoring(config, manager, loaded).run(stop),
+            scorer,
+        )
+        yield Service([(add_WorkerServiceServicer_to_server, worker)], background=[worker.run])

@@ -40,6 +40,9 @@ class ScoringConfig(ServerConfig):
     device holds two blocks at a time, embeddings and head aside."""
     threads: int = Field(1, ge=1)
     """CPU threads."""
+    node_agent: bool = False
+    """Start OFF, without model and leases, until a node agent activates it by WorkerService; by
+    default it is ON from the start."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -60,13 +60,29 @@ class Scoring:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._num_samples = config.max_samples
 
-    async def run(self) -> None:
-        """Lease, score and write until cancelled."""
-        while True:
-            leased = await self._lease()
-            values = await self._score(leased.samples)
-            if values:
-                self._adjust(in_time=await self._write(leased, values))
+    async def run(self, stop: asyncio.Event) -> None:
+        """Lease, score and write; returns after the write that follows `stop`."""
+        try:
+            while not stop.is_set():
+                leased = await self._lease_unless(stop)
+                values = await self._score(leased.samples)
+                if values:
+                    self._adjust(in_time=await self._write(leased, values))
+        finally:
+            self._thread.shutdown(wait=False)
+            del self._scorer  # frees its memory even while calls that were cancelled end
+
+    async def _lease_unless(self, stop: asyncio.Event) -> pb.LeaseColumnResponse:
+        """Lease samples; none once `stop` is set. A lease granted meanwhile expires."""
+        lease = asyncio.create_task(self._lease())
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({lease, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return lease.result() if lease.done() else pb.LeaseColumnResponse()
+        finally:
+            lease.cancel()
+            stopped.cancel()
+            await asyncio.gather(lease, stopped, return_exceptions=True)
 
     async def _lease(self) -> pb.LeaseColumnResponse:
         try:

@@ -179,7 +179,7 @@ def test_a_grant_of_fewer_nodes_is_found() -> None:
 def test_a_gang_with_some_of_its_nodes_is_found(ranks: list[int], found: int) -> None:
     """In what the scheduler lists, and in what a mix was given."""
     nodes = [
-        pb.Node(assignment=pb.Assignment(gang_id=G, rank_offset=rank, world_size=2))
+        pb.Node(assignment=pb.Assignment(gang_id=G, node_index=rank, num_gang_nodes=2))
         for rank in ranks
     ]
     assert num_partial(nodes) == found

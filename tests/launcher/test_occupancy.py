@@ -7,6 +7,7 @@ import os
 import time
 
 import pytest
+from seamflow.durations import to_duration
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -27,7 +28,7 @@ def node(
         assignment=scheduler_pb.Assignment(tag=tag, epoch=3),
         reported_epoch=reported,
         state=state,
-        switch_seconds={"rollout": 0.25},
+        switch_durations={"rollout": to_duration(0.25)},
     )
 
 

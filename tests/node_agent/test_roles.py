@@ -69,7 +69,7 @@ async def test_registration_and_reports_describe_the_node() -> None:
             await scheduler.until_active(await scheduler.assign("rollout"))
             await scheduler.until(lambda report: report.report.num_turns == 5)
             await scheduler.until_active(await scheduler.assign("critic", "other"))
-            assert scheduler.reports[-1].HasField("switch_seconds")
+            assert scheduler.reports[-1].HasField("switch_duration")
             await scheduler.until(lambda report: report.report.used_device_bytes == 500)
             assert scheduler.reports[-1].report.tokens_per_second == 70.0
             await scheduler.until_active(await scheduler.assign("rollout"))
@@ -96,7 +96,7 @@ async def test_a_new_epoch_for_the_same_work_is_no_switch() -> None:
         told, before = len(scheduler.reports), _measured_switches()
         for _ in range(3):
             await scheduler.until_active(await scheduler.assign("train"))
-        assert not any(report.HasField("switch_seconds") for report in scheduler.reports[told:])
+        assert not any(report.HasField("switch_duration") for report in scheduler.reports[told:])
         assert _measured_switches() == before
 
 

@@ -43,7 +43,7 @@ async def test_a_killed_worker_restarts_under_the_same_epoch(tmp_path: Path) -> 
         await node.until(lambda entry: entry == ("critic", "on", epoch, after))
         await scheduler.until_active(epoch)
         assert {report.reported_epoch for report in scheduler.reports[told:]} == {epoch}
-        assert not any(report.HasField("switch_seconds") for report in scheduler.reports[told:])
+        assert not any(report.HasField("switch_duration") for report in scheduler.reports[told:])
 
 
 async def test_a_newer_order_has_priority_over_a_lost_worker(tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ async def test_a_gateway_gets_lengths_that_were_learned_from_the_store(redis_url
             facts = await learned(stub, "ranked")
             assert facts.num_turns >= 200
             assert facts.recall > 0.5
-            assert facts.trained_time.seconds > 0
             assert facts.median_tokens < facts.p90_tokens
             config = GatewayConfig(
                 run_id="ranked", model=Path("model"), lengths="ranker", ranker=target

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import grpc.aio
 import pytest
+from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from tests.scheduler.support import running_scheduler
 
-GENERATION = pb.StageProfile(seconds={8: 500.0, 64: 62.5})
-TRAINING = pb.StageProfile(seconds={8: 300.0, 64: 37.5})
+
+def profile(seconds: dict[int, float]) -> pb.StageProfile:
+    """Number of nodes -> seconds."""
+    return pb.StageProfile(durations={n: to_duration(each) for n, each in seconds.items()})
+
+
+GENERATION = profile({8: 500.0, 64: 62.5})
+TRAINING = profile({8: 300.0, 64: 37.5})
 
 
 def request_batch(**fields: Any) -> pb.PlanSplitRequest:
@@ -25,7 +31,8 @@ async def test_one_datacentre_is_split() -> None:
     async with running_scheduler() as (_, stub):
         answer = await stub.PlanSplit(request_batch(num_nodes=64))
     assert (answer.num_generation_nodes, answer.num_training_nodes) == (40, 24)
-    assert (answer.generation_seconds, answer.training_seconds) == pytest.approx((100, 100))
+    assert seconds_of(answer.generation_duration) == pytest.approx(100)
+    assert seconds_of(answer.training_duration) == pytest.approx(100)
 
 
 async def test_the_faster_of_two_datacentres_gives_nodes_back() -> None:
@@ -33,17 +40,20 @@ async def test_the_faster_of_two_datacentres_gives_nodes_back() -> None:
     async with running_scheduler() as (_, stub):
         answer = await stub.PlanSplit(request_batch(num_generation_nodes=32, num_training_nodes=64))
     assert (answer.num_generation_nodes, answer.num_training_nodes) == (32, 19)
-    assert answer.generation_seconds == pytest.approx(125)
+    assert seconds_of(answer.generation_duration) == pytest.approx(125)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"generation": None, "num_nodes": 64}, "generation.seconds is '0 points': it has 0 node"),
-        ({"training": pb.StageProfile(seconds={0: 1.0})}, "training.seconds is '1 points': it has"),
-        ({"training": pb.StageProfile(seconds={-4: 1.0})}, "give positive counts"),
-        ({"training": pb.StageProfile(seconds={1: math.nan})}, "1 nodes take nan s: give a pos"),
-        ({"training": pb.StageProfile(seconds={1: 1.0, 2: 3.0})}, "2 nodes take 3.0 s and 1 take"),
+        (
+            {"generation": None, "num_nodes": 64},
+            "generation.durations is '0 points': it has 0",
+        ),
+        ({"training": profile({0: 1.0})}, "training.durations is '1 points': it has"),
+        ({"training": profile({-4: 1.0})}, "give positive counts"),
+        ({"training": profile({1: 0.0})}, "1 nodes take 0.0 s: give a pos"),
+        ({"training": profile({1: 1.0, 2: 3.0})}, "2 nodes take 3.0 s and 1 take"),
         ({}, "num_nodes is 0: give it, or num_generation_nodes and num_training_nodes"),
         ({"num_nodes": 15}, "num_nodes is 15: give 16, the smallest number in the profile, to"),
         ({"num_nodes": -1}, "num_nodes is -1: give 16"),

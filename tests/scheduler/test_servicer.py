@@ -12,10 +12,12 @@ import grpc.aio
 import pytest
 from seamflow.channel import connect
 from seamflow.durations import to_duration
+from seamflow.pages import pages
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 
+from scheduler.api.paging import MAX_PAGE
 from scheduler.policy.roofline import train_priority
 from scheduler.pool.heartbeats import NodeLeases
 from tests.redis_server import RedisServer
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
 
 
 def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesRequest:
-    forecast = pb.Outlook(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
-    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", outlook=forecast)
+    forecast = pb.GenerationForecast(
+        remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done
+    )
+    return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", forecast=forecast)
 
 
 def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
@@ -70,7 +74,7 @@ async def test_lend_and_take_back() -> None:
 
         asking = asyncio.create_task(request_nodes(stub, "g", wait=20))
         taken = await heartbeat(stub, "a", lent.epoch, wait=4)
-        assert (taken.tag, taken.gang_id, taken.world_size) == ("train", "g", 1)
+        assert (taken.tag, taken.gang_id, taken.num_gang_nodes) == ("train", "g", 1)
         assert taken.epoch > lent.epoch
         await heartbeat(stub, "a", taken.epoch)
         answer = await asking
@@ -182,7 +186,7 @@ async def test_dry_run_changes_nothing() -> None:
         )
         plan = await stub.PlanAssignments(pb.PlanAssignmentsRequest(requests=requests))
         assert [entry.assignment.gang_id for entry in plan.nodes] == ["fits"]
-        assert list(plan.unplaced_gang_ids) == ["does-not", "does-not"]
+        assert [gang.gang_id for gang in plan.unplaced_gangs] == ["does-not", "does-not"]
         causes = {gang.run_id: gang.cause for gang in plan.unplaced_gangs}
         assert "1 can do train for run run, requested 2" in causes[RUN]
         assert "0 can do train for run other" in causes["other"]
@@ -245,6 +249,10 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
             ["g2"],
         )
         assert dict(listed[1].num_nodes) == {"rollout": 1}
+        first = await stub.ListRuns(pb.ListRunsRequest(page_size=1))
+        assert [entry.run_id for entry in first.runs] == ["other"]
+        second = await stub.ListRuns(pb.ListRunsRequest(page_token=first.next_page_token))
+        assert ([entry.run_id for entry in second.runs], second.next_page_token) == ([RUN], "")
 
         watch = stub.WatchAllocations(pb.WatchAllocationsRequest(run_id="other"))
         message = [event for event in await _events(watch) if not event.HasField("node")]
@@ -254,6 +262,24 @@ async def test_runs_share_the_pool_by_their_policies() -> None:
             ("waiting", "other"),
         ]
         assert message[1].cause == "gang g2: quota: run other may have 1 nodes, requested 2"
+
+
+async def test_nodes_are_listed_page_by_page() -> None:
+    """Each node once, in order; a size beyond the largest is coerced, a negative one refused."""
+    names = [f"n{i:04}" for i in range(MAX_PAGE + 5)]
+    async with running_scheduler() as (_, stub):
+        for name in names:
+            await stub.RegisterNode(
+                pb.RegisterNodeRequest(node_id=name, run_id=RUN, capability_tags=["rollout"])
+            )
+        found, sizes = [], []
+        request = pb.ListNodesRequest(run_id=RUN, page_size=10 * MAX_PAGE)
+        async for page in pages(stub.ListNodes, request):
+            found += [node.node_id for node in page.nodes]
+            sizes.append(len(page.nodes))
+        assert (found, sizes) == (names, [MAX_PAGE, 5])
+        with pytest.raises(grpc.aio.AioRpcError, match="page_size is -1"):
+            await stub.ListNodes(pb.ListNodesRequest(page_size=-1))
 
 
 async def test_node_has_its_hardware_and_report() -> None:
@@ -274,7 +300,7 @@ async def test_node_has_its_hardware_and_report() -> None:
                 state=pb.NODE_STATE_ACTIVE,
                 reported_epoch=epoch,
                 known_epoch=epoch,
-                switch_seconds=2.5,
+                switch_duration=to_duration(2.5),
                 report=report,
             )
         )
@@ -282,7 +308,7 @@ async def test_node_has_its_hardware_and_report() -> None:
         assert entry.train_priority == train_priority(3.35e12, 989e12) > 1
         assert entry.hardware == hardware
         assert entry.report == report
-        assert dict(entry.switch_seconds) == {"train": 2.5}
+        assert dict(entry.switch_durations) == {"train": to_duration(2.5)}
 
 
 @pytest.mark.parametrize(
@@ -305,7 +331,7 @@ async def test_node_has_its_hardware_and_report() -> None:
         ("SetRunPolicy", pb.SetRunPolicyRequest()),
         ("SetRunPolicy", _policy(max_nodes=-1)),
         ("SetRunPolicy", _policy(rollout_share=float("nan"))),
-        ("Heartbeat", _heartbeat(switch_seconds=-1.0)),
+        ("Heartbeat", _heartbeat(switch_duration=to_duration(-1.0))),
         ("WatchAllocations", pb.WatchAllocationsRequest(after_sequence=-1)),
         ("DrainNode", pb.DrainNodeRequest()),
     ],

@@ -75,8 +75,8 @@ def direct(model: Path, row: Row) -> np.ndarray:
     ids = torch.from_numpy(row.token_ids_T.astype(np.int64))
     with torch.no_grad():
         logits = network(ids[None]).logits[0]
-    divisors_T = torch.from_numpy(row.temperatures_T[1:].astype(np.float64))
-    logits = logits[:-1] / divisors_T[:, None]
+    divisors = torch.from_numpy(row.temperatures_T[1:].astype(np.float64))
+    logits = logits[:-1] / divisors[:, None]
     logprobs = torch.log_softmax(logits, -1)
     return np.array([0.0, *(logprobs[t - 1, ids[t]].item() for t in range(1, len(ids)))])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from seamflow.channel import connect
-from seamflow.scheduler.v1.scheduler_service_pb2 import Outlook
+from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -86,11 +86,11 @@ class FakeNodeClient(NodeClient):
         self.calls: list[str] = []
         self.done: list[int] = []
 
-    async def release(self, batch: int = 0, outlook: Outlook | None = None) -> None:
+    async def release(self, batch: int = 0, forecast: GenerationForecast | None = None) -> None:
         """With what is left of how much."""
-        left = outlook and f": {outlook.remaining_rollouts}/{outlook.batch_rollouts}"
+        left = forecast and f": {forecast.remaining_rollouts}/{forecast.batch_rollouts}"
         self.calls.append(f"release for {batch}{left or ''}")
-        self.done.append(outlook.done_rollouts if outlook else 0)
+        self.done.append(forecast.done_rollouts if forecast else 0)
 
     async def others_generate(self) -> bool:
         """As it was made."""
@@ -182,8 +182,8 @@ async def test_the_least_part_can_be_set(tmp_path: Path) -> None:
         await waited(tmp_path, [8], [8], 60.0, batch__min_groups=3)
 
 
-async def test_after_a_partial_batch_the_outlook_is_of_a_full_batch(tmp_path: Path) -> None:
-    """The reported outlook is of whole batches."""
+async def test_after_a_partial_batch_the_forecast_is_of_a_full_batch(tmp_path: Path) -> None:
+    """The reported forecast is of whole batches."""
     calls, _ = await waited(tmp_path, [3], [0, 8], 60.0, **OVER)
     assert calls == ["release for 2: 32/32", "acquire for 2"]
 

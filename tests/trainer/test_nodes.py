@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from seamflow.channel import connect
+from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from tests.scheduler.support import (
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 GANG = "trainer"
-HALF = pb.Outlook(remaining_rollouts=2, batch_rollouts=4)
+HALF = pb.GenerationForecast(remaining_rollouts=2, batch_rollouts=4)
 
 
 async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
@@ -88,7 +89,7 @@ async def test_batches_that_are_full_immediately_are_distinguished() -> None:
 
         async def measured() -> int:
             (run,) = (await stub.ListRuns(pb.ListRunsRequest())).runs
-            return len(run.balances)
+            return len(run.stage_times)
 
         for _ in range(9):
             await nodes.acquire(1)
@@ -117,7 +118,7 @@ async def test_return_seconds_are_measured_by_the_nodes() -> None:
                 reported_epoch=epoch,
                 known_epoch=epoch,
                 state=pb.NODE_STATE_ACTIVE,
-                switch_seconds=4.0,
+                switch_duration=to_duration(4.0),
             )
         )
         await nodes.acquire()

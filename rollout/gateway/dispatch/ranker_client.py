@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,7 @@ class RankerLengths:
         request = pb.PredictLengthsRequest(
             run_id=self._run_id,
             prompts=[
-                pb.Prompt(task_id=b.group, token_ids=b.token_ids, turn_index=b.turn_index)
+                pb.Prompt(task_id=b.group, token_ids=_packed(b.token_ids), turn_index=b.turn_index)
                 for b in queries
             ],
         )
@@ -118,6 +119,10 @@ class RankerLengths:
     def _is_fresh(self, key: _Key) -> bool:
         known = self._known.get(key)
         return known is not None and self._clock() - known[1] < _FRESH_SECONDS
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
 def _key(query: LengthQuery) -> _Key:

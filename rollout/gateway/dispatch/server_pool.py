@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING
 
 import grpc.aio
+from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
@@ -109,10 +110,11 @@ class ServerPool:
 
     async def _listed(self, stub: SchedulerServiceAsyncStub) -> set[str]:
         request = scheduler_service_pb2.ListNodesRequest(run_id=self._config.run_id)
-        response = await stub.ListNodes(request, timeout=_POLL_TIMEOUT)
+        listed = pages(lambda page: stub.ListNodes(page, timeout=_POLL_TIMEOUT), request)
         return {
             worker.address
-            for node in response.nodes
+            async for page in listed
+            for node in page.nodes
             for worker in node.workers
             if worker.tag == "rollout"
         }

@@ -97,8 +97,10 @@ def node_state(node: scheduler_pb.Node) -> str:
 
 def activity(node: scheduler_pb.Node) -> str:
     """The assignment of a node as text."""
-    lent = " (lent)" if node.assignment.lent else ""
-    return f"{node.assignment.tag or 'nothing'}{lent}"
+    assigned = node.assignment
+    gang = f" {assigned.node_index + 1}/{assigned.num_gang_nodes}" if assigned.gang_id else ""
+    lent = " (lent)" if assigned.lent else ""
+    return f"{assigned.tag or 'nothing'}{gang}{lent}"
 
 
 def is_current(snapshot: Snapshot, server: ServerSnapshot) -> bool:

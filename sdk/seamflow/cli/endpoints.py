@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,18 @@ import grpc.aio
 
 from seamflow.channel import connect
 from seamflow.credentials import Credentials
+from seamflow.errors import SeamflowError, UnavailableError, decode
 
-__all__ = ["SERVICES", "Endpoints", "Service", "UsageError", "add_flags", "resolve"]
+__all__ = [
+    "SERVICES",
+    "Command",
+    "Endpoints",
+    "Service",
+    "UsageError",
+    "add_flags",
+    "reached",
+    "resolve",
+]
 
 LATEST = Path("runs/latest")
 
@@ -103,6 +114,37 @@ class Endpoints:
     def channel(self, address: str) -> grpc.aio.Channel:
         """Open a channel; close it."""
         return connect(address, self.credentials)
+
+
+Command = Callable[[argparse.Namespace, Endpoints], Awaitable[int]]
+"""What runs a command; returns its exit code."""
+
+
+@asynccontextmanager
+async def reached(endpoints: Endpoints, name: str) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the service `name` of SERVICES, whose failures say where it should be.
+
+    Raises:
+        SeamflowError: a call in the block failed.
+    """
+    async with endpoints.channel(endpoints.services[name]) as channel:
+        try:
+            yield channel
+        except grpc.aio.AioRpcError as error:
+            raise _located(name, endpoints, decode(error)) from error
+        except SeamflowError as error:
+            raise _located(name, endpoints, error) from error
+
+
+def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowError:
+    """The error of an unreachable service, with its address and the settings that define it."""
+    if not isinstance(error, UnavailableError):
+        return error
+    service = SERVICES[name]
+    return UnavailableError(
+        f"the {service.name} at {endpoints.services[name]} does not answer; its address is set by "
+        f"{service.flag} or {service.variable}"
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,31 +11,31 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import grpc.aio
 
 from seamflow import __version__
+from seamflow.cli.columns import columns
 from seamflow.cli.dead_letters import dead_letters, requeue
 from seamflow.cli.diagnosis import Finding, activity
-from seamflow.cli.endpoints import SERVICES, Endpoints, UsageError, add_flags, resolve
+from seamflow.cli.endpoints import Command, Endpoints, UsageError, add_flags, reached, resolve
 from seamflow.cli.export import export
 from seamflow.cli.json_output import plain
 from seamflow.cli.replay import replay
+from seamflow.cli.scheduling import plan_nodes, plan_split, runs, set_policy
 from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.cli.status import ago, all_answered, status_screen
 from seamflow.cli.tail import load_decoder, tail, token_numbers
 from seamflow.cli.why_stuck import why_stuck
+from seamflow.cli.workers import save_checkpoint, update_weights
 from seamflow.errors import (
     InvalidRequestError,
     NotFoundError,
     PermissionDeniedError,
     SeamflowError,
-    UnavailableError,
-    decode,
 )
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
@@ -46,8 +46,6 @@ from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 __all__ = ["main"]
 
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
-
-Command = Callable[[argparse.Namespace, Endpoints], Awaitable[int]]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -111,8 +109,35 @@ def _parser() -> argparse.ArgumentParser:
     letters.add_argument(
         "--requeue", action="append", metavar="TASK", help="queue this task again; repeat"
     )
+    command("columns", _columns, "Which columns the samples that wait for training have.")
+    _add_pool_commands(command)
+    _add_worker_commands(command)
     commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
     return parser
+
+
+def _add_pool_commands(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    command("runs", runs, "The runs that share the pool of nodes.")
+    policy = command("set-policy", set_policy, "Set priority and quota of a run in the pool.")
+    policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
+    policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0: none")
+    policy.add_argument("--rollout-share", type=float, default=1.0, help="of free nodes (1)")
+    nodes = command("plan-nodes", plan_nodes, "What a request for nodes would change.")
+    nodes.add_argument("--gang", required=True, help="name of the gang")
+    nodes.add_argument("--nodes", type=int, required=True, help="how many, all or none")
+    nodes.add_argument("--tag", default="train", help="capability tag (train)")
+    split = command("plan-split", plan_split, "How many nodes should generate and train.")
+    for stage in ("generation", "training"):
+        split.add_argument(f"--{stage}", required=True, metavar="NODES=SECONDS,…")
+        split.add_argument(f"--{stage}-nodes", type=int, default=0, help="of its own datacentre")
+    split.add_argument("--nodes", type=int, default=0, help="to split, in one datacentre")
+
+
+def _add_worker_commands(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    update = command("update-weights", update_weights, "Let a rollout server load weights now.")
+    update.add_argument("server", metavar="HOST:PORT")
+    update.add_argument("--version", type=int, help="a committed version; default: the newest")
+    command("save-checkpoint", save_checkpoint, "Let the trainer write a checkpoint now.")
 
 
 async def _status(given: argparse.Namespace, endpoints: Endpoints) -> int:
@@ -139,12 +164,9 @@ def _render(finding: Finding, snapshot: Snapshot) -> str:
 
 async def _drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
     request = scheduler_pb.DrainNodeRequest(node_id=given.node, drain=not given.undo)
-    async with endpoints.channel(endpoints.services["scheduler"]) as channel:
+    async with reached(endpoints, "scheduler") as channel:
         stub = async_stub(SchedulerServiceStub, channel)
-        try:
-            node = (await stub.DrainNode(request, timeout=10)).node
-        except grpc.aio.AioRpcError as error:
-            raise _located("scheduler", endpoints, decode(error)) from error
+        node = (await stub.DrainNode(request, timeout=10)).node
     what = "takes work again" if given.undo else "is drained: no new work, current work moves"
     print(f"{node.node_id} {what}; now assigned to {activity(node)}")
     return _OK
@@ -153,7 +175,7 @@ async def _drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
 async def _tail(given: argparse.Namespace, endpoints: Endpoints) -> int:
     decoder = load_decoder(given.model) if given.model else token_numbers
     run_id = endpoints.run_id or await _trainers_run(endpoints)
-    async with _trajectory_manager(endpoints) as channel:
+    async with reached(endpoints, "trajectory_manager") as channel:
         async for text in tail(channel, run_id, given.rollout, decoder):
             print(text, end="", flush=True)
     return _OK
@@ -161,7 +183,7 @@ async def _tail(given: argparse.Namespace, endpoints: Endpoints) -> int:
 
 async def _export(given: argparse.Namespace, endpoints: Endpoints) -> int:
     run_id = endpoints.run_id or await _trainers_run(endpoints)
-    async with _trajectory_manager(endpoints) as channel:
+    async with reached(endpoints, "trajectory_manager") as channel:
         done = await export(
             channel,
             run_id,
@@ -181,15 +203,23 @@ async def _export(given: argparse.Namespace, endpoints: Endpoints) -> int:
 async def _replay(given: argparse.Namespace, endpoints: Endpoints) -> int:
     if not given.run:
         raise UsageError("--run is missing: name a run that its trainer has created")
-    async with _trajectory_manager(endpoints) as channel:
+    async with reached(endpoints, "trajectory_manager") as channel:
         num_new = await replay(channel, given.folder, given.run, report=_progress)
     print(f"{num_new} groups recorded in run {given.run}")
     return _OK
 
 
+async def _columns(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    run_id = endpoints.run_id or await _trainers_run(endpoints)
+    async with reached(endpoints, "trajectory_manager") as channel:
+        async for text in columns(channel, run_id):
+            print(text)
+    return _OK
+
+
 async def _dead_letters(given: argparse.Namespace, endpoints: Endpoints) -> int:
     run_id = endpoints.run_id or await _trainers_run(endpoints)
-    async with _trajectory_manager(endpoints) as channel:
+    async with reached(endpoints, "trajectory_manager") as channel:
         if given.requeue:
             number = await requeue(channel, run_id, given.requeue)
             print(f"{number} of {len(given.requeue)} tasks queued again")
@@ -197,15 +227,6 @@ async def _dead_letters(given: argparse.Namespace, endpoints: Endpoints) -> int:
         async for text in dead_letters(channel, run_id):
             print(text)
     return _OK
-
-
-@asynccontextmanager
-async def _trajectory_manager(endpoints: Endpoints) -> AsyncIterator[grpc.aio.Channel]:
-    async with endpoints.channel(endpoints.services["trajectory_manager"]) as channel:
-        try:
-            yield channel
-        except SeamflowError as error:
-            raise _located("trajectory_manager", endpoints, error) from error
 
 
 def _progress(text: str) -> None:
@@ -240,17 +261,6 @@ def _train(arguments: list[str]) -> NoReturn:
     sys.stdout.flush()
     os.execve(  # noqa: S606  # the launcher takes over this very process, signals included
         sys.executable, [sys.executable, "-m", "services.launcher", *arguments], environment
-    )
-
-
-def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowError:
-    """The error of an unreachable service, with its address and the settings that define it."""
-    if not isinstance(error, UnavailableError):
-        return error
-    service = SERVICES[name]
-    return UnavailableError(
-        f"the {service.name} at {endpoints.services[name]} does not answer; its address is set by "
-        f"{service.flag} or {service.variable}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +13,7 @@ import grpc.aio
 
 from seamflow.cli.endpoints import Endpoints
 from seamflow.errors import PreconditionError, SeamflowError, decode
+from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -169,11 +170,12 @@ class _Gatherer:
     ]:
         stub = async_stub(SchedulerServiceStub, await self._to("scheduler"))
         request = scheduler_pb.ListNodesRequest(run_id=self._run_id or "")
-        answer = await self._ask("scheduler", stub.ListNodes(request, timeout=_ANSWER_SECONDS))
-        if answer is None:
+        listed = pages(lambda page: stub.ListNodes(page, timeout=_ANSWER_SECONDS), request)
+        nodes = await self._ask("scheduler", _all_nodes(listed))
+        if nodes is None:
             return None, (), ()
         events = await self._events(stub) if history else ()
-        return tuple(answer.nodes), events, await self._servers(answer.nodes)
+        return nodes, events, await self._servers(nodes)
 
     async def _events(
         self, stub: SchedulerServiceAsyncStub
@@ -239,3 +241,9 @@ class _Gatherer:
         except grpc.aio.AioRpcError as error:
             self._problems[service] = decode(error)
             return None
+
+
+async def _all_nodes(
+    listed: AsyncIterator[scheduler_pb.ListNodesResponse],
+) -> tuple[scheduler_pb.Node, ...]:
+    return tuple([node async for page in listed for node in page.nodes])

@@ -123,7 +123,7 @@ def num_partial(nodes: Iterable[pb.Node]) -> int:
 
 
 def _is_whole(members: list[pb.Assignment]) -> bool:
-    ranks = sorted(member.rank_offset for member in members)
-    return all(member.world_size == len(members) for member in members) and (
+    ranks = sorted(member.node_index for member in members)
+    return all(member.num_gang_nodes == len(members) for member in members) and (
         ranks == list(range(len(members)))
     )

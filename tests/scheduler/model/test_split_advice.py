@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from prometheus_client import REGISTRY
+from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.api.conversion import run_messages
@@ -269,17 +270,17 @@ def test_runs_are_listed_with_their_balance() -> None:
     world = World(work=180.0, training_seconds=50.0, num_generating=2)
     world.train(BATCHES)
     (run,) = run_messages(world.state)
-    assert not run.balances
+    assert not run.stage_times
     world.train(1)
     (run,) = run_messages(world.state)
-    assert list(run.balances) == [
-        pb.Balance(
+    assert list(run.stage_times) == [
+        pb.StageTimes(
             gang_id="g",
             num_generation_nodes=2,
             num_training_nodes=2,
-            generation_seconds=90.0,
-            training_seconds=50.0,
-            advice=pb.ADVICE_ADD_GENERATION,
+            generation_duration=to_duration(90.0),
+            training_duration=to_duration(50.0),
+            advice=pb.SPLIT_ADVICE_ADD_GENERATION,
         )
     ]
 
@@ -313,7 +314,7 @@ async def test_a_run_over_the_wire_is_measured() -> None:
         give = pb.ReleaseNodesRequest(
             run_id=RUN,
             gang_id="g",
-            outlook=pb.Outlook(remaining_rollouts=1, batch_rollouts=2),
+            forecast=pb.GenerationForecast(remaining_rollouts=1, batch_rollouts=2),
         )
         for _ in range(BATCHES + 1):
             epoch = (await stub.RequestNodes(ask)).nodes[0].assignment.epoch
@@ -327,14 +328,15 @@ async def test_a_run_over_the_wire_is_measured() -> None:
             )
             await stub.ReleaseNodes(give)
         (run,) = (await stub.ListRuns(pb.ListRunsRequest())).runs
-    (balance,) = run.balances
+    (balance,) = run.stage_times
     assert (balance.gang_id, balance.num_generation_nodes, balance.num_training_nodes) == (
         "g",
         1,
         1,
     )
-    assert balance.generation_seconds >= balance.training_seconds > 0
-    assert balance.advice in (pb.ADVICE_KEEP, pb.ADVICE_ADD_GENERATION)
+    seconds = seconds_of(balance.generation_duration), seconds_of(balance.training_duration)
+    assert seconds[0] >= seconds[1] > 0
+    assert balance.advice in (pb.SPLIT_ADVICE_KEEP, pb.SPLIT_ADVICE_ADD_GENERATION)
 
 
 def _changes(values: Sequence[object]) -> int:

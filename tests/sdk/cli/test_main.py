@@ -87,7 +87,7 @@ async def test_status_as_json_leaves_nothing_out(tmp_path: Path) -> None:
     assert snapshot["readiness"]["num_ready_groups"] == 2
     assert snapshot["trainer"]["state"] == "TRAINER_STATE_WAITING"
     assert snapshot["trainer"]["metrics"] == {"loss": 0.125}
-    assert snapshot["nodes"][0]["assignment"]["rank_offset"] == 0
+    assert snapshot["nodes"][0]["assignment"]["node_index"] == 0
     assert snapshot["nodes"][0]["capability_tags"] == ["rollout", "train"]
     assert snapshot["servers"][0]["info"]["num_queued"] == 0
     assert snapshot["oldest_rollout"] is None

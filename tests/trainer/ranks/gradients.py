@@ -67,19 +67,19 @@ def rollouts_of(samples: list[trajectory_pb2.Sample], logits: list[np.ndarray]) 
     found = []
     for sample, logit in zip(samples, logits, strict=True):
         # Each row predicts the next token, at the temperature of that token's turn.
-        next_T = np.append(temperatures_of(sample)[1:], np.float32(1)).astype(np.float64)
-        scaled = logit / next_T[:, None]
+        divisors = np.append(temperatures_of(sample)[1:], np.float32(1)).astype(np.float64)
+        scaled = logit / divisors[:, None]
         logprobs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-        recorded_T = np.frombuffer(sample.tokens.logprobs, "<f4")
-        ids_T = np.frombuffer(sample.tokens.token_ids, "<i4")
+        recorded = np.frombuffer(sample.tokens.logprobs, "<f4")
+        ids = np.frombuffer(sample.tokens.token_ids, "<i4")
         reference = np.frombuffer(sample.columns[0].values, "<f4").astype(np.float64)
         places = [t for t in range(1, len(sample.loss_mask)) if sample.loss_mask[t]]
         found.append(
             Rollout(
                 reward=sample.rewards[0].value,
                 group=sample.group_id,
-                behaviour=recorded_T[places].astype(np.float64),
-                start=np.array([logprobs[t - 1, ids_T[t]] for t in places]),
+                behaviour=recorded[places].astype(np.float64),
+                start=np.array([logprobs[t - 1, ids[t]] for t in places]),
                 reference=reference[places],
                 values=values_of(logit)[np.array(places) - 1],
                 turns=np.cumsum(np.diff(places, prepend=places[0]) > 1),

@@ -12,26 +12,26 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seamflow/ranker/v1/ranker_service.proto\x12\x12seamflow.ranker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"@\n\x06Prompt\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x12\n\nturn_index\x18\x03 \x01(\x05\"T\n\x15PredictLengthsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x07prompts\x18\x02 \x03(\x0b\x32\x1a.seamflow.ranker.v1.Prompt\"1\n\x16PredictLengthsResponse\x12\x17\n\x0f\x65xpected_tokens\x18\x01 \x03(\x02\"\"\n\x10GetRankerRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x93\x01\n\x11GetRankerResponse\x12\x11\n\tnum_turns\x18\x01 \x01(\x03\x12\x30\n\x0ctrained_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06recall\x18\x03 \x01(\x01\x12\x15\n\rmedian_tokens\x18\x04 \x01(\x01\x12\x12\n\np90_tokens\x18\x05 \x01(\x01\x32\xd2\x01\n\rRankerService\x12g\n\x0ePredictLengths\x12).seamflow.ranker.v1.PredictLengthsRequest\x1a*.seamflow.ranker.v1.PredictLengthsResponse\x12X\n\tGetRanker\x12$.seamflow.ranker.v1.GetRankerRequest\x1a%.seamflow.ranker.v1.GetRankerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seamflow/ranker/v1/ranker_service.proto\x12\x12seamflow.ranker.v1\"@\n\x06Prompt\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x12\n\nturn_index\x18\x03 \x01(\x05\"T\n\x15PredictLengthsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x07prompts\x18\x02 \x03(\x0b\x32\x1a.seamflow.ranker.v1.Prompt\"1\n\x16PredictLengthsResponse\x12\x17\n\x0f\x65xpected_tokens\x18\x01 \x03(\x02\"\"\n\x10GetRankerRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"a\n\x11GetRankerResponse\x12\x11\n\tnum_turns\x18\x01 \x01(\x03\x12\x0e\n\x06recall\x18\x02 \x01(\x01\x12\x15\n\rmedian_tokens\x18\x03 \x01(\x01\x12\x12\n\np90_tokens\x18\x04 \x01(\x01\x32\xd2\x01\n\rRankerService\x12g\n\x0ePredictLengths\x12).seamflow.ranker.v1.PredictLengthsRequest\x1a*.seamflow.ranker.v1.PredictLengthsResponse\x12X\n\tGetRanker\x12$.seamflow.ranker.v1.GetRankerRequest\x1a%.seamflow.ranker.v1.GetRankerResponseBH\n\x12seamflow.ranker.v1P\x01Z\x1bseamflow/ranker/v1;rankerv1\xaa\x02\x12Seamflow.Ranker.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.ranker.v1.ranker_service_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
-  DESCRIPTOR._options = None
-  _globals['_PROMPT']._serialized_start=96
-  _globals['_PROMPT']._serialized_end=160
-  _globals['_PREDICTLENGTHSREQUEST']._serialized_start=162
-  _globals['_PREDICTLENGTHSREQUEST']._serialized_end=246
-  _globals['_PREDICTLENGTHSRESPONSE']._serialized_start=248
-  _globals['_PREDICTLENGTHSRESPONSE']._serialized_end=297
-  _globals['_GETRANKERREQUEST']._serialized_start=299
-  _globals['_GETRANKERREQUEST']._serialized_end=333
-  _globals['_GETRANKERRESPONSE']._serialized_start=336
-  _globals['_GETRANKERRESPONSE']._serialized_end=483
-  _globals['_RANKERSERVICE']._serialized_start=486
-  _globals['_RANKERSERVICE']._serialized_end=696
+  _globals['DESCRIPTOR']._options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022seamflow.ranker.v1P\001Z\033seamflow/ranker/v1;rankerv1\252\002\022Seamflow.Ranker.V1'
+  _globals['_PROMPT']._serialized_start=63
+  _globals['_PROMPT']._serialized_end=127
+  _globals['_PREDICTLENGTHSREQUEST']._serialized_start=129
+  _globals['_PREDICTLENGTHSREQUEST']._serialized_end=213
+  _globals['_PREDICTLENGTHSRESPONSE']._serialized_start=215
+  _globals['_PREDICTLENGTHSRESPONSE']._serialized_end=264
+  _globals['_GETRANKERREQUEST']._serialized_start=266
+  _globals['_GETRANKERREQUEST']._serialized_end=300
+  _globals['_GETRANKERRESPONSE']._serialized_start=302
+  _globals['_GETRANKERRESPONSE']._serialized_end=399
+  _globals['_RANKERSERVICE']._serialized_start=402
+  _globals['_RANKERSERVICE']._serialized_end=612
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,6 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
-import google.protobuf.timestamp_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -24,17 +23,15 @@ class Prompt(google.protobuf.message.Message):
     TURN_INDEX_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Name of the task, the same for all rollouts of a group."""
+    token_ids: builtins.bytes
+    """All tokens that the turn continues, as little-endian int32; a multiple of 4 bytes."""
     turn_index: builtins.int
-    """Number of earlier turns of the rollout."""
-    @property
-    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """All tokens that the turn continues."""
-
+    """Number of earlier turns of the rollout; not negative."""
     def __init__(
         self,
         *,
         task_id: builtins.str = ...,
-        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        token_ids: builtins.bytes = ...,
         turn_index: builtins.int = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["task_id", b"task_id", "token_ids", b"token_ids", "turn_index", b"turn_index"]) -> None: ...
@@ -50,10 +47,10 @@ class PredictLengthsRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     PROMPTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     @property
     def prompts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Prompt]:
-        """Prompts to rank."""
+        """Prompts to rank, at most 1,024."""
 
     def __init__(
         self,
@@ -93,7 +90,7 @@ class GetRankerRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     def __init__(
         self,
         *,
@@ -110,7 +107,6 @@ class GetRankerResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUM_TURNS_FIELD_NUMBER: builtins.int
-    TRAINED_TIME_FIELD_NUMBER: builtins.int
     RECALL_FIELD_NUMBER: builtins.int
     MEDIAN_TOKENS_FIELD_NUMBER: builtins.int
     P90_TOKENS_FIELD_NUMBER: builtins.int
@@ -122,20 +118,14 @@ class GetRankerResponse(google.protobuf.message.Message):
     """Median tokens of the turns learned from."""
     p90_tokens: builtins.float
     """Ninth decile of the tokens of the turns learned from."""
-    @property
-    def trained_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Time of the last training."""
-
     def __init__(
         self,
         *,
         num_turns: builtins.int = ...,
-        trained_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         recall: builtins.float = ...,
         median_tokens: builtins.float = ...,
         p90_tokens: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["trained_time", b"trained_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["median_tokens", b"median_tokens", "num_turns", b"num_turns", "p90_tokens", b"p90_tokens", "recall", b"recall", "trained_time", b"trained_time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["median_tokens", b"median_tokens", "num_turns", b"num_turns", "p90_tokens", b"p90_tokens", "recall", b"recall"]) -> None: ...
 
 global___GetRankerResponse = GetRankerResponse

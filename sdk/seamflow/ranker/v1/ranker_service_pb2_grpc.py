@@ -32,7 +32,8 @@ class RankerServiceServicer(object):
     """
 
     def PredictLengths(self, request, context):
-        """Predicts response lengths with the current model; NOT_FOUND for a run without data.
+        """Predicts response lengths with the current model; NOT_FOUND for a run without data. Give it a short deadline, and
+        use a mean where it does not answer in time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,7 +25,9 @@ class RankerServiceStub:
         seamflow.ranker.v1.ranker_service_pb2.PredictLengthsRequest,
         seamflow.ranker.v1.ranker_service_pb2.PredictLengthsResponse,
     ]
-    """Predicts response lengths with the current model; NOT_FOUND for a run without data."""
+    """Predicts response lengths with the current model; NOT_FOUND for a run without data. Give it a short deadline, and
+    use a mean where it does not answer in time.
+    """
 
     GetRanker: grpc.UnaryUnaryMultiCallable[
         seamflow.ranker.v1.ranker_service_pb2.GetRankerRequest,
@@ -40,7 +42,9 @@ class RankerServiceAsyncStub:
         seamflow.ranker.v1.ranker_service_pb2.PredictLengthsRequest,
         seamflow.ranker.v1.ranker_service_pb2.PredictLengthsResponse,
     ]
-    """Predicts response lengths with the current model; NOT_FOUND for a run without data."""
+    """Predicts response lengths with the current model; NOT_FOUND for a run without data. Give it a short deadline, and
+    use a mean where it does not answer in time.
+    """
 
     GetRanker: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.ranker.v1.ranker_service_pb2.GetRankerRequest,
@@ -57,7 +61,9 @@ class RankerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.ranker.v1.ranker_service_pb2.PredictLengthsRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.ranker.v1.ranker_service_pb2.PredictLengthsResponse, collections.abc.Awaitable[seamflow.ranker.v1.ranker_service_pb2.PredictLengthsResponse]]:
-        """Predicts response lengths with the current model; NOT_FOUND for a run without data."""
+        """Predicts response lengths with the current model; NOT_FOUND for a run without data. Give it a short deadline, and
+        use a mean where it does not answer in time.
+        """
 
     @abc.abstractmethod
     def GetRanker(

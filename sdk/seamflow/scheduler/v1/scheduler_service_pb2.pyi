@@ -59,29 +59,29 @@ NODE_STATE_LOST: NodeState.ValueType  # 5
 """No heartbeat within its lease; it is not assigned again until it returns, and its work moves."""
 global___NodeState = NodeState
 
-class _Advice:
+class _SplitAdvice:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _AdviceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Advice.ValueType], builtins.type):
+class _SplitAdviceEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SplitAdvice.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    ADVICE_UNSPECIFIED: _Advice.ValueType  # 0
+    SPLIT_ADVICE_UNSPECIFIED: _SplitAdvice.ValueType  # 0
     """Never sent."""
-    ADVICE_KEEP: _Advice.ValueType  # 1
+    SPLIT_ADVICE_KEEP: _SplitAdvice.ValueType  # 1
     """Keep the split: generation is the faster stage, or one more generating node would make it so."""
-    ADVICE_ADD_GENERATION: _Advice.ValueType  # 2
+    SPLIT_ADVICE_ADD_GENERATION: _SplitAdvice.ValueType  # 2
     """Add a generating node, new or from another job; generation will still be the slower stage."""
 
-class Advice(_Advice, metaclass=_AdviceEnumTypeWrapper):
+class SplitAdvice(_SplitAdvice, metaclass=_SplitAdviceEnumTypeWrapper):
     """Advice to an operator or autoscaler about the split of a job's nodes."""
 
-ADVICE_UNSPECIFIED: Advice.ValueType  # 0
+SPLIT_ADVICE_UNSPECIFIED: SplitAdvice.ValueType  # 0
 """Never sent."""
-ADVICE_KEEP: Advice.ValueType  # 1
+SPLIT_ADVICE_KEEP: SplitAdvice.ValueType  # 1
 """Keep the split: generation is the faster stage, or one more generating node would make it so."""
-ADVICE_ADD_GENERATION: Advice.ValueType  # 2
+SPLIT_ADVICE_ADD_GENERATION: SplitAdvice.ValueType  # 2
 """Add a generating node, new or from another job; generation will still be the slower stage."""
-global___Advice = Advice
+global___SplitAdvice = SplitAdvice
 
 @typing.final
 class Assignment(google.protobuf.message.Message):
@@ -93,8 +93,8 @@ class Assignment(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     GANG_ID_FIELD_NUMBER: builtins.int
     LENT_FIELD_NUMBER: builtins.int
-    RANK_OFFSET_FIELD_NUMBER: builtins.int
-    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    NODE_INDEX_FIELD_NUMBER: builtins.int
+    NUM_GANG_NODES_FIELD_NUMBER: builtins.int
     RUN_ID_FIELD_NUMBER: builtins.int
     tag: builtins.str
     """Activity tag: "rollout", "train" …; empty: none."""
@@ -104,10 +104,10 @@ class Assignment(google.protobuf.message.Message):
     """Gang it belongs to; empty for rollout."""
     lent: builtins.bool
     """True for a node of a gang that is lent to rollout."""
-    rank_offset: builtins.int
-    """Index of the node's first rank in the gang."""
-    world_size: builtins.int
-    """Ranks of the whole gang."""
+    node_index: builtins.int
+    """Index of the node in its gang, from 0; operators see it in `seamflow status`."""
+    num_gang_nodes: builtins.int
+    """Nodes of the whole gang; 0 without one."""
     run_id: builtins.str
     """Training job to work for; empty: the node's own."""
     def __init__(
@@ -117,11 +117,11 @@ class Assignment(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         gang_id: builtins.str = ...,
         lent: builtins.bool = ...,
-        rank_offset: builtins.int = ...,
-        world_size: builtins.int = ...,
+        node_index: builtins.int = ...,
+        num_gang_nodes: builtins.int = ...,
         run_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "gang_id", b"gang_id", "lent", b"lent", "rank_offset", b"rank_offset", "run_id", b"run_id", "tag", b"tag", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "gang_id", b"gang_id", "lent", b"lent", "node_index", b"node_index", "num_gang_nodes", b"num_gang_nodes", "run_id", b"run_id", "tag", b"tag"]) -> None: ...
 
 global___Assignment = Assignment
 
@@ -214,19 +214,21 @@ class Node(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
-    class SwitchSecondsEntry(google.protobuf.message.Message):
+    class SwitchDurationsEntry(google.protobuf.message.Message):
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         KEY_FIELD_NUMBER: builtins.int
         VALUE_FIELD_NUMBER: builtins.int
         key: builtins.str
-        value: builtins.float
+        @property
+        def value(self) -> google.protobuf.duration_pb2.Duration: ...
         def __init__(
             self,
             *,
             key: builtins.str = ...,
-            value: builtins.float = ...,
+            value: google.protobuf.duration_pb2.Duration | None = ...,
         ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
     NODE_ID_FIELD_NUMBER: builtins.int
@@ -241,7 +243,7 @@ class Node(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     HARDWARE_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
-    SWITCH_SECONDS_FIELD_NUMBER: builtins.int
+    SWITCH_DURATIONS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     """Unique name."""
     state: global___NodeState.ValueType
@@ -279,8 +281,8 @@ class Node(google.protobuf.message.Message):
         """Newest measurements; absent: none since the scheduler started."""
 
     @property
-    def switch_seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """Mean seconds of its switches, by the new activity tag."""
+    def switch_durations(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, google.protobuf.duration_pb2.Duration]:
+        """Mean duration of its switches, by the new activity tag."""
 
     def __init__(
         self,
@@ -297,10 +299,10 @@ class Node(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         hardware: global___Hardware | None = ...,
         report: global___NodeReport | None = ...,
-        switch_seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        switch_durations: collections.abc.Mapping[builtins.str, google.protobuf.duration_pb2.Duration] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["assignment", b"assignment", "hardware", b"hardware", "heartbeat_time", b"heartbeat_time", "report", b"report"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "capability_tags", b"capability_tags", "draining", b"draining", "hardware", b"hardware", "heartbeat_time", b"heartbeat_time", "node_id", b"node_id", "report", b"report", "reported_epoch", b"reported_epoch", "run_id", b"run_id", "state", b"state", "switch_seconds", b"switch_seconds", "train_priority", b"train_priority", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "capability_tags", b"capability_tags", "draining", b"draining", "hardware", b"hardware", "heartbeat_time", b"heartbeat_time", "node_id", b"node_id", "report", b"report", "reported_epoch", b"reported_epoch", "run_id", b"run_id", "state", b"state", "switch_durations", b"switch_durations", "train_priority", b"train_priority", "workers", b"workers"]) -> None: ...
 
 global___Node = Node
 
@@ -317,22 +319,22 @@ class RegisterNodeRequest(google.protobuf.message.Message):
     TRAIN_PRIORITY_FIELD_NUMBER: builtins.int
     HARDWARE_FIELD_NUMBER: builtins.int
     node_id: builtins.str
-    """Unique name."""
+    """Required. Unique name, at most 256 characters."""
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job, at most 256 characters."""
     train_priority: builtins.float
     """Higher: better suited to training; 0: from `hardware`."""
     @property
     def capability_tags(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Activities it is capable of."""
+        """Required, none empty: activities it is capable of."""
 
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Worker]:
-        """Its worker processes."""
+        """Its worker processes; the tag of each is one of `capability_tags`."""
 
     @property
     def hardware(self) -> global___Hardware:
-        """Hardware."""
+        """Hardware; absent: unknown."""
 
     def __init__(
         self,
@@ -385,27 +387,29 @@ class HeartbeatRequest(google.protobuf.message.Message):
     NODE_ID_FIELD_NUMBER: builtins.int
     REPORTED_EPOCH_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
-    SWITCH_SECONDS_FIELD_NUMBER: builtins.int
+    SWITCH_DURATION_FIELD_NUMBER: builtins.int
     KNOWN_EPOCH_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     node_id: builtins.str
-    """From RegisterNode."""
+    """Required. From RegisterNode."""
     reported_epoch: builtins.int
     """Epoch of the assignment in effect."""
     state: global___NodeState.ValueType
-    """State of the node."""
-    switch_seconds: builtins.float
-    """Seconds of the last switch; absent: none since the last heartbeat."""
+    """Required. State of the node: IDLE, ACTIVATING, ACTIVE or DRAINING."""
     known_epoch: builtins.int
     """Answer early only when the assignment's epoch differs from this."""
     @property
+    def switch_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Duration of the last switch; absent: none since the last heartbeat."""
+
+    @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest time to wait. At most half the lease."""
+        """Longest time to wait, at most half the lease; absent: answer at once."""
 
     @property
     def report(self) -> global___NodeReport:
-        """Newest measurements."""
+        """Newest measurements; absent: none."""
 
     def __init__(
         self,
@@ -413,14 +417,13 @@ class HeartbeatRequest(google.protobuf.message.Message):
         node_id: builtins.str = ...,
         reported_epoch: builtins.int = ...,
         state: global___NodeState.ValueType = ...,
-        switch_seconds: builtins.float | None = ...,
+        switch_duration: google.protobuf.duration_pb2.Duration | None = ...,
         known_epoch: builtins.int = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
         report: global___NodeReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_switch_seconds", b"_switch_seconds", "report", b"report", "switch_seconds", b"switch_seconds", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_switch_seconds", b"_switch_seconds", "known_epoch", b"known_epoch", "node_id", b"node_id", "report", b"report", "reported_epoch", b"reported_epoch", "state", b"state", "switch_seconds", b"switch_seconds", "wait", b"wait"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_switch_seconds", b"_switch_seconds"]) -> typing.Literal["switch_seconds"] | None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report", "switch_duration", b"switch_duration", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["known_epoch", b"known_epoch", "node_id", b"node_id", "report", b"report", "reported_epoch", b"reported_epoch", "state", b"state", "switch_duration", b"switch_duration", "wait", b"wait"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -459,13 +462,13 @@ class RequestNodesRequest(google.protobuf.message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job, at most 256 characters."""
     gang_id: builtins.str
-    """Name of the gang, unique within the training job."""
+    """Required. Name of the gang, unique within the training job, at most 256 characters."""
     tag: builtins.str
-    """Required capability tag, such as "train"."""
+    """Required. Capability tag of the nodes, such as "train"; not "rollout", which needs no request."""
     num_nodes: builtins.int
-    """Number of nodes requested, all or none."""
+    """Required. Number of nodes requested, at least 1, all or none."""
     batch: builtins.int
     """Batch that the nodes are requested for, such as the step. A gang that holds nodes begins a new batch
     only with another number; 0: unspecified, then only with the request after a release.
@@ -476,7 +479,7 @@ class RequestNodesRequest(google.protobuf.message.Message):
 
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
-        """Longest time to wait. At most 60 s."""
+        """Longest time to wait, at most 60 s; absent: answer at once."""
 
     def __init__(
         self,
@@ -526,18 +529,18 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GANG_ID_FIELD_NUMBER: builtins.int
-    OUTLOOK_FIELD_NUMBER: builtins.int
+    FORECAST_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     gang_id: builtins.str
-    """From RequestNodes."""
+    """Required. From RequestNodes."""
     batch: builtins.int
     """Batch that the nodes will be requested for next: a second release for the same batch (the nodes were
     too early) keeps the first decision. 0: unspecified; without a forecast: permanent.
     """
     @property
-    def outlook(self) -> global___Outlook:
+    def forecast(self) -> global___GenerationForecast:
         """Forecast of the generation left before the gang needs its nodes again; absent: unknown, lend."""
 
     def __init__(
@@ -545,16 +548,16 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
         *,
         run_id: builtins.str = ...,
         gang_id: builtins.str = ...,
-        outlook: global___Outlook | None = ...,
+        forecast: global___GenerationForecast | None = ...,
         batch: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["outlook", b"outlook"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "outlook", b"outlook", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["forecast", b"forecast"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "forecast", b"forecast", "gang_id", b"gang_id", "run_id", b"run_id"]) -> None: ...
 
 global___ReleaseNodesRequest = ReleaseNodesRequest
 
 @typing.final
-class Outlook(google.protobuf.message.Message):
+class GenerationForecast(google.protobuf.message.Message):
     """Forecast of a batch when a gang releases its nodes; decides whether to lend them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -563,9 +566,9 @@ class Outlook(google.protobuf.message.Message):
     BATCH_ROLLOUTS_FIELD_NUMBER: builtins.int
     DONE_ROLLOUTS_FIELD_NUMBER: builtins.int
     remaining_rollouts: builtins.int
-    """Unfinished rollouts of the next batch."""
+    """Unfinished rollouts of the next batch: 0 to `batch_rollouts`."""
     batch_rollouts: builtins.int
-    """Rollouts of a whole batch."""
+    """Required. Rollouts of a whole batch, at least 1."""
     done_rollouts: builtins.int
     """Rollouts of the batches that the gang finished since its previous forecast; fewer than a batch if one
     was incomplete. 0: unspecified, then every requested batch counts as complete.
@@ -579,7 +582,7 @@ class Outlook(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
 
-global___Outlook = Outlook
+global___GenerationForecast = GenerationForecast
 
 @typing.final
 class ReleaseNodesResponse(google.protobuf.message.Message):
@@ -600,14 +603,22 @@ class ListNodesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Empty: all."""
+    """Only the nodes that serve this training job, each with its workers for the job alone; empty: all."""
+    page_size: builtins.int
+    """Most nodes of a page; 0: 1,000, which is also the largest: more is coerced to it."""
+    page_token: builtins.str
+    """next_page_token of the previous page, with the same run_id; empty: the first page."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
 
 global___ListNodesRequest = ListNodesRequest
 
@@ -618,16 +629,20 @@ class ListNodesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty: this is the last page."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]:
-        """Sorted by node_id."""
+        """Sorted by node_id. Nodes that register between two pages may be missing."""
 
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
+        next_page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "nodes", b"nodes"]) -> None: ...
 
 global___ListNodesResponse = ListNodesResponse
 
@@ -642,7 +657,7 @@ class WatchAllocationsRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Empty: all."""
     after_sequence: builtins.int
-    """Send events after this one; 0: from the oldest kept."""
+    """Send events after this one; 0: from the oldest kept. Not negative."""
     def __init__(
         self,
         *,
@@ -729,7 +744,7 @@ class PlanAssignmentsRequest(google.protobuf.message.Message):
     REQUESTS_FIELD_NUMBER: builtins.int
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RequestNodesRequest]:
-        """Requests to try in addition to the current ones."""
+        """Requests to try in addition to the current ones; each is checked as in RequestNodes, `wait` has no effect."""
 
     def __init__(
         self,
@@ -747,28 +762,22 @@ class PlanAssignmentsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
-    UNPLACED_GANG_IDS_FIELD_NUMBER: builtins.int
     UNPLACED_GANGS_FIELD_NUMBER: builtins.int
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]:
         """Nodes whose assignment would change, with the new assignment."""
 
     @property
-    def unplaced_gang_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Gangs that could not be placed."""
-
-    @property
     def unplaced_gangs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnplacedGang]:
-        """The same gangs with their runs and causes."""
+        """Gangs that could not be placed, with the causes."""
 
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
-        unplaced_gang_ids: collections.abc.Iterable[builtins.str] | None = ...,
         unplaced_gangs: collections.abc.Iterable[global___UnplacedGang] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "unplaced_gang_ids", b"unplaced_gang_ids", "unplaced_gangs", b"unplaced_gangs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "unplaced_gangs", b"unplaced_gangs"]) -> None: ...
 
 global___PlanAssignmentsResponse = PlanAssignmentsResponse
 
@@ -807,7 +816,7 @@ class DrainNodeRequest(google.protobuf.message.Message):
     NODE_ID_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     node_id: builtins.str
-    """Node."""
+    """Required. Node."""
     drain: builtins.bool
     """True: drain; false: accept work again."""
     def __init__(
@@ -850,10 +859,10 @@ class SetRunPolicyRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job, at most 256 characters."""
     @property
     def policy(self) -> global___RunPolicy:
-        """New policy."""
+        """New policy, whole: an absent field gets its default."""
 
     def __init__(
         self,
@@ -878,9 +887,9 @@ class RunPolicy(google.protobuf.message.Message):
     priority: builtins.int
     """Gangs of a higher priority are placed first, and preempt those of a lower one. Default 0."""
     max_nodes: builtins.int
-    """Most nodes it may have at the same time, gangs and rollout together; 0: no limit."""
+    """Most nodes it may have at the same time, gangs and rollout together; 0: no limit. Not negative."""
     rollout_share: builtins.float
-    """Share of the nodes that no gang holds, relative to the shares of other jobs; 0 means 1."""
+    """Share of the nodes that no gang holds, relative to the shares of other jobs; 0 means 1. Not negative."""
     def __init__(
         self,
         *,
@@ -910,9 +919,19 @@ class ListRunsRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """Most training jobs of a page; 0: 1,000, which is also the largest: more is coerced to it."""
+    page_token: builtins.str
+    """next_page_token of the previous page; empty: the first page."""
     def __init__(
         self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
 
 global___ListRunsRequest = ListRunsRequest
 
@@ -923,16 +942,20 @@ class ListRunsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty: this is the last page."""
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Run]:
-        """Sorted by run_id."""
+        """Sorted by run_id. Jobs that appear between two pages may be missing."""
 
     def __init__(
         self,
         *,
         runs: collections.abc.Iterable[global___Run] | None = ...,
+        next_page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "runs", b"runs"]) -> None: ...
 
 global___ListRunsResponse = ListRunsResponse
 
@@ -962,7 +985,7 @@ class Run(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     NUM_NODES_FIELD_NUMBER: builtins.int
     WAITING_GANG_IDS_FIELD_NUMBER: builtins.int
-    BALANCES_FIELD_NUMBER: builtins.int
+    STAGE_TIMES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Name."""
     @property
@@ -978,8 +1001,8 @@ class Run(google.protobuf.message.Message):
         """Gangs that wait for nodes, in the order in which they will be placed."""
 
     @property
-    def balances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Balance]:
-        """Balance between generation and training, for each gang with measured batches."""
+    def stage_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StageTimes]:
+        """Times of generation and training, for each gang with measured batches."""
 
     def __init__(
         self,
@@ -988,15 +1011,15 @@ class Run(google.protobuf.message.Message):
         policy: global___RunPolicy | None = ...,
         num_nodes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         waiting_gang_ids: collections.abc.Iterable[builtins.str] | None = ...,
-        balances: collections.abc.Iterable[global___Balance] | None = ...,
+        stage_times: collections.abc.Iterable[global___StageTimes] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["balances", b"balances", "num_nodes", b"num_nodes", "policy", b"policy", "run_id", b"run_id", "waiting_gang_ids", b"waiting_gang_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_nodes", b"num_nodes", "policy", b"policy", "run_id", b"run_id", "stage_times", b"stage_times", "waiting_gang_ids", b"waiting_gang_ids"]) -> None: ...
 
 global___Run = Run
 
 @typing.final
-class Balance(google.protobuf.message.Message):
+class StageTimes(google.protobuf.message.Message):
     """Stage times of a gang's newest batches, and the advice from them (StreamRL, dynamic adjustment)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1004,8 +1027,8 @@ class Balance(google.protobuf.message.Message):
     GANG_ID_FIELD_NUMBER: builtins.int
     NUM_GENERATION_NODES_FIELD_NUMBER: builtins.int
     NUM_TRAINING_NODES_FIELD_NUMBER: builtins.int
-    GENERATION_SECONDS_FIELD_NUMBER: builtins.int
-    TRAINING_SECONDS_FIELD_NUMBER: builtins.int
+    GENERATION_DURATION_FIELD_NUMBER: builtins.int
+    TRAINING_DURATION_FIELD_NUMBER: builtins.int
     ADVICE_FIELD_NUMBER: builtins.int
     gang_id: builtins.str
     """The gang that trains on the batches."""
@@ -1013,59 +1036,68 @@ class Balance(google.protobuf.message.Message):
     """Nodes that only generate."""
     num_training_nodes: builtins.int
     """Nodes of the gang; they may also generate while it waits."""
-    generation_seconds: builtins.float
-    """Mean seconds between batches of generation, or a bound if training is the slower stage."""
-    training_seconds: builtins.float
-    """Mean seconds from a full batch until the gang has finished it."""
-    advice: global___Advice.ValueType
+    advice: global___SplitAdvice.ValueType
     """Changes only after five batches in a row agree."""
+    @property
+    def generation_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Mean time between batches of generation, or a bound if training is the slower stage."""
+
+    @property
+    def training_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Mean time from a full batch until the gang has finished it."""
+
     def __init__(
         self,
         *,
         gang_id: builtins.str = ...,
         num_generation_nodes: builtins.int = ...,
         num_training_nodes: builtins.int = ...,
-        generation_seconds: builtins.float = ...,
-        training_seconds: builtins.float = ...,
-        advice: global___Advice.ValueType = ...,
+        generation_duration: google.protobuf.duration_pb2.Duration | None = ...,
+        training_duration: google.protobuf.duration_pb2.Duration | None = ...,
+        advice: global___SplitAdvice.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["advice", b"advice", "gang_id", b"gang_id", "generation_seconds", b"generation_seconds", "num_generation_nodes", b"num_generation_nodes", "num_training_nodes", b"num_training_nodes", "training_seconds", b"training_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["generation_duration", b"generation_duration", "training_duration", b"training_duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["advice", b"advice", "gang_id", b"gang_id", "generation_duration", b"generation_duration", "num_generation_nodes", b"num_generation_nodes", "num_training_nodes", b"num_training_nodes", "training_duration", b"training_duration"]) -> None: ...
 
-global___Balance = Balance
+global___StageTimes = StageTimes
 
 @typing.final
 class StageProfile(google.protobuf.message.Message):
-    """Profiled seconds of a stage by number of nodes."""
+    """Profiled durations of a stage by number of nodes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
-    class SecondsEntry(google.protobuf.message.Message):
+    class DurationsEntry(google.protobuf.message.Message):
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         KEY_FIELD_NUMBER: builtins.int
         VALUE_FIELD_NUMBER: builtins.int
         key: builtins.int
-        value: builtins.float
+        @property
+        def value(self) -> google.protobuf.duration_pb2.Duration: ...
         def __init__(
             self,
             *,
             key: builtins.int = ...,
-            value: builtins.float = ...,
+            value: google.protobuf.duration_pb2.Duration | None = ...,
         ) -> None: ...
+        def HasField(self, field_name: typing.Literal["value", b"value"]) -> builtins.bool: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
-    SECONDS_FIELD_NUMBER: builtins.int
+    DURATIONS_FIELD_NUMBER: builtins.int
     @property
-    def seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
-        """Nodes -> seconds of the stage per iteration. Values in between are interpolated in 1 / nodes."""
+    def durations(self) -> google.protobuf.internal.containers.MessageMap[builtins.int, google.protobuf.duration_pb2.Duration]:
+        """Required, at least one point: number of nodes (at least 1) -> duration of the stage per iteration (above 0, none
+        longer with more nodes). Values in between are interpolated in 1 / nodes.
+        """
 
     def __init__(
         self,
         *,
-        seconds: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+        durations: collections.abc.Mapping[builtins.int, google.protobuf.duration_pb2.Duration] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["seconds", b"seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["durations", b"durations"]) -> None: ...
 
 global___StageProfile = StageProfile
 
@@ -1081,18 +1113,18 @@ class PlanSplitRequest(google.protobuf.message.Message):
     NUM_GENERATION_NODES_FIELD_NUMBER: builtins.int
     NUM_TRAINING_NODES_FIELD_NUMBER: builtins.int
     num_nodes: builtins.int
-    """Nodes in one datacentre, to be split."""
+    """Nodes in one datacentre, to be split: at most 10,000. Required without the two counts below."""
     num_generation_nodes: builtins.int
-    """Instead of num_nodes: nodes of the datacentre that generates, and of the one that trains."""
+    """Instead of num_nodes: nodes of the datacentre that generates, and of the one that trains; at most 10,000 each."""
     num_training_nodes: builtins.int
     """See num_generation_nodes."""
     @property
     def generation(self) -> global___StageProfile:
-        """Generation of one batch."""
+        """Required. Generation of one batch."""
 
     @property
     def training(self) -> global___StageProfile:
-        """Training on one batch."""
+        """Required. Training on one batch."""
 
     def __init__(
         self,
@@ -1116,24 +1148,29 @@ class PlanSplitResponse(google.protobuf.message.Message):
 
     NUM_GENERATION_NODES_FIELD_NUMBER: builtins.int
     NUM_TRAINING_NODES_FIELD_NUMBER: builtins.int
-    GENERATION_SECONDS_FIELD_NUMBER: builtins.int
-    TRAINING_SECONDS_FIELD_NUMBER: builtins.int
+    GENERATION_DURATION_FIELD_NUMBER: builtins.int
+    TRAINING_DURATION_FIELD_NUMBER: builtins.int
     num_generation_nodes: builtins.int
     """Nodes that generate."""
     num_training_nodes: builtins.int
     """Nodes that train."""
-    generation_seconds: builtins.float
-    """Predicted seconds of generation."""
-    training_seconds: builtins.float
-    """Predicted seconds of training."""
+    @property
+    def generation_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Predicted duration of generation."""
+
+    @property
+    def training_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Predicted duration of training."""
+
     def __init__(
         self,
         *,
         num_generation_nodes: builtins.int = ...,
         num_training_nodes: builtins.int = ...,
-        generation_seconds: builtins.float = ...,
-        training_seconds: builtins.float = ...,
+        generation_duration: google.protobuf.duration_pb2.Duration | None = ...,
+        training_duration: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation_seconds", b"generation_seconds", "num_generation_nodes", b"num_generation_nodes", "num_training_nodes", b"num_training_nodes", "training_seconds", b"training_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["generation_duration", b"generation_duration", "training_duration", b"training_duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["generation_duration", b"generation_duration", "num_generation_nodes", b"num_generation_nodes", "num_training_nodes", b"num_training_nodes", "training_duration", b"training_duration"]) -> None: ...
 
 global___PlanSplitResponse = PlanSplitResponse

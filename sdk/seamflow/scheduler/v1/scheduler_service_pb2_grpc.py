@@ -77,21 +77,24 @@ class SchedulerServiceServicer(object):
     """
 
     def RegisterNode(self, request, context):
-        """Adds a node to the pool, or readmits it.
+        """Adds a node to the pool, or readmits it, under a new epoch. Idempotent.
+        Call it again after NOT_FOUND from Heartbeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes.
+        """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes; give it a
+        deadline longer than `wait`. A node agent calls it without a pause, and stops its work when no call has succeeded
+        for the lease's duration.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequestNodes(self, request, context):
-        """Requests nodes for a gang, all or none. Idempotent by gang_id.
+        """Requests nodes for a gang, all or none. Idempotent by gang_id. Long poll: call it again until `granted`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,14 +108,15 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListNodes(self, request, context):
-        """Lists all known nodes.
+        """Lists the known nodes, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchAllocations(self, request, context):
-        """Change feed of assignments, with the audit log's sequence numbers.
+        """Change feed of assignments, with the audit log's sequence numbers. Resume a broken stream with the newest sequence
+        seen in `after_sequence`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,7 +144,7 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists every training job that has nodes, gangs or a policy.
+        """Lists every training job that has nodes, gangs or a policy, page by page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

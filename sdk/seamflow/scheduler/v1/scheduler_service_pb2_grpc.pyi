@@ -25,19 +25,24 @@ class SchedulerServiceStub:
         seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeResponse,
     ]
-    """Adds a node to the pool, or readmits it."""
+    """Adds a node to the pool, or readmits it, under a new epoch. Idempotent.
+    Call it again after NOT_FOUND from Heartbeat.
+    """
 
     Heartbeat: grpc.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatResponse,
     ]
-    """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes."""
+    """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes; give it a
+    deadline longer than `wait`. A node agent calls it without a pause, and stops its work when no call has succeeded
+    for the lease's duration.
+    """
 
     RequestNodes: grpc.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesResponse,
     ]
-    """Requests nodes for a gang, all or none. Idempotent by gang_id."""
+    """Requests nodes for a gang, all or none. Idempotent by gang_id. Long poll: call it again until `granted`."""
 
     ReleaseNodes: grpc.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.ReleaseNodesRequest,
@@ -49,13 +54,15 @@ class SchedulerServiceStub:
         seamflow.scheduler.v1.scheduler_service_pb2.ListNodesRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.ListNodesResponse,
     ]
-    """Lists all known nodes."""
+    """Lists the known nodes, page by page."""
 
     WatchAllocations: grpc.UnaryStreamMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsResponse,
     ]
-    """Change feed of assignments, with the audit log's sequence numbers."""
+    """Change feed of assignments, with the audit log's sequence numbers. Resume a broken stream with the newest sequence
+    seen in `after_sequence`.
+    """
 
     PlanAssignments: grpc.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.PlanAssignmentsRequest,
@@ -79,7 +86,7 @@ class SchedulerServiceStub:
         seamflow.scheduler.v1.scheduler_service_pb2.ListRunsRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse,
     ]
-    """Lists every training job that has nodes, gangs or a policy."""
+    """Lists every training job that has nodes, gangs or a policy, page by page."""
 
     PlanSplit: grpc.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
@@ -94,19 +101,24 @@ class SchedulerServiceAsyncStub:
         seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeResponse,
     ]
-    """Adds a node to the pool, or readmits it."""
+    """Adds a node to the pool, or readmits it, under a new epoch. Idempotent.
+    Call it again after NOT_FOUND from Heartbeat.
+    """
 
     Heartbeat: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatResponse,
     ]
-    """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes."""
+    """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes; give it a
+    deadline longer than `wait`. A node agent calls it without a pause, and stops its work when no call has succeeded
+    for the lease's duration.
+    """
 
     RequestNodes: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesResponse,
     ]
-    """Requests nodes for a gang, all or none. Idempotent by gang_id."""
+    """Requests nodes for a gang, all or none. Idempotent by gang_id. Long poll: call it again until `granted`."""
 
     ReleaseNodes: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.ReleaseNodesRequest,
@@ -118,13 +130,15 @@ class SchedulerServiceAsyncStub:
         seamflow.scheduler.v1.scheduler_service_pb2.ListNodesRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.ListNodesResponse,
     ]
-    """Lists all known nodes."""
+    """Lists the known nodes, page by page."""
 
     WatchAllocations: grpc.aio.UnaryStreamMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsResponse,
     ]
-    """Change feed of assignments, with the audit log's sequence numbers."""
+    """Change feed of assignments, with the audit log's sequence numbers. Resume a broken stream with the newest sequence
+    seen in `after_sequence`.
+    """
 
     PlanAssignments: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.PlanAssignmentsRequest,
@@ -148,7 +162,7 @@ class SchedulerServiceAsyncStub:
         seamflow.scheduler.v1.scheduler_service_pb2.ListRunsRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse,
     ]
-    """Lists every training job that has nodes, gangs or a policy."""
+    """Lists every training job that has nodes, gangs or a policy, page by page."""
 
     PlanSplit: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
@@ -165,7 +179,9 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.RegisterNodeResponse]]:
-        """Adds a node to the pool, or readmits it."""
+        """Adds a node to the pool, or readmits it, under a new epoch. Idempotent.
+        Call it again after NOT_FOUND from Heartbeat.
+        """
 
     @abc.abstractmethod
     def Heartbeat(
@@ -173,7 +189,10 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.HeartbeatResponse]]:
-        """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes."""
+        """Reports a node's status and returns its assignment. Long poll: answers early when the assignment changes; give it a
+        deadline longer than `wait`. A node agent calls it without a pause, and stops its work when no call has succeeded
+        for the lease's duration.
+        """
 
     @abc.abstractmethod
     def RequestNodes(
@@ -181,7 +200,7 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.RequestNodesResponse]]:
-        """Requests nodes for a gang, all or none. Idempotent by gang_id."""
+        """Requests nodes for a gang, all or none. Idempotent by gang_id. Long poll: call it again until `granted`."""
 
     @abc.abstractmethod
     def ReleaseNodes(
@@ -197,7 +216,7 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.ListNodesResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.ListNodesResponse]]:
-        """Lists all known nodes."""
+        """Lists the known nodes, page by page."""
 
     @abc.abstractmethod
     def WatchAllocations(
@@ -205,7 +224,9 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsResponse], collections.abc.AsyncIterator[seamflow.scheduler.v1.scheduler_service_pb2.WatchAllocationsResponse]]:
-        """Change feed of assignments, with the audit log's sequence numbers."""
+        """Change feed of assignments, with the audit log's sequence numbers. Resume a broken stream with the newest sequence
+        seen in `after_sequence`.
+        """
 
     @abc.abstractmethod
     def PlanAssignments(
@@ -237,7 +258,7 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.ListRunsResponse]]:
-        """Lists every training job that has nodes, gangs or a policy."""
+        """Lists every training job that has nodes, gangs or a policy, page by page."""
 
     @abc.abstractmethod
     def PlanSplit(

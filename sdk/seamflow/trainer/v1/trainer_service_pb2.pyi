@@ -148,7 +148,7 @@ class SuspendRequest(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Assignment epoch; one older than the newest of this node is stale and fails."""
+    """Required. Assignment epoch; one older than the newest of this node is stale and fails."""
     node_id: builtins.str
     """Node whose device is taken; empty if the gang has one node."""
     def __init__(
@@ -188,7 +188,7 @@ class ResumeRequest(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Assignment epoch; one older than the newest of this node is stale and fails."""
+    """Required. Assignment epoch; one older than the newest of this node is stale and fails."""
     node_id: builtins.str
     """Node whose device is granted; empty if the gang has one node."""
     def __init__(

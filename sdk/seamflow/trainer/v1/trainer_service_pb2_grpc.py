@@ -50,7 +50,8 @@ class TrainerServiceServicer(object):
 
     def Suspend(self, request, context):
         """Takes a node's device from the gang. Moves the state of all ranks out at the next optimizer-step boundary
-        and answers when it is out; afterwards every node must call Resume again. Idempotent.
+        and answers when it is out, which may take minutes: give it a long deadline. Afterwards every node must call Resume
+        again. ABORTED / STALE_EPOCH under an old epoch. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -65,7 +66,8 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SaveCheckpoint(self, request, context):
-        """Writes a checkpoint at the next optimizer-step boundary.
+        """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
+        FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

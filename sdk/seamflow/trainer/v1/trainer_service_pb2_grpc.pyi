@@ -32,7 +32,8 @@ class TrainerServiceStub:
         seamflow.trainer.v1.trainer_service_pb2.SuspendResponse,
     ]
     """Takes a node's device from the gang. Moves the state of all ranks out at the next optimizer-step boundary
-    and answers when it is out; afterwards every node must call Resume again. Idempotent.
+    and answers when it is out, which may take minutes: give it a long deadline. Afterwards every node must call Resume
+    again. ABORTED / STALE_EPOCH under an old epoch. Idempotent.
     """
 
     Resume: grpc.UnaryUnaryMultiCallable[
@@ -47,7 +48,9 @@ class TrainerServiceStub:
         seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
         seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointResponse,
     ]
-    """Writes a checkpoint at the next optimizer-step boundary."""
+    """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
+    FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
+    """
 
 class TrainerServiceAsyncStub:
     """Rank 0 of a trainer."""
@@ -63,7 +66,8 @@ class TrainerServiceAsyncStub:
         seamflow.trainer.v1.trainer_service_pb2.SuspendResponse,
     ]
     """Takes a node's device from the gang. Moves the state of all ranks out at the next optimizer-step boundary
-    and answers when it is out; afterwards every node must call Resume again. Idempotent.
+    and answers when it is out, which may take minutes: give it a long deadline. Afterwards every node must call Resume
+    again. ABORTED / STALE_EPOCH under an old epoch. Idempotent.
     """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
@@ -78,7 +82,9 @@ class TrainerServiceAsyncStub:
         seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
         seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointResponse,
     ]
-    """Writes a checkpoint at the next optimizer-step boundary."""
+    """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
+    FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
+    """
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
     """Rank 0 of a trainer."""
@@ -98,7 +104,8 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.SuspendResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.SuspendResponse]]:
         """Takes a node's device from the gang. Moves the state of all ranks out at the next optimizer-step boundary
-        and answers when it is out; afterwards every node must call Resume again. Idempotent.
+        and answers when it is out, which may take minutes: give it a long deadline. Afterwards every node must call Resume
+        again. ABORTED / STALE_EPOCH under an old epoch. Idempotent.
         """
 
     @abc.abstractmethod
@@ -117,6 +124,8 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointResponse]]:
-        """Writes a checkpoint at the next optimizer-step boundary."""
+        """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
+        FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
+        """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -14,13 +14,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seamflow/worker/v1/worker_service.proto\x12\x12seamflow.worker.v1\" \n\x0f\x41\x63tivateRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\"\x12\n\x10\x41\x63tivateResponse\"\"\n\x11\x44\x65\x61\x63tivateRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\"\'\n\x12\x44\x65\x61\x63tivateResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\"\x12\n\x10GetStatusRequest\"m\n\x11GetStatusResponse\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.seamflow.worker.v1.WorkerState\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11used_device_bytes\x18\x03 \x01(\x03*V\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10WORKER_STATE_OFF\x10\x01\x12\x13\n\x0fWORKER_STATE_ON\x10\x02\x32\x9d\x02\n\rWorkerService\x12U\n\x08\x41\x63tivate\x12#.seamflow.worker.v1.ActivateRequest\x1a$.seamflow.worker.v1.ActivateResponse\x12[\n\nDeactivate\x12%.seamflow.worker.v1.DeactivateRequest\x1a&.seamflow.worker.v1.DeactivateResponse\x12X\n\tGetStatus\x12$.seamflow.worker.v1.GetStatusRequest\x1a%.seamflow.worker.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seamflow/worker/v1/worker_service.proto\x12\x12seamflow.worker.v1\" \n\x0f\x41\x63tivateRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\"\x12\n\x10\x41\x63tivateResponse\"\"\n\x11\x44\x65\x61\x63tivateRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\"\'\n\x12\x44\x65\x61\x63tivateResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\"\x12\n\x10GetStatusRequest\"m\n\x11GetStatusResponse\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.seamflow.worker.v1.WorkerState\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11used_device_bytes\x18\x03 \x01(\x03*V\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10WORKER_STATE_OFF\x10\x01\x12\x13\n\x0fWORKER_STATE_ON\x10\x02\x32\x9d\x02\n\rWorkerService\x12U\n\x08\x41\x63tivate\x12#.seamflow.worker.v1.ActivateRequest\x1a$.seamflow.worker.v1.ActivateResponse\x12[\n\nDeactivate\x12%.seamflow.worker.v1.DeactivateRequest\x1a&.seamflow.worker.v1.DeactivateResponse\x12X\n\tGetStatus\x12$.seamflow.worker.v1.GetStatusRequest\x1a%.seamflow.worker.v1.GetStatusResponseBH\n\x12seamflow.worker.v1P\x01Z\x1bseamflow/worker/v1;workerv1\xaa\x02\x12Seamflow.Worker.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.worker.v1.worker_service_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
-  DESCRIPTOR._options = None
+  _globals['DESCRIPTOR']._options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022seamflow.worker.v1P\001Z\033seamflow/worker/v1;workerv1\252\002\022Seamflow.Worker.V1'
   _globals['_WORKERSTATE']._serialized_start=325
   _globals['_WORKERSTATE']._serialized_end=411
   _globals['_ACTIVATEREQUEST']._serialized_start=63

@@ -26,7 +26,7 @@ class _WorkerStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
     """Never sent."""
     WORKER_STATE_OFF: _WorkerState.ValueType  # 1
-    """Holds no device memory; the initial state."""
+    """Holds no device memory; the initial state of a worker under a node agent."""
     WORKER_STATE_ON: _WorkerState.ValueType  # 2
     """Working, or ready to."""
 
@@ -36,7 +36,7 @@ class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
 WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
 """Never sent."""
 WORKER_STATE_OFF: WorkerState.ValueType  # 1
-"""Holds no device memory; the initial state."""
+"""Holds no device memory; the initial state of a worker under a node agent."""
 WORKER_STATE_ON: WorkerState.ValueType  # 2
 """Working, or ready to."""
 global___WorkerState = WorkerState
@@ -49,7 +49,7 @@ class ActivateRequest(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Assignment epoch; a stale one fails with ABORTED / STALE_EPOCH."""
+    """Required. Assignment epoch; one older than the newest received fails with ABORTED / STALE_EPOCH."""
     def __init__(
         self,
         *,
@@ -79,7 +79,7 @@ class DeactivateRequest(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     epoch: builtins.int
-    """Assignment epoch; a stale one fails with ABORTED / STALE_EPOCH."""
+    """Required. Assignment epoch; one older than the newest received fails with ABORTED / STALE_EPOCH."""
     def __init__(
         self,
         *,

@@ -37,14 +37,14 @@ class WorkerServiceServicer(object):
     """
 
     def Activate(self, request, context):
-        """Takes the device and starts work. Idempotent.
+        """Takes the device and starts work; answers when it works, which may take minutes. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Deactivate(self, request, context):
-        """Stops at the next point where no work is lost, and releases the device. Idempotent.
+        """Stops at the next point where no work is lost, releases the device and answers then. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

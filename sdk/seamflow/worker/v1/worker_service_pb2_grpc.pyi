@@ -25,13 +25,13 @@ class WorkerServiceStub:
         seamflow.worker.v1.worker_service_pb2.ActivateRequest,
         seamflow.worker.v1.worker_service_pb2.ActivateResponse,
     ]
-    """Takes the device and starts work. Idempotent."""
+    """Takes the device and starts work; answers when it works, which may take minutes. Idempotent."""
 
     Deactivate: grpc.UnaryUnaryMultiCallable[
         seamflow.worker.v1.worker_service_pb2.DeactivateRequest,
         seamflow.worker.v1.worker_service_pb2.DeactivateResponse,
     ]
-    """Stops at the next point where no work is lost, and releases the device. Idempotent."""
+    """Stops at the next point where no work is lost, releases the device and answers then. Idempotent."""
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
         seamflow.worker.v1.worker_service_pb2.GetStatusRequest,
@@ -46,13 +46,13 @@ class WorkerServiceAsyncStub:
         seamflow.worker.v1.worker_service_pb2.ActivateRequest,
         seamflow.worker.v1.worker_service_pb2.ActivateResponse,
     ]
-    """Takes the device and starts work. Idempotent."""
+    """Takes the device and starts work; answers when it works, which may take minutes. Idempotent."""
 
     Deactivate: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.worker.v1.worker_service_pb2.DeactivateRequest,
         seamflow.worker.v1.worker_service_pb2.DeactivateResponse,
     ]
-    """Stops at the next point where no work is lost, and releases the device. Idempotent."""
+    """Stops at the next point where no work is lost, releases the device and answers then. Idempotent."""
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.worker.v1.worker_service_pb2.GetStatusRequest,
@@ -69,7 +69,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.worker.v1.worker_service_pb2.ActivateRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.worker.v1.worker_service_pb2.ActivateResponse, collections.abc.Awaitable[seamflow.worker.v1.worker_service_pb2.ActivateResponse]]:
-        """Takes the device and starts work. Idempotent."""
+        """Takes the device and starts work; answers when it works, which may take minutes. Idempotent."""
 
     @abc.abstractmethod
     def Deactivate(
@@ -77,7 +77,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.worker.v1.worker_service_pb2.DeactivateRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.worker.v1.worker_service_pb2.DeactivateResponse, collections.abc.Awaitable[seamflow.worker.v1.worker_service_pb2.DeactivateResponse]]:
-        """Stops at the next point where no work is lost, and releases the device. Idempotent."""
+        """Stops at the next point where no work is lost, releases the device and answers then. Idempotent."""
 
     @abc.abstractmethod
     def GetStatus(

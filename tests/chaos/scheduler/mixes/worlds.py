@@ -184,8 +184,8 @@ class RealWorld:
         present = {
             node.node_id: Place(
                 gang=(node.assignment.run_id or node.run_id, node.assignment.gang_id),
-                rank=node.assignment.rank_offset,
-                size=node.assignment.world_size,
+                rank=node.assignment.node_index,
+                size=node.assignment.num_gang_nodes,
             )
             for node in await self._nodes()
             if node.assignment.gang_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ class ScriptedRanker(RankerServiceServicer):
         """When it may."""
         self.requests.append(request)
         await self.may_answer.wait()
-        expected = [10.0 * len(prompt.token_ids) for prompt in request.prompts]
+        expected = [10.0 * len(prompt.token_ids) / 4 for prompt in request.prompts]
         return pb.PredictLengthsResponse(expected_tokens=expected)
 
 
@@ -195,4 +196,4 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
         ranker.may_answer.set()
     (prompt,) = ranker.requests[0].prompts
     assert prompt.task_id == "task/0/1x"
-    assert list(prompt.token_ids) == server.prompts[0]
+    assert list(array("i", prompt.token_ids)) == server.prompts[0]

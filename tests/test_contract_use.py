@@ -1,0 +1,114 @@
+"""Nothing in the contract is unused: each rpc has a caller, each service a server."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = (
+    "sdk/seamflow",
+    "services",
+    "trainer",
+    "rollout",
+    "scheduler",
+    "trajectory_manager",
+)
+UNCALLED = frozenset({"seamflow.rollout.v1.RolloutService.GetRollout"})
+"""Rpcs that nothing in the product calls. Give a new one a caller, or a command of the CLI."""
+
+
+def services() -> Iterator[ServiceDescriptor]:
+    """All services of the contract."""
+    for proto in sorted((ROOT / "protos").rglob("*_service.proto")):
+        relative = proto.relative_to(ROOT / "protos").with_suffix("")
+        module = importlib.import_module(".".join(relative.parts) + "_pb2")
+        yield from module.DESCRIPTOR.services_by_name.values()
+
+
+@cache
+def product() -> dict[Path, ast.Module]:
+    """The modules of the product, without generated ones."""
+    files = [file for root in PRODUCT for file in (ROOT / root).rglob("*.py")]
+    return {
+        file: ast.parse(file.read_text(encoding="utf-8"))
+        for file in files
+        if "_pb2" not in file.name
+    }
+
+
+@cache
+def processes() -> dict[tuple[str, ...], list[ast.Module]]:
+    """The modules of each process: `trainer`, `rollout.gateway`, `services.launcher` and so on."""
+    grouped: dict[tuple[str, ...], list[ast.Module]] = defaultdict(list)
+    for file, tree in product().items():
+        parts = file.relative_to(ROOT).parts
+        grouped[parts[: 2 if parts[0] in ("rollout", "services", "sdk") else 1]].append(tree)
+    return grouped
+
+
+def calls(tree: ast.AST, rpc: str) -> bool:
+    """Whether `something.Rpc` is called or passed on; defining a servicer's method is no call."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == rpc and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(tree)
+    )
+
+
+def names_path(tree: ast.AST, path: str) -> bool:
+    """Whether a text is exactly this path."""
+    return any(isinstance(node, ast.Constant) and node.value == path for node in ast.walk(tree))
+
+
+def uses(tree: ast.AST, name: str) -> bool:
+    """Whether a name is mentioned, imports aside."""
+    return any(
+        (isinstance(node, ast.Name) and node.id == name)
+        or (isinstance(node, ast.Attribute) and node.attr == name)
+        for node in ast.walk(tree)
+    )
+
+
+def has_caller(method: MethodDescriptor) -> bool:
+    """A process of the product makes the service's stub and calls the rpc, or calls it by path.
+
+    The stub may be made in one module and used in another one of the process.
+    """
+    stub = f"{method.containing_service.name}Stub"
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    return any(names_path(tree, path) for tree in product().values()) or any(
+        any(uses(tree, stub) for tree in trees) and any(calls(tree, method.name) for tree in trees)
+        for trees in processes().values()
+    )
+
+
+def has_server(service: ServiceDescriptor) -> bool:
+    """A module of the product adds a servicer of it to a server."""
+    return any(uses(tree, f"add_{service.name}Servicer_to_server") for tree in product().values())
+
+
+def test_every_rpc_has_a_caller() -> None:
+    """What nobody calls is deleted, or given a caller."""
+    methods = [method for service in services() for method in service.methods]
+    assert len(methods) > 40
+    uncalled = {method.full_name for method in methods if not has_caller(method)}
+    assert uncalled - UNCALLED == set()
+
+
+def test_every_service_has_a_server() -> None:
+    """What nobody serves cannot be called."""
+    assert [service.full_name for service in services() if not has_server(service)] == []
+
+
+def test_a_servicer_alone_is_no_caller() -> None:
+    """Negative control: defining a method, or naming it in a text, is not calling it."""
+    servicer = ast.parse("class S:\n    async def Cut(self): return 'Cut'\n")
+    caller = ast.parse("await stub.Cut(request)")
+    assert (calls(servicer, "Cut"), calls(caller, "Cut")) == (False, True)
+    assert not uses(ast.parse("from m import add_XServicer_to_server"), "add_XServicer_to_server")
