@@ -19,7 +19,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from services.chassis.config import load as chassis_config
 from services.chassis.errors import ConfigError
 from services.weights.config import WeightsConfig
-from tests.weights.support import FILES, Trainer, write
+from tests.weights.support import FILES, Trainer, describe, write
 
 START_SECONDS = 30
 
@@ -67,7 +67,7 @@ async def test_a_kill_between_begin_and_commit_loses_nothing(
     async with running(tmp_path, redis_url) as (trainer, pid):
         assert await trainer.publish(1) == 1
         begun = await trainer.begin(2)
-        write(begun.folder)
+        write(await trainer.folder(begun.weight_version))
         os.kill(pid, signal.SIGKILL)
     async with running(tmp_path, redis_url) as (trainer, _):
         assert await trainer.newest() == 1
@@ -76,6 +76,33 @@ async def test_a_kill_between_begin_and_commit_loses_nothing(
         assert await trainer.newest() == 2
         assert (await trainer.begin(3)).weight_version == 3
         assert await trainer.fetch(1) == await trainer.fetch(2) == FILES
+
+
+async def test_a_kill_within_an_upload_loses_none_of_it(tmp_path: Path, redis_url: str) -> None:
+    """After SIGKILL in the middle of a stream the upload goes on where it was."""
+    data = os.urandom(40 << 20)
+    files = {"model.safetensors": data}
+    async with running(tmp_path, redis_url) as (trainer, pid):
+        version = (await trainer.begin(1)).weight_version
+        call = trainer.stub.UploadShards(timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError):
+            for part in trainer.parts(version, files):
+                await call.write(part)
+                if part.offset == 20 << 20:
+                    while not await trainer.uploaded(version, files):
+                        await asyncio.sleep(0.01)
+                    os.kill(pid, signal.SIGKILL)
+            await call
+    async with running(tmp_path, redis_url) as (trainer, _):
+        held = (await trainer.uploaded(version, files))["model.safetensors"]
+        assert 0 < held < len(data)
+        rest = [
+            part for part in trainer.parts(version, files) if part.offset + len(part.data) > held
+        ]
+        assert sum(len(part.data) for part in rest) < len(data)
+        await trainer.upload(rest)
+        await trainer.commit(version, describe(files))
+        assert await trainer.fetch(version) == files
 
 
 async def test_without_redis_it_exits_69(tmp_path: Path) -> None:
