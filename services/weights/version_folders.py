@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -89,10 +89,16 @@ class WeightFolders:
             return await asyncio.to_thread(lambda: uploads.write(file, offset, data()))
 
     async def verify(self, scope: Scope, version: int, files: Sequence[WeightFile]) -> None:
-        """Take uploaded files in, check size and SHA-256 of every file, and make all durable."""
+        """Check size and SHA-256 of every file, take uploaded ones in, and make all durable.
+
+        Unless every file is right, uploaded ones stay where they are, to be continued.
+        """
         folder, uploads = self.path(scope, version), self._uploads(scope)
-        checks = [asyncio.to_thread(_take_in, uploads, folder, file) for file in files]
-        await asyncio.gather(*checks)
+        checks = [asyncio.to_thread(_check, uploads, folder, file) for file in files]
+        uploaded = await asyncio.gather(*checks)
+        taken = [file for file, is_uploaded in zip(files, uploaded, strict=True) if is_uploaded]
+        with _disk_errors(f"move files to {folder}"):
+            await asyncio.to_thread(_take_in, uploads, folder, taken)
         with _disk_errors(f"sync {folder}"):
             await asyncio.to_thread(_sync_folder, folder)
 
@@ -137,13 +143,13 @@ class WeightFolders:
             return await asyncio.to_thread(versions_in, self._of(scope))
 
 
-def _take_in(uploads: Uploads, folder: Path, file: WeightFile) -> None:
-    """Check a file of `folder`, moved there from its upload if that is whole."""
+def _check(uploads: Uploads, folder: Path, file: WeightFile) -> bool:
+    """Check a file that is uploaded (True) or was written into `folder` (False)."""
     where = f"file {file.name!r} in {folder}"
     with _disk_errors(f"check {where}"):
         held = uploads.held(file)
-        if held == file.num_bytes and _moved(uploads, folder, file):
-            return
+        if held == file.num_bytes and _is_whole(uploads, file):
+            return True
         if held is not None and not (folder / file.name).exists():
             message = (
                 f"file {file.name!r} has {held} of {file.num_bytes} bytes; "
@@ -151,23 +157,28 @@ def _take_in(uploads: Uploads, folder: Path, file: WeightFile) -> None:
             )
             raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
         _verify(folder / file.name, file, where)
-
-
-def _moved(uploads: Uploads, folder: Path, file: WeightFile) -> bool:
-    """Check an uploaded file and move it into `folder`; False: a repeated commit has moved it."""
-    path = uploads.path(file)
-    try:
-        _verify(path, file, f"uploaded file {file.name!r}")
-        path.replace(folder / file.name)
-    except FileNotFoundError:
         return False
+
+
+def _is_whole(uploads: Uploads, file: WeightFile) -> bool:
+    """Check an uploaded file; False: a repeated commit has moved it."""
+    try:
+        _verify(uploads.path(file), file, f"uploaded file {file.name!r}")
     except ServiceError as error:
-        if not path.exists():
+        if uploads.held(file) is None:
             return False
         if error.reason == Reason.CHECKSUM_MISMATCH:
             uploads.drop(file)  # or it could never be uploaded again
         raise
     return True
+
+
+def _take_in(uploads: Uploads, folder: Path, files: Sequence[WeightFile]) -> None:
+    """Move uploaded files, which are checked, into `folder`."""
+    for file in files:
+        # A repeated commit may have moved it.
+        with suppress(FileNotFoundError):
+            uploads.path(file).replace(folder / file.name)
 
 
 def _verify(path: Path, expected: WeightFile, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,10 @@ class Trainer:
     """Its run."""
     epoch: int = 1
     """Its fence."""
+
+    def newer(self) -> Trainer:
+        """The trainer that takes over."""
+        return replace(self, epoch=self.epoch + 1)
 
     async def begin(self, step: int, key: str | None = None) -> pb.BeginPublishResponse:
         """BeginPublish for `step`, by default keyed by the step."""
@@ -159,6 +163,15 @@ async def weights_service(
     folder: Path, redis_url: str | None = None, keep_versions: int = 4, *, offer: bool = True
 ) -> AsyncIterator[WeightServiceAsyncStub]:
     """A weights service in this process, and a client of it."""
+    async with weights_channel(folder, redis_url, keep_versions, offer=offer) as channel:
+        yield async_stub(WeightServiceStub, channel)
+
+
+@asynccontextmanager
+async def weights_channel(
+    folder: Path, redis_url: str | None = None, keep_versions: int = 4, *, offer: bool = True
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A weights service in this process, and a channel to it."""
     config = WeightsConfig(
         folder=folder,
         redis_url=redis_url or "redis://oracle",
@@ -173,7 +186,7 @@ async def weights_service(
         started(served, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield async_stub(WeightServiceStub, channel)
+        yield channel
 
 
 def names_in(folder: Path) -> list[str]:

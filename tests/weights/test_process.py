@@ -3,73 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import pytest
-from seamflow.stubs import async_stub
-from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.config import load as chassis_config
 from services.chassis.errors import ConfigError
 from services.weights.config import WeightsConfig
-from tests.weights.support import FILES, Trainer, describe, write
-
-START_SECONDS = 30
-
-
-async def launch(*arguments: str, port_file: Path) -> asyncio.subprocess.Process:
-    """`python -m services.weights` with these flags on a free port."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "services.weights", "--port", "0", "--admin-port", "-1", *arguments),
-        env={**os.environ, "SEAMFLOW_PORT_FILE": str(port_file), "PYTHONPATH": ":".join(sys.path)},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-@asynccontextmanager
-async def running(folder: Path, redis_url: str) -> AsyncIterator[tuple[Trainer, int]]:
-    """The process, as a trainer that talks to it and its pid; killed with SIGKILL at the end."""
-    port_file = folder / "port.json"
-    port_file.unlink(missing_ok=True)
-    process = await launch(
-        *("--folder", str(folder / "weights"), "--redis-url", redis_url), port_file=port_file
-    )
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            while not port_file.exists():
-                assert process.returncode is None
-                await asyncio.sleep(0.02)
-        port = json.loads(port_file.read_text())["port"]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield (
-                Trainer(stub=async_stub(WeightServiceStub, channel), run_id=folder.name),
-                process.pid,
-            )
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+from tests.weights.process import START_SECONDS, launch, running
+from tests.weights.support import FILES, describe, write
 
 
 async def test_a_kill_between_begin_and_commit_loses_nothing(
     tmp_path: Path, redis_url: str
 ) -> None:
     """After SIGKILL the same key gets the same version, it can be committed, and none is reused."""
-    async with running(tmp_path, redis_url) as (trainer, pid):
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
         assert await trainer.publish(1) == 1
         begun = await trainer.begin(2)
         write(await trainer.folder(begun.weight_version))
-        os.kill(pid, signal.SIGKILL)
-    async with running(tmp_path, redis_url) as (trainer, _):
+        service.kill()
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
         assert await trainer.newest() == 1
         assert await trainer.begin(2) == begun
         await trainer.commit(begun.weight_version)
@@ -82,7 +40,8 @@ async def test_a_kill_within_an_upload_loses_none_of_it(tmp_path: Path, redis_ur
     """After SIGKILL in the middle of a stream the upload goes on where it was."""
     data = os.urandom(40 << 20)
     files = {"model.safetensors": data}
-    async with running(tmp_path, redis_url) as (trainer, pid):
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
         version = (await trainer.begin(1)).weight_version
         call = trainer.stub.UploadShards(timeout=30)
         with pytest.raises(grpc.aio.AioRpcError):
@@ -91,9 +50,10 @@ async def test_a_kill_within_an_upload_loses_none_of_it(tmp_path: Path, redis_ur
                 if part.offset == 20 << 20:
                     while not await trainer.uploaded(version, files):
                         await asyncio.sleep(0.01)
-                    os.kill(pid, signal.SIGKILL)
+                    service.kill()
             await call
-    async with running(tmp_path, redis_url) as (trainer, _):
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
         held = (await trainer.uploaded(version, files))["model.safetensors"]
         assert 0 < held < len(data)
         rest = [

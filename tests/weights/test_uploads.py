@@ -275,10 +275,9 @@ async def test_a_callers_probe_is_seen_only_with_its_content(tmp_path: Path) -> 
         assert not await probed(trainer, other)
         (tmp_path / "there").mkdir()
         assert not await probed(trainer, write_probe(tmp_path / "there"))
-        os.symlink("/etc/hostname", Path(folder) / (".probe-" + "0" * 32))
-        linked = pb.FolderProbe(
-            name=".probe-" + "0" * 32, content=Path("/etc/hostname").read_bytes()
-        )
+        linked = pb.FolderProbe(name=".probe-" + "0" * 32, content=b"elsewhere")
+        (tmp_path / "elsewhere").write_bytes(linked.content)
+        (Path(folder) / linked.name).symlink_to(tmp_path / "elsewhere")
         assert not await probed(trainer, linked)
 
 
