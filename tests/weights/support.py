@@ -137,6 +137,13 @@ class Trainer:
         write(folder)
         return (await self.commit(version)).manifest.weight_version
 
+    async def publish_uploaded(self, step: int, files: dict[str, bytes]) -> int:
+        """All of it, without a common folder; returns the version."""
+        version = (await self.begin(step)).weight_version
+        await self.upload(self.parts(version, files))
+        await self.commit(version, describe(files))
+        return version
+
     async def newest(self) -> int:
         """The newest committed version; 0: none."""
         answer = await self.stub.GetManifest(pb.GetManifestRequest(run_id=self.run_id), timeout=10)
