@@ -81,7 +81,10 @@ async def connect_services(
         weights,
         config.run_id,
         config.model,
+        config.upload_folder,
         phase_seconds=config.publish.phase_seconds,
+        find_folder=config.publish.find_folder,
+        compress=config.publish.compress,
         adapter=adapter_settings(config) if config.publish.content == "adapter" else None,
     )
     return (

@@ -203,9 +203,17 @@ class PublishConfig(Settings):
     every: int = Field(1, gt=0)
     """Steps between versions; the last step always publishes."""
     phase_seconds: float = Field(600.0, gt=0)
-    """Deadline of each phase: begin, write, commit. A missed begin defers the publish to the next
-    step, a missed write is retried until newer weights are due, a missed commit ends the process,
-    which asks for the outcome at its next start."""
+    """Deadline of each phase: begin, write, upload, commit. A missed begin defers the publish to
+    the next step, a missed write or upload is continued until newer weights are due, a missed
+    commit ends the process, which asks for the outcome at its next start."""
+    find_folder: bool = True
+    """Write into the weights service's folder if a probe shows that this machine sees it under the
+    same path; else weights are uploaded."""
+    upload_folder: Path | None = None
+    """Holds a version while it is uploaded, for this trainer alone; unset: `upload` in the
+    checkpoint folder."""
+    compress: bool = False
+    """Compress uploaded weights (Zstandard), for a slow network."""
 
 
 class TrackingConfig(Settings):
@@ -317,6 +325,11 @@ class TrainerConfig(ServerConfig):
     def tracking_folder(self) -> Path:
         """Folder that trackers write to."""
         return self.tracking.folder or self.checkpoint.folder / "trackers"
+
+    @property
+    def upload_folder(self) -> Path:
+        """Folder that holds a version while it is uploaded."""
+        return self.publish.upload_folder or self.checkpoint.folder / "upload"
 
     def base(self) -> str:
         """Fingerprint of the frozen weights that an adapter belongs to; empty without one."""

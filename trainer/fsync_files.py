@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-__all__ = ["COMPLETE", "copy_file", "sync", "write_json", "write_marker", "write_tensors"]
+__all__ = ["COMPLETE", "save_tensors", "sync", "write_json", "write_marker", "write_tensors"]
 
 COMPLETE = ".complete"
 """Name of the marker file of a complete folder."""
@@ -35,7 +34,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors.
+    """Write tensors as safetensors. Raises as `save_tensors`."""
+    save_tensors(path, tensors)
+    sync(path)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors as safetensors; not durable before `sync`.
 
     Raises:
         OSError: the file cannot be written, for example on a full disk.
@@ -44,13 +49,6 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_file(dict(tensors), path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
-    sync(path)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's content."""
-    shutil.copyfile(source, target)
-    sync(target)
 
 
 def write_marker(folder: Path) -> None:

@@ -3,6 +3,9 @@
 `stream_vs_raw_socket`: the shard stream beside a plain socket copy of the same files, in turns. Two
 processes each: a sender, and a receiver that ends with the files on its disk (page cache). Ours
 checks every chunk and every file on the way, the plain copy nothing.
+
+`publish_rpc_vs_shared_folder`: a trainer's publish of twice as much, through the weights service's
+folder beside an upload, in turns; both end durable on the disk of the service.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from bench.rollout.weights_parts import (
     relayed_share,
     update_stalls,
 )
+from bench.rollout.weights_publish import publish_seconds
 from services.chassis import log
 from services.chassis.config.settings import ServerConfig
 
@@ -66,6 +70,9 @@ def _measure(rounds: int, mebibytes: int) -> None:
     with tempfile.TemporaryDirectory(prefix="seamflow-bench-") as made:
         folder = Path(made)
         ours, theirs = _copies(folder, rounds, mebibytes)
+        with _weights_service(folder / "publish") as port:
+            measured = publish_seconds(port, folder / "trainer", rounds, 2 * mebibytes)
+            shared, uploaded = asyncio.run(measured)
         deltas = {kind: changed_share(folder / kind, kind) for kind in ("float32", "bfloat16")}
         relayed = asyncio.run(relayed_share(folder / "relay"))
         with_prepare, without = asyncio.run(update_stalls(folder / "stall"))
@@ -76,6 +83,9 @@ def _measure(rounds: int, mebibytes: int) -> None:
             "stream_vs_raw_socket": ratio(theirs, ours),
             "stream_gib_per_second": gibibytes / median(ours),
             "raw_socket_gib_per_second": gibibytes / median(theirs),
+            "publish_rpc_vs_shared_folder": ratio(shared, uploaded),
+            "publish_seconds_shared_folder": median(shared),
+            "publish_seconds_rpc": median(uploaded),
             "delta_bytes_share": max(deltas.values()),
             **{f"delta_bytes_share_{kind}": share for kind, share in deltas.items()},
             "relay_sent_by_service_4_servers": relayed,
@@ -86,6 +96,8 @@ def _measure(rounds: int, mebibytes: int) -> None:
         raw={
             "stream_seconds": ours,
             "raw_socket_seconds": theirs,
+            "publish_seconds_shared_folder": shared,
+            "publish_seconds_rpc": uploaded,
             "update_stall_seconds_prepared": with_prepare,
             "update_stall_seconds_unprepared": without,
         },
@@ -103,7 +115,7 @@ def _copies(folder: Path, rounds: int, mebibytes: int) -> tuple[list[float], lis
                 file.write(secrets.token_bytes(8 * MIB))
     ours: list[float] = []
     theirs: list[float] = []
-    with _weights_service(folder) as port, _plain_sender(source) as plain_port:
+    with _weights_service(folder / "published") as port, _plain_sender(source) as plain_port:
         asyncio.run(publish(port, source))
         for _ in track(range(rounds), description="shard stream, plain socket"):
             ours.append(_received("stream", port, folder / "to"))
@@ -120,9 +132,10 @@ def _received(kind: str, port: int, folder: Path) -> float:
 
 @contextmanager
 def _weights_service(folder: Path) -> Iterator[int]:
+    folder.mkdir(parents=True)
     port_file = folder / "port.json"
     command = [sys.executable, "-m", "services.weights", "--port", "0", "--admin-port", "-1"]
-    command += ["--folder", str(folder / "published"), "--log-level", "warning"]
+    command += ["--folder", str(folder / "weights"), "--log-level", "warning"]
     environment = {**os.environ, "SEAMFLOW_PORT_FILE": str(port_file)}
     with ExitStack() as stack:
         environment["SEAMFLOW_WEIGHTS_REDIS_URL"] = stack.enter_context(redis_server(FAST))

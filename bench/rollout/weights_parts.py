@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +27,7 @@ from rollout.server.weights.transports.shard_stream import ShardStream
 from services.chassis.rpc.server import started
 from services.weights.cli import build as build_weights
 from services.weights.config import WeightsConfig
+from trainer.publish.uploader import Uploader
 
 __all__ = [
     "RUN",
@@ -55,10 +55,11 @@ async def publish(port: int, source: Path) -> pb.Manifest:
         newest = (await stub.GetManifest(pb.GetManifestRequest(run_id=RUN))).manifest
         step = newest.weight_version + 1
         begun = await stub.BeginPublish(
-            pb.BeginPublishRequest(run_id=RUN, step=step, epoch=1, idempotency_key=str(step))
+            pb.BeginPublishRequest(run_id=RUN, step=step, epoch=1, request_id=str(step))
         )
         files = _described_all(source)
-        shutil.copytree(source, begun.folder, dirs_exist_ok=True)
+        head = pb.UploadShardsRequest(run_id=RUN, weight_version=begun.weight_version, epoch=1)
+        await Uploader(channel).upload(head, source, files)
         request = pb.CommitPublishRequest(
             run_id=RUN, weight_version=begun.weight_version, epoch=1, files=files
         )
@@ -179,6 +180,7 @@ async def _fake_server(weights_port: int, address: str) -> AsyncIterator[None]:
         port=int(address.rpartition(":")[2]),
         weights=f"127.0.0.1:{weights_port}",
         weight_relay_address=address,
+        weight_transports=("relay", "shard_stream"),
         drain_seconds=0.0,
     )
     async with build_server(config) as service, started(service, config, "rollout_server"):

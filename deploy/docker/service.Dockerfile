@@ -26,7 +26,7 @@ ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
 # Mount points of volumes: a new volume inherits their owner.
-RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/data', '/cache')]"]
+RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/data', '/weights', '/cache')]"]
 COPY --from=build /opt/seamflow /opt/seamflow
 WORKDIR /app
 COPY services services

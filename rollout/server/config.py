@@ -31,10 +31,9 @@ class RolloutServerConfig(ServerConfig):
     """Folder of fetched weights, for this server alone; unset: a temporary folder."""
     weight_transports: tuple[str, ...] = ("shared_folder", "relay", "shard_stream")
     """Transports of new weights, in the order tried; each continues where the one before stopped:
-    "shared_folder" (once weight_folder is set), "relay" (once weight_relay_address is set),
-    "shard_stream", or plug-ins as "package.module:Name"."""
-    weight_folder: Path | None = None
-    """Path of the weights service's folder on this machine; unset: the folder is not shared."""
+    "shared_folder" (if a probe shows that this machine sees the weights service's folder under the
+    same path), "relay" (once weight_relay_address is set), "shard_stream", or plug-ins as
+    "package.module:Name"."""
     weight_folder_check: Literal["size", "sha256"] = "size"
     """Check of a shared file; the weights service has verified its checksum at the commit."""
     weight_relay_address: str | None = None

@@ -186,8 +186,6 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
         model=layout.path(config.model),
         weights=layout.address("weights"),
         cache_folder=layout.folder / "cache" / node.node_id,
-        # On the same machine: new weights are linked from there, not sent.
-        weight_folder=layout.folder / "weights",
     )
     return _process(name.replace("/", "-"), "rollout.server", layout, environment)
 

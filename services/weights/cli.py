@@ -48,6 +48,7 @@ def service(config: WeightsConfig, store: Store) -> Service:
             trees=config.relay_trees, fanout=config.relay_fanout, seconds=config.relay_seconds
         ),
         rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
+        offer_folder=config.offer_folder,
         clock=time.time,
     )
     return Service(

@@ -48,6 +48,16 @@ class RedisStore:
         step, parent = record.split(b":")
         return Allocation(step=int(step), parent=int(parent))
 
+    async def fence(self, scope: Scope, epoch: int, version: int) -> None:
+        """Check epoch and version with fence.lua."""
+        status, *rest = await self._scripts.call(
+            "fence", keys=[keys.counters(scope), keys.allocations(scope)], args=[epoch, version]
+        )
+        if status == b"stale":
+            raise stale_epoch(f"run {scope.run_id}", epoch, int(rest[0]))
+        if status == b"missing":
+            raise not_found("weight_version", str(version))
+
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
         """Commit the manifest with commit.lua."""
         status, *rest = await self._scripts.call(

@@ -21,6 +21,7 @@ from services.weights import validation
 from services.weights.relay_tree import parent
 from services.weights.shard_source import StoredShards
 from services.weights.store_interface import Publish, Scope, Store
+from services.weights.upload_receiver import UploadReceiver
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
@@ -55,7 +56,7 @@ class Rolling:
 
 
 class WeightServicer(WeightServiceServicer):
-    """Publishing in two phases, reading, watching.
+    """Publishing, reading, watching.
 
     Args:
         store: versions and manifests.
@@ -64,6 +65,7 @@ class WeightServicer(WeightServiceServicer):
         keep_versions: newest committed versions whose files stay.
         relay: settings of file relay.
         rolling: settings of rolling swaps.
+        offer_folder: whether callers that see the same folder may use it.
         clock: Unix time, for commit times.
     """
 
@@ -76,6 +78,7 @@ class WeightServicer(WeightServiceServicer):
         keep_versions: int,
         relay: Relay,
         rolling: Rolling,
+        offer_folder: bool,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -84,20 +87,23 @@ class WeightServicer(WeightServiceServicer):
         self._keep_versions = keep_versions
         self._relay = relay
         self._rolling = rolling
+        self._offer_folder = offer_folder
         self._clock = clock
         self._sender = ShardSender(StoredShards(store, folders))
         self._committed = metrics.counter(
             "weights", "committed_versions_total", "Versions made visible."
         )
         self._served = metrics.counter("weights", "served_bytes_total", "Bytes of shards sent.")
+        received = metrics.counter("weights", "received_bytes_total", "Bytes of shards received.")
+        self._receiver = UploadReceiver(store, folders, received.inc)
 
     async def BeginPublish(
         self, request: pb.BeginPublishRequest, context: Context
     ) -> pb.BeginPublishResponse:
-        """Allocate a version and make its folder."""
+        """Allocate a version."""
         scope = validation.scope_of(request.run_id, request.model)
         publish = Publish(
-            key=validation.required("idempotency_key", request.idempotency_key),
+            key=validation.required("request_id", request.request_id),
             step=validation.not_negative("step", request.step),
             parent=validation.not_negative("parent_weight_version", request.parent_weight_version),
             epoch=validation.positive("epoch", request.epoch),
@@ -105,8 +111,51 @@ class WeightServicer(WeightServiceServicer):
         # Folders on disk count too: a store that lost data must not reuse their versions.
         floor = await self._folders.highest(scope)
         version = await self._store.begin(scope, publish, floor)
-        folder = await self._folders.make(scope, version)
-        return pb.BeginPublishResponse(weight_version=version, folder=str(folder))
+        await self._folders.make(scope, version)
+        return pb.BeginPublishResponse(weight_version=version)
+
+    async def UploadShards(
+        self, requests: AsyncIterator[pb.UploadShardsRequest], context: Context
+    ) -> pb.UploadShardsResponse:
+        """Store parts of files; a slow disk slows the sender (back-pressure)."""
+        return await self._receiver.receive(requests)
+
+    async def GetUpload(
+        self, request: pb.GetUploadRequest, context: Context
+    ) -> pb.GetUploadResponse:
+        """Read how much of each file is here; all of it, once it is committed."""
+        scope = validation.scope_of(request.run_id, request.model)
+        version = validation.positive("weight_version", request.weight_version)
+        validation.check_files(request.files)
+        manifest = await self._store.manifest(scope, version)
+        committed = [] if manifest is None else list(manifest.files)
+        response = pb.GetUploadResponse()
+        for file in request.files:
+            held = (
+                file.num_bytes if file in committed else await self._folders.uploaded(scope, file)
+            )
+            if held is not None:
+                response.files.add(name=file.name, num_bytes=held)
+        return response
+
+    async def ProbeFolder(
+        self, request: pb.ProbeFolderRequest, context: Context
+    ) -> pb.ProbeFolderResponse:
+        """Name the folder of a version, with a probe in it."""
+        scope = validation.scope_of(request.run_id, request.model)
+        version = validation.positive("weight_version", request.weight_version)
+        if await self._store.allocation(scope, version) is None:
+            raise not_found("weight_version", str(version))
+        if not self._offer_folder:
+            return pb.ProbeFolderResponse()
+        response = pb.ProbeFolderResponse(
+            folder=str(self._folders.path(scope, version)),
+            probe=await self._folders.probe(scope, version),
+        )
+        if request.HasField("written"):
+            validation.check_probe(request.written)
+            response.seen = await self._folders.sees(scope, version, request.written)
+        return response
 
     async def CommitPublish(
         self, request: pb.CommitPublishRequest, context: Context

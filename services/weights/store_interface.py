@@ -29,7 +29,7 @@ class Publish:
     """A request to publish a version."""
 
     key: str
-    """Idempotency key: the same one gets the same version."""
+    """Idempotency key (`request_id`): the same one gets the same version."""
     step: int
     """Optimizer step that made the weights."""
     parent: int
@@ -61,6 +61,13 @@ class Store(Protocol):
 
     async def allocation(self, scope: Scope, version: int) -> Allocation | None:
         """The allocation of `version`; None: it was never allocated, or it is forgotten."""
+
+    async def fence(self, scope: Scope, epoch: int, version: int) -> None:
+        """Check that `epoch` is not stale and `version` is allocated.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), NOT_FOUND (never allocated, or forgotten).
+        """
 
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
         """Commit the manifest; returns the committed one, which may be an earlier one.

@@ -5,17 +5,38 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from seamflow.weights.v1.weight_service_pb2 import WeightFile
+from seamflow.weights.v1.weight_service_pb2 import (
+    FolderProbe,
+    ShardEncoding,
+    UploadShardsRequest,
+    WeightFile,
+)
 
 from services.chassis.errors import invalid_argument
+from services.lib.weight_files.folder_probe import CONTENT_BYTES, PROBE_NAME
+from services.lib.weight_files.shard_chunks import CHUNK_BYTES
 from services.weights.store_interface import Scope
 
-__all__ = ["check_files", "not_negative", "positive", "required", "scope_of"]
+__all__ = [
+    "check_file",
+    "check_files",
+    "check_part",
+    "check_probe",
+    "not_negative",
+    "positive",
+    "required",
+    "scope_of",
+]
 
 DEFAULT_MODEL = "policy"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _NAME_CURE = "use 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAX_FILES = 10_000
+_UPLOADED = (
+    ShardEncoding.SHARD_ENCODING_UNSPECIFIED,
+    ShardEncoding.SHARD_ENCODING_ZSTD,
+)
 
 
 def scope_of(run_id: str, model: str) -> Scope:
@@ -34,18 +55,64 @@ def check_files(files: Sequence[WeightFile]) -> None:
     Raises:
         ServiceError: INVALID_ARGUMENT.
     """
-    if not files:
-        raise invalid_argument("files", "[]", "name every file of the version's folder")
+    if not 1 <= len(files) <= _MAX_FILES:
+        cure = f"name every file of the version, 1 to {_MAX_FILES}"
+        raise invalid_argument("files", f"{len(files)} files", cure)
     seen = set[str]()
     for index, file in enumerate(files):
         field = f"files[{index}]"
-        if _named(f"{field}.name", file.name) in seen:
+        check_file(field, file)
+        if file.name in seen:
             raise invalid_argument(f"{field}.name", file.name, "name each file once")
         seen.add(file.name)
-        not_negative(f"{field}.num_bytes", file.num_bytes)
-        if not _DIGEST.fullmatch(file.sha256):
-            cure = "give the SHA-256 as 64 lower-case hex digits"
-            raise invalid_argument(f"{field}.sha256", file.sha256, cure)
+
+
+def check_file(field: str, file: WeightFile) -> None:
+    """Check that a file has a plain name, a size and a digest.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    _named(f"{field}.name", file.name)
+    not_negative(f"{field}.num_bytes", file.num_bytes)
+    if not _DIGEST.fullmatch(file.sha256):
+        cure = "give the SHA-256 as 64 lower-case hex digits"
+        raise invalid_argument(f"{field}.sha256", file.sha256[:80], cure)
+
+
+def check_part(request: UploadShardsRequest) -> None:
+    """Check that a part of a file has a size that its encoding may have, and lies in the file.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    check_file("file", request.file)
+    if len(request.data) > CHUNK_BYTES:
+        cure = f"send parts of at most {CHUNK_BYTES} bytes"
+        raise invalid_argument("data", f"{len(request.data)} bytes", cure)
+    if request.encoding not in _UPLOADED:
+        cure = "send the bytes of the file (0), or one Zstandard frame (1)"
+        raise invalid_argument("encoding", request.encoding, cure)
+    size = request.num_bytes if request.encoding else len(request.data)
+    if not 0 <= size <= CHUNK_BYTES:
+        raise invalid_argument("num_bytes", size, f"it must be 0 to {CHUNK_BYTES}")
+    if not 0 <= request.offset <= request.file.num_bytes - size:
+        cure = f"the part of {size} bytes must lie within file {request.file.name!r}"
+        raise invalid_argument("offset", request.offset, f"{cure} of {request.file.num_bytes}")
+
+
+def check_probe(probe: FolderProbe) -> None:
+    """Check the name and the length of a caller's probe.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    if not PROBE_NAME.fullmatch(probe.name):
+        cure = 'use ".probe-" and 32 lower-case hex digits'
+        raise invalid_argument("written.name", probe.name[:64], cure)
+    if not 1 <= len(probe.content) <= CONTENT_BYTES:
+        cure = f"it must have 1 to {CONTENT_BYTES} bytes"
+        raise invalid_argument("written.content", f"{len(probe.content)} bytes", cure)
 
 
 def positive(field: str, value: int) -> int:

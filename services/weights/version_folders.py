@@ -11,12 +11,12 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
-from seamflow.weights.v1.weight_service_pb2 import WeightFile
+from seamflow.weights.v1.weight_service_pb2 import FolderProbe, WeightFile
 
 from services.chassis.errors import (
     Reason,
@@ -26,8 +26,10 @@ from services.chassis.errors import (
     unavailable,
 )
 from services.lib.weight_files.folder_names import folder_name, versions_in
+from services.lib.weight_files.folder_probe import own_probe, sees
 from services.lib.weight_files.shard_sender import OpenShard, open_regular
 from services.weights.store_interface import Scope
+from services.weights.uploads import Uploads
 
 __all__ = ["WeightFolders"]
 
@@ -36,8 +38,9 @@ _FULL_RETRY_SECONDS = 30.0
 
 
 class WeightFolders:
-    """`<root>/<run>/<model>/weight_v000001/`: one flat folder per version, written by the trainer.
+    """`<root>/<run>/<model>/weight_v000001/`: one flat folder per version.
 
+    A trainer that sees the folder writes the files there; the files of another one are uploaded.
     Raises ServiceErrors: RESOURCE_EXHAUSTED for a full disk, UNAVAILABLE for a failing one; for
     a file that does not match, FAILED_PRECONDITION before the commit and DATA_LOSS after it.
     """
@@ -62,11 +65,40 @@ class WeightFolders:
         """The highest version that has a folder, committed or not; 0: none."""
         return max(await self._present(scope), default=0)
 
+    async def probe(self, scope: Scope, version: int) -> FolderProbe:
+        """The probe in the folder of `version`, for readers and writers of the folder."""
+        folder = await self.make(scope, version)
+        with _disk_errors(f"write a probe into {folder}"):
+            return await asyncio.to_thread(own_probe, folder)
+
+    async def sees(self, scope: Scope, version: int, probe: FolderProbe) -> bool:
+        """Whether a caller's probe is in the folder of `version`."""
+        return await asyncio.to_thread(sees, self.path(scope, version), probe)
+
+    async def uploaded(self, scope: Scope, file: WeightFile) -> int | None:
+        """Number of uploaded bytes of `file`; None: none, not even an empty file."""
+        with _disk_errors(f"read the upload of {file.name!r}"):
+            return await asyncio.to_thread(self._uploads(scope).held, file)
+
+    async def receive(
+        self, scope: Scope, file: WeightFile, offset: int, data: Callable[[], bytes]
+    ) -> int:
+        """Store `data()` at `offset` of an uploaded file; returns the number of bytes held then."""
+        uploads = self._uploads(scope)
+        with _disk_errors(f"write the upload of {file.name!r}"):
+            return await asyncio.to_thread(lambda: uploads.write(file, offset, data()))
+
     async def verify(self, scope: Scope, version: int, files: Sequence[WeightFile]) -> None:
-        """Check size and SHA-256 of every file, and make files and folder durable."""
-        folder = self.path(scope, version)
-        checks = [asyncio.to_thread(_verify, folder, file) for file in files]
-        await asyncio.gather(*checks)
+        """Check size and SHA-256 of every file, take uploaded ones in, and make all durable.
+
+        Unless every file is right, uploaded ones stay where they are, to be continued.
+        """
+        folder, uploads = self.path(scope, version), self._uploads(scope)
+        checks = [asyncio.to_thread(_check, uploads, folder, file) for file in files]
+        uploaded = await asyncio.gather(*checks)
+        taken = [file for file, is_uploaded in zip(files, uploaded, strict=True) if is_uploaded]
+        with _disk_errors(f"move files to {folder}"):
+            await asyncio.to_thread(_take_in, uploads, folder, taken)
         with _disk_errors(f"sync {folder}"):
             await asyncio.to_thread(_sync_folder, folder)
 
@@ -91,41 +123,82 @@ class WeightFolders:
         return OpenShard(described=file, file=opened)
 
     async def prune(self, scope: Scope, oldest: int) -> None:
-        """Delete every version below `oldest` that is not being read, committed or not."""
+        """Delete every version below `oldest` that is not being read, and unfinished uploads."""
         for version in await self._present(scope):
             if version < oldest and not self._readers[scope, version]:
                 folder = self.path(scope, version)
                 with _disk_errors(f"delete {folder}"):
                     await asyncio.to_thread(shutil.rmtree, folder)
+        with _disk_errors(f"delete the uploads of {self._of(scope)}"):
+            await asyncio.to_thread(self._uploads(scope).clear)
 
     def _of(self, scope: Scope) -> Path:
         return self._root / scope.run_id / scope.model
+
+    def _uploads(self, scope: Scope) -> Uploads:
+        return Uploads(self._of(scope))
 
     async def _present(self, scope: Scope) -> list[int]:
         with _disk_errors(f"list {self._of(scope)}"):
             return await asyncio.to_thread(versions_in, self._of(scope))
 
 
-def _verify(folder: Path, expected: WeightFile) -> None:
-    where = f"file {expected.name!r} in {folder}"
+def _check(uploads: Uploads, folder: Path, file: WeightFile) -> bool:
+    """Check a file that is uploaded (True) or was written into `folder` (False)."""
+    where = f"file {file.name!r} in {folder}"
     with _disk_errors(f"check {where}"):
-        try:
-            file = open_regular(folder / expected.name)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
-                message = f"{where} is missing or not a regular file"
-                raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message) from error
-            raise
-        with file:
-            size = os.fstat(file.fileno()).st_size
-            if size != expected.num_bytes:
-                message = f"{where} has {size} bytes instead of {expected.num_bytes}"
-                raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
-                message = f"{where} does not have the SHA-256 of the manifest"
-                raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
-            # Cheap if the trainer has already synced it.
-            os.fsync(file.fileno())
+        held = uploads.held(file)
+        if held == file.num_bytes and _is_whole(uploads, file):
+            return True
+        if held is not None and not (folder / file.name).exists():
+            message = (
+                f"file {file.name!r} has {held} of {file.num_bytes} bytes; "
+                "ask GetUpload, upload the rest, and commit again"
+            )
+            raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
+        _verify(folder / file.name, file, where)
+        return False
+
+
+def _is_whole(uploads: Uploads, file: WeightFile) -> bool:
+    """Check an uploaded file; False: a repeated commit has moved it."""
+    try:
+        _verify(uploads.path(file), file, f"uploaded file {file.name!r}")
+    except ServiceError as error:
+        if uploads.held(file) is None:
+            return False
+        if error.reason == Reason.CHECKSUM_MISMATCH:
+            uploads.drop(file)  # or it could never be uploaded again
+        raise
+    return True
+
+
+def _take_in(uploads: Uploads, folder: Path, files: Sequence[WeightFile]) -> None:
+    """Move uploaded files, which are checked, into `folder`."""
+    for file in files:
+        # A repeated commit may have moved it.
+        with suppress(FileNotFoundError):
+            uploads.path(file).replace(folder / file.name)
+
+
+def _verify(path: Path, expected: WeightFile, where: str) -> None:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+            message = f"{where} is missing or not a regular file"
+            raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message) from error
+        raise
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected.num_bytes:
+            message = f"{where} has {size} bytes instead of {expected.num_bytes}"
+            raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
+        if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+            message = f"{where} does not have the SHA-256 of the manifest"
+            raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
+        # Cheap if the trainer has already synced it.
+        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, failed_precondition, not_found, stale_epoch
 from services.chassis.rpc.server import Service, started
+from services.lib.weight_files.folder_probe import own_probe, sees
 from tests.trainer.support import make_samples
 
 _PAGE = 3
@@ -142,11 +143,18 @@ class WeightStore(weight_grpc.WeightServiceServicer):
         self, request: weight_pb2.BeginPublishRequest, context: object
     ) -> weight_pb2.BeginPublishResponse:
         """The next version for a new key."""
-        version, _ = self._begun.setdefault(
-            request.idempotency_key, (len(self._begun) + 1, request)
-        )
-        return weight_pb2.BeginPublishResponse(
-            weight_version=version, folder=str(self.folder(version))
+        version, _ = self._begun.setdefault(request.request_id, (len(self._begun) + 1, request))
+        return weight_pb2.BeginPublishResponse(weight_version=version)
+
+    async def ProbeFolder(
+        self, request: weight_pb2.ProbeFolderRequest, context: object
+    ) -> weight_pb2.ProbeFolderResponse:
+        """The folder of a version, which the trainer sees."""
+        folder = self.folder(request.weight_version)
+        folder.mkdir(parents=True, exist_ok=True)
+        seen = sees(folder, request.written)
+        return weight_pb2.ProbeFolderResponse(
+            folder=str(folder), probe=own_probe(folder), seen=seen
         )
 
     async def CommitPublish(
@@ -181,7 +189,7 @@ class WeightStore(weight_grpc.WeightServiceServicer):
         return weight_pb2.GetManifestResponse(manifest=self.manifests[-1])
 
     def folder(self, version: int) -> Path:
-        """Where a version lies."""
+        """Where a version is."""
         return self._folder / f"weight_v{version:06d}"
 
 

@@ -61,6 +61,14 @@ class MemoryStore:
         """See `Store.allocation`."""
         return self._of(scope).allocations.get(version)
 
+    async def fence(self, scope: Scope, epoch: int, version: int) -> None:
+        """See `Store.fence`."""
+        versions = self._of(scope)
+        if epoch < versions.epoch:
+            raise stale_epoch(f"run {scope.run_id}", epoch, versions.epoch)
+        if version not in versions.allocations:
+            raise not_found("weight_version", str(version))
+
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
         """See `Store.commit`."""
         versions, version = self._scopes.setdefault(scope, _Versions()), manifest.weight_version

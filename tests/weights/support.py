@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
+import xxhash
 from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.rpc.server import Service, started
+from services.lib.weight_files.folder_probe import sees
 from services.weights.cli import build, service
 from services.weights.config import WeightsConfig
 from tests.weights.memory_store import MemoryStore
@@ -54,6 +56,10 @@ class Trainer:
     epoch: int = 1
     """Its fence."""
 
+    def newer(self) -> Trainer:
+        """The trainer that takes over."""
+        return replace(self, epoch=self.epoch + 1)
+
     async def begin(self, step: int, key: str | None = None) -> pb.BeginPublishResponse:
         """BeginPublish for `step`, by default keyed by the step."""
         request = pb.BeginPublishRequest(
@@ -61,9 +67,57 @@ class Trainer:
             step=step,
             parent_weight_version=step - 1,
             epoch=self.epoch,
-            idempotency_key=key or f"step-{step}",
+            request_id=key or f"step-{step}",
         )
         return await self.stub.BeginPublish(request, timeout=10)
+
+    async def folder(self, version: int) -> str:
+        """The folder of `version`, as a trainer on the same disk finds it."""
+        request = pb.ProbeFolderRequest(run_id=self.run_id, weight_version=version)
+        response = await self.stub.ProbeFolder(request, timeout=10)
+        assert sees(Path(response.folder), response.probe)
+        return response.folder
+
+    async def begun(self, step: int) -> tuple[int, str]:
+        """BeginPublish; returns the version and its folder."""
+        version = (await self.begin(step)).weight_version
+        return version, await self.folder(version)
+
+    async def upload(self, parts: Iterable[pb.UploadShardsRequest]) -> dict[str, int]:
+        """UploadShards of these messages; returns the bytes held of each file."""
+        response = await self.stub.UploadShards(iter(parts), timeout=10)
+        return {file.name: file.num_bytes for file in response.files}
+
+    async def uploaded(self, version: int, files: dict[str, bytes]) -> dict[str, int]:
+        """GetUpload: bytes held of each file of which there is anything."""
+        request = pb.GetUploadRequest(
+            run_id=self.run_id, weight_version=version, files=describe(files)
+        )
+        response = await self.stub.GetUpload(request, timeout=10)
+        return {file.name: file.num_bytes for file in response.files}
+
+    def part(
+        self, version: int, name: str, data: bytes, offset: int = 0, end: int | None = None
+    ) -> pb.UploadShardsRequest:
+        """The bytes of file `name` with content `data` from `offset` to `end`, as one message."""
+        piece = data[offset:end]
+        return pb.UploadShardsRequest(
+            run_id=self.run_id,
+            weight_version=version,
+            epoch=self.epoch,
+            file=describe({name: data})[0],
+            offset=offset,
+            data=piece,
+            checksum=xxhash.xxh3_64_intdigest(piece),
+        )
+
+    def parts(
+        self, version: int, files: dict[str, bytes], size: int = 1 << 20
+    ) -> Iterator[pb.UploadShardsRequest]:
+        """All messages of an upload of `files`, in parts of `size` bytes."""
+        for name, data in files.items():
+            for offset in range(0, len(data) or 1, size):
+                yield self.part(version, name, data, offset, offset + size)
 
     async def commit(
         self, version: int, files: list[pb.WeightFile] | None = None
@@ -79,9 +133,16 @@ class Trainer:
 
     async def publish(self, step: int) -> int:
         """All of it; returns the version."""
-        begun = await self.begin(step)
-        write(begun.folder)
-        return (await self.commit(begun.weight_version)).manifest.weight_version
+        version, folder = await self.begun(step)
+        write(folder)
+        return (await self.commit(version)).manifest.weight_version
+
+    async def publish_uploaded(self, step: int, files: dict[str, bytes]) -> int:
+        """All of it, without a common folder; returns the version."""
+        version = (await self.begin(step)).weight_version
+        await self.upload(self.parts(version, files))
+        await self.commit(version, describe(files))
+        return version
 
     async def newest(self) -> int:
         """The newest committed version; 0: none."""
@@ -106,13 +167,23 @@ def in_memory(config: WeightsConfig) -> Service:
 
 @asynccontextmanager
 async def weights_service(
-    folder: Path, redis_url: str | None = None, keep_versions: int = 4
+    folder: Path, redis_url: str | None = None, keep_versions: int = 4, *, offer: bool = True
 ) -> AsyncIterator[WeightServiceAsyncStub]:
     """A weights service in this process, and a client of it."""
+    async with weights_channel(folder, redis_url, keep_versions, offer=offer) as channel:
+        yield async_stub(WeightServiceStub, channel)
+
+
+@asynccontextmanager
+async def weights_channel(
+    folder: Path, redis_url: str | None = None, keep_versions: int = 4, *, offer: bool = True
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A weights service in this process, and a channel to it."""
     config = WeightsConfig(
         folder=folder,
         redis_url=redis_url or "redis://oracle",
         keep_versions=keep_versions,
+        offer_folder=offer,
         poll_seconds=0.02,
         port=0,
         drain_seconds=1,
@@ -122,7 +193,7 @@ async def weights_service(
         started(served, config) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield async_stub(WeightServiceStub, channel)
+        yield channel
 
 
 def names_in(folder: Path) -> list[str]:

@@ -3,79 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import pytest
-from seamflow.stubs import async_stub
-from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.config import load as chassis_config
 from services.chassis.errors import ConfigError
 from services.weights.config import WeightsConfig
-from tests.weights.support import FILES, Trainer, write
-
-START_SECONDS = 30
-
-
-async def launch(*arguments: str, port_file: Path) -> asyncio.subprocess.Process:
-    """`python -m services.weights` with these flags on a free port."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "services.weights", "--port", "0", "--admin-port", "-1", *arguments),
-        env={**os.environ, "SEAMFLOW_PORT_FILE": str(port_file), "PYTHONPATH": ":".join(sys.path)},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-@asynccontextmanager
-async def running(folder: Path, redis_url: str) -> AsyncIterator[tuple[Trainer, int]]:
-    """The process, as a trainer that talks to it and its pid; killed with SIGKILL at the end."""
-    port_file = folder / "port.json"
-    port_file.unlink(missing_ok=True)
-    process = await launch(
-        *("--folder", str(folder / "weights"), "--redis-url", redis_url), port_file=port_file
-    )
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            while not port_file.exists():
-                assert process.returncode is None
-                await asyncio.sleep(0.02)
-        port = json.loads(port_file.read_text())["port"]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield (
-                Trainer(stub=async_stub(WeightServiceStub, channel), run_id=folder.name),
-                process.pid,
-            )
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+from tests.weights.process import START_SECONDS, launch, running
+from tests.weights.support import FILES, describe, write
 
 
 async def test_a_kill_between_begin_and_commit_loses_nothing(
     tmp_path: Path, redis_url: str
 ) -> None:
     """After SIGKILL the same key gets the same version, it can be committed, and none is reused."""
-    async with running(tmp_path, redis_url) as (trainer, pid):
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
         assert await trainer.publish(1) == 1
         begun = await trainer.begin(2)
-        write(begun.folder)
-        os.kill(pid, signal.SIGKILL)
-    async with running(tmp_path, redis_url) as (trainer, _):
+        write(await trainer.folder(begun.weight_version))
+        service.kill()
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
         assert await trainer.newest() == 1
         assert await trainer.begin(2) == begun
         await trainer.commit(begun.weight_version)
         assert await trainer.newest() == 2
         assert (await trainer.begin(3)).weight_version == 3
         assert await trainer.fetch(1) == await trainer.fetch(2) == FILES
+
+
+async def test_a_kill_within_an_upload_loses_none_of_it(tmp_path: Path, redis_url: str) -> None:
+    """After SIGKILL in the middle of a stream the upload goes on where it was."""
+    data = os.urandom(40 << 20)
+    files = {"model.safetensors": data}
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
+        version = (await trainer.begin(1)).weight_version
+        call = trainer.stub.UploadShards(timeout=30)
+        with pytest.raises(grpc.aio.AioRpcError):
+            for part in trainer.parts(version, files):
+                await call.write(part)
+                if part.offset == 20 << 20:
+                    while not await trainer.uploaded(version, files):
+                        await asyncio.sleep(0.01)
+                    service.kill()
+            await call
+    async with running(tmp_path, redis_url) as service:
+        trainer = service.trainer
+        held = (await trainer.uploaded(version, files))["model.safetensors"]
+        assert 0 < held < len(data)
+        rest = [
+            part for part in trainer.parts(version, files) if part.offset + len(part.data) > held
+        ]
+        assert sum(len(part.data) for part in rest) < len(data)
+        await trainer.upload(rest)
+        await trainer.commit(version, describe(files))
+        assert await trainer.fetch(version) == files
 
 
 async def test_without_redis_it_exits_69(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ async def test_published_files_come_back_whole(tmp_path: Path) -> None:
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
         assert await trainer.newest() == 0
-        begun = await trainer.begin(1)
-        assert Path(begun.folder) == tmp_path / "run" / "policy" / "weight_v000001"
-        write(begun.folder)
+        version, folder = await trainer.begun(1)
+        assert Path(folder) == tmp_path / "run" / "policy" / "weight_v000001"
+        write(folder)
         assert await trainer.newest() == 0
-        manifest = (await trainer.commit(begun.weight_version)).manifest
+        manifest = (await trainer.commit(version)).manifest
         assert (manifest.step, manifest.parent_weight_version, manifest.model) == (1, 0, "policy")
         assert await trainer.newest() == 1
         assert await trainer.fetch(1) == FILES
@@ -43,8 +43,8 @@ async def test_a_repeated_commit_answers_the_same(tmp_path: Path) -> None:
     """A retried commit gives the same manifest; other files under the version are an error."""
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
-        begun = await trainer.begin(1)
-        write(begun.folder)
+        _, folder = await trainer.begun(1)
+        write(folder)
         first = await trainer.commit(1)
         assert await trainer.commit(1) == first
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -57,16 +57,16 @@ async def test_a_flipped_bit_is_an_error_naming_the_file(tmp_path: Path) -> None
     name = "model-00001-of-00002.safetensors"
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
-        begun = await trainer.begin(1)
+        _, folder = await trainer.begun(1)
         spoiled = bytearray(FILES[name])
         spoiled[123_456] ^= 1
-        write(begun.folder, {**FILES, name: bytes(spoiled)})
+        write(folder, {**FILES, name: bytes(spoiled)})
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await trainer.commit(1)
         assert refused.value.code() is FAILED
         assert name in (refused.value.details() or "")
         assert await trainer.newest() == 0
-        write(begun.folder)
+        write(folder)
         await trainer.commit(1)
         assert await trainer.newest() == 1
 
@@ -75,7 +75,7 @@ async def test_missing_short_and_linked_files_are_errors(tmp_path: Path) -> None
     """A file that is absent, of another size or not a plain file is an error."""
     async with weights_service(tmp_path) as stub:
         trainer = Trainer(stub=stub)
-        folder = Path((await trainer.begin(1)).folder)
+        folder = Path((await trainer.begun(1))[1])
         write(str(folder))
         file = folder / "config.json"
 
@@ -124,8 +124,8 @@ async def test_run_names_that_could_leave_the_root_are_refused(tmp_path: Path, r
     "request_",
     [
         pb.BeginPublishRequest(run_id="run", step=1, epoch=1),
-        pb.BeginPublishRequest(run_id="run", step=1, idempotency_key="k"),
-        pb.BeginPublishRequest(run_id="run", step=-1, epoch=1, idempotency_key="k"),
+        pb.BeginPublishRequest(run_id="run", step=1, request_id="k"),
+        pb.BeginPublishRequest(run_id="run", step=-1, epoch=1, request_id="k"),
     ],
 )
 async def test_incomplete_begins_are_refused(

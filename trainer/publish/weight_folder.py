@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
@@ -34,14 +36,17 @@ def write_folder(
     model_folder: Path,
     tensors: Mapping[str, torch.Tensor],
     adapter: Mapping[str, Setting] | None = None,
+    durable: bool = True,
 ) -> list[weight_pb2.WeightFile]:
-    """Write a complete folder, durable when this returns; its files with checksums.
+    """Write a complete folder; its files with checksums.
 
     Args:
         folder: to create.
         model_folder: with configuration and tokenizer.
         tensors: by name.
         adapter: settings, if the tensors are an adapter; None: they are whole weights.
+        durable: make the files durable and mark the folder complete; False: it is only read by this
+            process, which uploads the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if adapter is None:
@@ -49,13 +54,15 @@ def write_folder(
         _write_weights(folder, tensors)
     else:
         _write_adapter(folder, model_folder, tensors, adapter)
-    paths = sorted(
-        path for path in folder.iterdir() if path.name not in (_MANIFEST, fsync_files.COMPLETE)
-    )
-    files = [_described(path) for path in paths]
-    entries = [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in files]
-    fsync_files.write_json(folder / _MANIFEST, {"files": entries})
-    fsync_files.write_marker(folder)
+    # Hidden files are the probes of a folder shared with the weights service.
+    paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
+    files = [_described(path) for path in paths if path.name != _MANIFEST]
+    if durable:
+        for file in files:
+            fsync_files.sync(folder / file.name)
+        entries = [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in files]
+        fsync_files.write_json(folder / _MANIFEST, {"files": entries})
+        fsync_files.write_marker(folder)
     return files
 
 
@@ -66,11 +73,9 @@ def _write_adapter(
     settings: Mapping[str, Setting],
 ) -> None:
     layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}
-    fsync_files.write_json(
-        folder / _ADAPTER_SETTINGS, {**settings, "target_modules": sorted(layers)}
-    )
-    fsync_files.write_json(folder / ADAPTER_BASE, {"fingerprint": fingerprint(model_folder)})
-    fsync_files.write_tensors(folder / _ADAPTER_WEIGHTS, tensors)
+    _write_json(folder / _ADAPTER_SETTINGS, {**settings, "target_modules": sorted(layers)})
+    _write_json(folder / ADAPTER_BASE, {"fingerprint": fingerprint(model_folder)})
+    fsync_files.save_tensors(folder / _ADAPTER_WEIGHTS, tensors)
 
 
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
@@ -78,26 +83,26 @@ def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
     for path in sorted(source.iterdir()):
         weights_index = path.name.endswith(".index.json") or path.name == _MANIFEST
         if path.is_file() and path.suffix in COPIED_SUFFIXES and not weights_index:
-            fsync_files.copy_file(path, target / path.name)
+            shutil.copyfile(path, target / path.name)
     config = json.loads((source / "config.json").read_text())
     name = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[name] = str(dtype).removeprefix("torch.")
-    fsync_files.write_json(target / "config.json", config)
+    _write_json(target / "config.json", config)
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     parts = list(_parts(tensors))
     if len(parts) == 1:
-        fsync_files.write_tensors(folder / _WEIGHTS, parts[0])
+        fsync_files.save_tensors(folder / _WEIGHTS, parts[0])
         return
     names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
     for name, part in zip(names, parts, strict=True):
-        fsync_files.write_tensors(folder / name, part)
+        fsync_files.save_tensors(folder / name, part)
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
     }
-    fsync_files.write_json(folder / _INDEX, index)
+    _write_json(folder / _INDEX, index)
 
 
 def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
@@ -110,6 +115,10 @@ def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
         part[name] = tensor
         size += tensor.nbytes
     yield part
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1))
 
 
 def _described(path: Path) -> weight_pb2.WeightFile:

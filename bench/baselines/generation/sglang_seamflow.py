@@ -32,7 +32,7 @@ class Seamflow:
 
     def __init__(self, gateway: str, channel: grpc.aio.Channel, model: Path) -> None:
         self._client = Client(gateway, run_id=_RUN)
-        self._publisher = Publisher(channel, _RUN, model)
+        self._publisher = Publisher(channel, _RUN, model, model / "upload")
         self._tensors = load_file(model / "model.safetensors")
         self.version = 0
         """The newest that was published."""

@@ -5,7 +5,7 @@ WeightsError                 of `rollout.server.engines.engine`: these weights c
     ├── DamagedChunk         a chunk arrived damaged; only it is fetched again
     ├── DamagedFile          a complete file differs from the manifest; only it is fetched again
     ├── SourceLost           the sender disconnected, lacks the file, or stalls
-    ├── NotVisible           the publisher's folder is not visible on this machine
+    ├── NotVisible           this machine does not see the weights service's folder
     └── PhaseTimeout         a fetch took longer than its deadline
 """
 
@@ -81,7 +81,7 @@ class SourceLost(TransferError):  # noqa: N818 -- names the event
 
 
 class NotVisible(TransferError):  # noqa: N818 -- names the event
-    """The publisher's folder does not show the version here."""
+    """This machine does not see the version in the weights service's folder."""
 
 
 class PhaseTimeout(TransferError):  # noqa: N818 -- names the event

@@ -28,6 +28,7 @@ from rollout.server.weights.transport import (
     MANIFEST,
     Incoming,
     LocalVersion,
+    NotVisible,
     PhaseTimeout,
     WeightTransport,
 )
@@ -49,7 +50,7 @@ _RESERVED = re.compile(r"manifest\.json|.*\.part")
 _FETCHES = metrics.counter(
     "rollout_server",
     "weight_fetches_total",
-    "Versions that a transport fetched, or failed to fetch.",
+    "Versions that a transport fetched (ok), could not see (not_visible), or failed to fetch.",
     ("transport", "outcome"),
 )
 
@@ -195,6 +196,11 @@ class WeightCache:
                 if deadline.expired():
                     failure = _too_slow(name, self._fetch_seconds, incoming)
                     failure.__cause__ = error
+            except NotVisible as error:
+                failure = error  # usual where no disk is shared
+                _FETCHES.labels(name, "not_visible").inc()
+                get_logger().debug("weights_not_visible", error=str(error))
+                continue
             except NotFoundError:
                 raise  # the version itself is gone: no other transport would find it
             except (WeightsError, SeamflowError, OSError) as error:

@@ -1,8 +1,8 @@
-"""One chunk of a weight file on the wire: `weights.v1.FetchShardsResponse`, without its copies.
+"""One chunk of a weight file on the wire, without its copies.
 
-Weights are the one stream of seamflow that is bound by memory bandwidth. The general encoder and
-decoder of protobuf copy `data` four times on its way; these two do so once, and give the same bytes
-(`tests/lib/test_shard_chunks.py` holds them against the generated class).
+Weights are the streams of seamflow that are bound by memory bandwidth. The general encoder and
+decoder of protobuf copy `data` four times on its way; these do so once, and give the same bytes
+(`tests/lib/test_shard_chunks.py` holds them against the generated classes).
 """
 
 from __future__ import annotations
@@ -10,15 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import xxhash
-from seamflow.weights.v1.weight_service_pb2 import FetchShardsResponse, ShardEncoding
+from seamflow.weights.v1.weight_service_pb2 import (
+    FetchShardsResponse,
+    ShardEncoding,
+    UploadShardsRequest,
+)
 
-__all__ = ["CHUNK_BYTES", "ShardChunk", "decode_chunk", "encode_chunk", "keep_freed_memory"]
+__all__ = [
+    "CHUNK_BYTES",
+    "ShardChunk",
+    "decode_chunk",
+    "encode_chunk",
+    "encode_upload",
+    "keep_freed_memory",
+]
 
 CHUNK_BYTES = 1024 * 1024
 """Bytes of a file in one chunk, at most."""
 
 _KEPT_BYTES = 31 * 1024 * 1024  # glibc learns from blocks of up to 32 MiB
-_DATA_TAG = b"\x1a"
+_DATA_TAG, _UPLOAD_TAG = b"\x1a", b"\x3a"
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 
@@ -52,7 +63,7 @@ def encode_chunk(
     encoding: ShardEncoding.ValueType = ShardEncoding.SHARD_ENCODING_UNSPECIFIED,
     num_bytes: int | None = None,
 ) -> bytes:
-    """Encode a response; `num_bytes` is the decoded length of `data`, by default its length."""
+    """Encode a `FetchShardsResponse`; `num_bytes`: decoded length of `data`, by default its own."""
     head = FetchShardsResponse(
         name=name,
         offset=offset,
@@ -63,8 +74,16 @@ def encode_chunk(
     return b"".join((head.SerializeToString(), _DATA_TAG, _varint(len(data)), data))
 
 
+def encode_upload(head: UploadShardsRequest, data: bytes) -> bytes:
+    """Encode `head`, which has no `data`, with `data` as sent and its checksum."""
+    head.checksum = xxhash.xxh3_64_intdigest(data)
+    if not data:
+        return head.SerializeToString()
+    return b"".join((head.SerializeToString(), _UPLOAD_TAG, _varint(len(data)), data))
+
+
 def decode_chunk(message: bytes) -> ShardChunk:
-    """Decode a response.
+    """Decode a `FetchShardsResponse`.
 
     Raises:
         ValueError: the bytes are not a response.

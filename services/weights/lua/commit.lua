@@ -1,12 +1,7 @@
+-- requires: _below
 -- Makes a version visible, once.
 -- KEYS: counters, allocations, manifests. ARGV: epoch, version, manifest.
 -- Returns {"ok", committed manifest}, {"stale", current epoch} or {"missing"}.
-
--- Epochs are compared as decimal strings: Lua's numbers are exact only up to 2^53.
-local function below(a, b)
-  if #a ~= #b then return #a < #b end
-  return a < b
-end
 
 local current = redis.call("HGET", KEYS[1], "epoch") or "0"
 if below(ARGV[1], current) then return {"stale", current} end

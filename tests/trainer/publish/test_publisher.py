@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
+from services.lib.weight_files.folder_probe import own_probe, sees
 from trainer.publish import publisher, weight_folder
 
 
@@ -79,8 +80,25 @@ class SlowWeights(WeightServiceServicer):
     async def BeginPublish(self, request: pb.BeginPublishRequest, context: Any) -> Any:
         """A version per step."""
         await self._answer("BeginPublish")
-        folder = self.folder / str(request.step)
-        return pb.BeginPublishResponse(weight_version=request.step, folder=str(folder))
+        return pb.BeginPublishResponse(weight_version=request.step)
+
+    async def ProbeFolder(self, request: pb.ProbeFolderRequest, context: Any) -> Any:
+        """A folder per step."""
+        await self._answer("ProbeFolder")
+        if self.silent == "UploadShards":
+            return pb.ProbeFolderResponse()
+        folder = self.folder / str(request.weight_version)
+        folder.mkdir(exist_ok=True)
+        seen = sees(folder, request.written)
+        return pb.ProbeFolderResponse(folder=str(folder), probe=own_probe(folder), seen=seen)
+
+    async def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> Any:
+        """Nothing is here."""
+        return pb.GetUploadResponse()
+
+    async def UploadShards(self, requests: Any, context: Any) -> Any:
+        """Reads nothing."""
+        await self._answer("UploadShards")
 
     async def CommitPublish(self, request: pb.CommitPublishRequest, context: Any) -> Any:
         """Remember it."""
@@ -99,13 +117,16 @@ async def connected_publisher(
         started(offered, ServerConfig(drain_seconds=0.0)) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
-        yield publisher.Publisher(channel, "run", model, phase_seconds=phase_seconds)
+        upload = service.folder / "upload"
+        yield publisher.Publisher(channel, "run", model, upload, phase_seconds=phase_seconds)
 
 
 @pytest.mark.parametrize(
     ("silent", "error"),
     [
         ("BeginPublish", publisher.PublishPostponed),
+        ("ProbeFolder", publisher.PublishPostponed),
+        ("UploadShards", publisher.PublishPostponed),
         ("writing", publisher.PublishPostponed),
         ("CommitPublish", publisher.CommitUnknown),
         ("nothing", None),
@@ -127,11 +148,13 @@ async def test_every_phase_of_a_publish_has_a_deadline(
         # Only once a phase hangs, so that those before it have as long as they need.
         monkeypatch.setattr(loop, "time", lambda: now() + 600.0)
 
-    def write(*_: object) -> list[pb.WeightFile]:
+    def write(folder: Path, *_: object) -> list[pb.WeightFile]:
         if silent == "writing":
             loop.call_soon_threadsafe(pass_the_deadline)
             written.wait(30)
-        return []
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        return [pb.WeightFile(name="config.json", num_bytes=2)]
 
     service.on_silence = pass_the_deadline
     monkeypatch.setattr(publisher, "write_folder", write)

@@ -36,15 +36,11 @@ class TransportContext:
 def build_transports(context: TransportContext) -> dict[str, WeightTransport]:
     """Build the configured and usable transports, in the configured order.
 
-    `shared_folder` needs `weight_folder`, `relay` needs `weight_relay_address`. Raises
-    `ConfigError` if none is usable.
+    `relay` needs `weight_relay_address`. Raises `ConfigError` if none is usable.
     """
     config = context.config
-    usable = {
-        "shared_folder": config.weight_folder is not None,
-        "relay": config.weight_relay_address is not None,
-    }
-    names = [name for name in config.weight_transports if usable.get(name, True)]
+    relays = config.weight_relay_address is not None
+    names = [name for name in config.weight_transports if name != "relay" or relays]
     if not names:
         given = ", ".join(config.weight_transports) or "empty"
         raise ConfigError(f"weight_transports is {given}: none can be used; add shard_stream")

@@ -1,4 +1,4 @@
-"""Links files of the publisher's folder, where it is mounted on this machine; nothing is copied."""
+"""Links files of the weights service's folder, if this machine sees it; nothing is copied."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
+from seamflow.retry import retrying
+from seamflow.stubs import async_stub
+from seamflow.weights.v1.weight_service_pb2 import Manifest, ProbeFolderRequest, WeightFile
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.weights.transport import DamagedFile, Incoming, NotVisible
 from rollout.server.weights.transports import TransportContext
-from services.lib.weight_files.folder_names import folder_name
+from services.lib.weight_files.folder_probe import sees
 
 __all__ = ["SharedFolder"]
 
 _NAME = "shared_folder"
+_CURE = "mount it here under the same path, or let the next transport fetch the files"
 
 
 class SharedFolder:
-    """Links `<weight_folder>/<run>/<model>/weight_v000001/*` into the cache.
+    """Links the files of a version into the cache.
 
-    Hard links, so that a version in use survives its deletion by the publisher; symbolic links if
+    The weights service names their folder; it is the same one here if the service's probe is in it.
+    Hard links, so that a version in use survives its deletion by the service; symbolic links if
     the cache is on another file system. `weight_folder_check` is "size" (the weights service has
     verified the SHA-256 on this file system) or "sha256" (read the whole file).
     """
 
     def __init__(self, context: TransportContext) -> None:
-        assert context.config.weight_folder is not None
-        self._root = context.config.weight_folder
+        self._stub = async_stub(WeightServiceStub, context.weights)
         self._check_digest = context.config.weight_folder_check == "sha256"
 
     async def fetch(self, incoming: Incoming) -> None:
         """Link all missing files. Raises `NotVisible` or `DamagedFile`."""
-        source = _folder(self._root, incoming.manifest)
+        source = await self._source(incoming.manifest)
         for file in incoming.missing:
             path, part = source / file.name, incoming.part(file)
             with self._visible(path, file):
@@ -47,14 +51,28 @@ class SharedFolder:
                 _link(path, part)
             incoming.complete(file)
 
+    async def _source(self, manifest: Manifest) -> Path:
+        """The folder of the version, if it is visible here."""
+        request = ProbeFolderRequest(
+            run_id=manifest.run_id, model=manifest.model, weight_version=manifest.weight_version
+        )
+        offer = await retrying(lambda: self._stub.ProbeFolder(request))
+        folder = Path(offer.folder)
+        if not offer.folder:
+            what = "the weights service offers no folder (offer_folder)"
+        elif await asyncio.to_thread(sees, folder, offer.probe):
+            return folder
+        else:
+            what = f"{folder} of the weights service is not on this machine"
+        raise NotVisible(what, transport=_NAME, cure=_CURE)
+
     @contextmanager
     def _visible(self, source: Path, file: WeightFile) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            cure = f"mount the weights service's folder at weight_folder {self._root}"
             what = f"{source}: {error.strerror}"
-            raise NotVisible(what, transport=_NAME, cure=cure, file=file.name) from error
+            raise NotVisible(what, transport=_NAME, cure=_CURE, file=file.name) from error
 
     def _check(self, source: Path, file: WeightFile) -> None:
         size = source.stat(follow_symlinks=False).st_size
@@ -68,10 +86,6 @@ class SharedFolder:
             if digest != file.sha256:
                 what = f"the SHA-256 of {source} is not the manifest's"
                 raise DamagedFile(what, transport=_NAME, cure=cure, file=file.name)
-
-
-def _folder(root: Path, manifest: Manifest) -> Path:
-    return root / manifest.run_id / manifest.model / folder_name(manifest.weight_version)
 
 
 def _link(source: Path, target: Path) -> None:

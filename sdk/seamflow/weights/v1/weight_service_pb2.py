@@ -16,53 +16,70 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(seamflow/weights/v1/weight_service.proto\x12\x13seamflow.weights.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"=\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\xcf\x01\n\x08Manifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x1d\n\x15parent_weight_version\x18\x05 \x01(\x03\x12.\n\x05\x66iles\x18\x06 \x03(\x0b\x32\x1f.seamflow.weights.v1.WeightFile\x12/\n\x0b\x63ommit_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x89\x01\n\x13\x42\x65ginPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1d\n\x15parent_weight_version\x18\x04 \x01(\x03\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x17\n\x0fidempotency_key\x18\x06 \x01(\t\">\n\x14\x42\x65ginPublishResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\x8c\x01\n\x14\x43ommitPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12.\n\x05\x66iles\x18\x05 \x03(\x0b\x32\x1f.seamflow.weights.v1.WeightFile\"H\n\x15\x43ommitPublishResponse\x12/\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.seamflow.weights.v1.Manifest\"c\n\x12GetManifestRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1b\n\x0eweight_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_weight_version\"X\n\x13GetManifestResponse\x12\x34\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.seamflow.weights.v1.ManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\xdc\x01\n\x12\x46\x65tchShardsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\r\n\x05names\x18\x04 \x03(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12>\n\x12\x61\x63\x63\x65pted_encodings\x18\x06 \x03(\x0e\x32\".seamflow.weights.v1.ShardEncoding\x12\x1b\n\x13\x62\x61se_weight_version\x18\x07 \x01(\x03\x12\x13\n\x0b\x62\x61se_sha256\x18\x08 \x01(\t\"\xae\x01\n\x13\x46\x65tchShardsResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x34\n\x08\x65ncoding\x18\x05 \x01(\x0e\x32\".seamflow.weights.v1.ShardEncoding\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x42\x0b\n\t_checksum\"S\n\x14WatchVersionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1c\n\x14\x61\x66ter_weight_version\x18\x03 \x01(\x03\"H\n\x15WatchVersionsResponse\x12/\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.seamflow.weights.v1.Manifest\"[\n\x11GetSourcesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"l\n\x12GetSourcesResponse\x12.\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1f.seamflow.weights.v1.FileSource\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\nFileSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"F\n\x12\x41\x63quireSwapRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tserver_id\x18\x03 \x01(\t\"N\n\x13\x41\x63quireSwapResponse\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\x12ReleaseSwapRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tserver_id\x18\x03 \x01(\t\"\x15\n\x13ReleaseSwapResponse*b\n\rShardEncoding\x12\x1e\n\x1aSHARD_ENCODING_UNSPECIFIED\x10\x00\x12\x17\n\x13SHARD_ENCODING_ZSTD\x10\x01\x12\x18\n\x14SHARD_ENCODING_DELTA\x10\x02\x32\xaf\x06\n\rWeightService\x12\x63\n\x0c\x42\x65ginPublish\x12(.seamflow.weights.v1.BeginPublishRequest\x1a).seamflow.weights.v1.BeginPublishResponse\x12\x66\n\rCommitPublish\x12).seamflow.weights.v1.CommitPublishRequest\x1a*.seamflow.weights.v1.CommitPublishResponse\x12`\n\x0bGetManifest\x12\'.seamflow.weights.v1.GetManifestRequest\x1a(.seamflow.weights.v1.GetManifestResponse\x12\x62\n\x0b\x46\x65tchShards\x12\'.seamflow.weights.v1.FetchShardsRequest\x1a(.seamflow.weights.v1.FetchShardsResponse0\x01\x12]\n\nGetSources\x12&.seamflow.weights.v1.GetSourcesRequest\x1a\'.seamflow.weights.v1.GetSourcesResponse\x12`\n\x0b\x41\x63quireSwap\x12\'.seamflow.weights.v1.AcquireSwapRequest\x1a(.seamflow.weights.v1.AcquireSwapResponse\x12`\n\x0bReleaseSwap\x12\'.seamflow.weights.v1.ReleaseSwapRequest\x1a(.seamflow.weights.v1.ReleaseSwapResponse\x12h\n\rWatchVersions\x12).seamflow.weights.v1.WatchVersionsRequest\x1a*.seamflow.weights.v1.WatchVersionsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(seamflow/weights/v1/weight_service.proto\x12\x13seamflow.weights.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"=\n\nWeightFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\xcf\x01\n\x08Manifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x1d\n\x15parent_weight_version\x18\x05 \x01(\x03\x12.\n\x05\x66iles\x18\x06 \x03(\x0b\x32\x1f.seamflow.weights.v1.WeightFile\x12/\n\x0b\x63ommit_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x84\x01\n\x13\x42\x65ginPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1d\n\x15parent_weight_version\x18\x04 \x01(\x03\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x12\n\nrequest_id\x18\x06 \x01(\t\".\n\x14\x42\x65ginPublishResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\"\x95\x02\n\x13UploadShardsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12-\n\x04\x66ile\x18\x05 \x01(\x0b\x32\x1f.seamflow.weights.v1.WeightFile\x12\x0e\n\x06offset\x18\x06 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x08 \x01(\x06H\x00\x88\x01\x01\x12\x34\n\x08\x65ncoding\x18\t \x01(\x0e\x32\".seamflow.weights.v1.ShardEncoding\x12\x11\n\tnum_bytes\x18\n \x01(\x03\x42\x0b\n\t_checksum\"H\n\x14UploadShardsResponse\x12\x30\n\x05\x66iles\x18\x01 \x03(\x0b\x32!.seamflow.weights.v1.UploadedFile\"/\n\x0cUploadedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x03\"y\n\x10GetUploadRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12.\n\x05\x66iles\x18\x04 \x03(\x0b\x32\x1f.seamflow.weights.v1.WeightFile\"E\n\x11GetUploadResponse\x12\x30\n\x05\x66iles\x18\x01 \x03(\x0b\x32!.seamflow.weights.v1.UploadedFile\",\n\x0b\x46olderProbe\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"~\n\x12ProbeFolderRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x31\n\x07written\x18\x04 \x01(\x0b\x32 .seamflow.weights.v1.FolderProbe\"d\n\x13ProbeFolderResponse\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12/\n\x05probe\x18\x02 \x01(\x0b\x32 .seamflow.weights.v1.FolderProbe\x12\x0c\n\x04seen\x18\x03 \x01(\x08\"\x8c\x01\n\x14\x43ommitPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12.\n\x05\x66iles\x18\x05 \x03(\x0b\x32\x1f.seamflow.weights.v1.WeightFile\"H\n\x15\x43ommitPublishResponse\x12/\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.seamflow.weights.v1.Manifest\"c\n\x12GetManifestRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1b\n\x0eweight_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_weight_version\"X\n\x13GetManifestResponse\x12\x34\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.seamflow.weights.v1.ManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\xdc\x01\n\x12\x46\x65tchShardsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\r\n\x05names\x18\x04 \x03(\t\x12\x0e\n\x06offset\x18\x05 \x01(\x03\x12>\n\x12\x61\x63\x63\x65pted_encodings\x18\x06 \x03(\x0e\x32\".seamflow.weights.v1.ShardEncoding\x12\x1b\n\x13\x62\x61se_weight_version\x18\x07 \x01(\x03\x12\x13\n\x0b\x62\x61se_sha256\x18\x08 \x01(\t\"\xae\x01\n\x13\x46\x65tchShardsResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x34\n\x08\x65ncoding\x18\x05 \x01(\x0e\x32\".seamflow.weights.v1.ShardEncoding\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x42\x0b\n\t_checksum\"S\n\x14WatchVersionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1c\n\x14\x61\x66ter_weight_version\x18\x03 \x01(\x03\"H\n\x15WatchVersionsResponse\x12/\n\x08manifest\x18\x01 \x01(\x0b\x32\x1d.seamflow.weights.v1.Manifest\"[\n\x11GetSourcesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"l\n\x12GetSourcesResponse\x12.\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1f.seamflow.weights.v1.FileSource\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\nFileSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"F\n\x12\x41\x63quireSwapRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tserver_id\x18\x03 \x01(\t\"N\n\x13\x41\x63quireSwapResponse\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\x12ReleaseSwapRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x11\n\tserver_id\x18\x03 \x01(\t\"\x15\n\x13ReleaseSwapResponse*b\n\rShardEncoding\x12\x1e\n\x1aSHARD_ENCODING_UNSPECIFIED\x10\x00\x12\x17\n\x13SHARD_ENCODING_ZSTD\x10\x01\x12\x18\n\x14SHARD_ENCODING_DELTA\x10\x02\x32\xd4\x08\n\rWeightService\x12\x63\n\x0c\x42\x65ginPublish\x12(.seamflow.weights.v1.BeginPublishRequest\x1a).seamflow.weights.v1.BeginPublishResponse\x12\x65\n\x0cUploadShards\x12(.seamflow.weights.v1.UploadShardsRequest\x1a).seamflow.weights.v1.UploadShardsResponse(\x01\x12Z\n\tGetUpload\x12%.seamflow.weights.v1.GetUploadRequest\x1a&.seamflow.weights.v1.GetUploadResponse\x12`\n\x0bProbeFolder\x12\'.seamflow.weights.v1.ProbeFolderRequest\x1a(.seamflow.weights.v1.ProbeFolderResponse\x12\x66\n\rCommitPublish\x12).seamflow.weights.v1.CommitPublishRequest\x1a*.seamflow.weights.v1.CommitPublishResponse\x12`\n\x0bGetManifest\x12\'.seamflow.weights.v1.GetManifestRequest\x1a(.seamflow.weights.v1.GetManifestResponse\x12\x62\n\x0b\x46\x65tchShards\x12\'.seamflow.weights.v1.FetchShardsRequest\x1a(.seamflow.weights.v1.FetchShardsResponse0\x01\x12]\n\nGetSources\x12&.seamflow.weights.v1.GetSourcesRequest\x1a\'.seamflow.weights.v1.GetSourcesResponse\x12`\n\x0b\x41\x63quireSwap\x12\'.seamflow.weights.v1.AcquireSwapRequest\x1a(.seamflow.weights.v1.AcquireSwapResponse\x12`\n\x0bReleaseSwap\x12\'.seamflow.weights.v1.ReleaseSwapRequest\x1a(.seamflow.weights.v1.ReleaseSwapResponse\x12h\n\rWatchVersions\x12).seamflow.weights.v1.WatchVersionsRequest\x1a*.seamflow.weights.v1.WatchVersionsResponse0\x01\x42L\n\x13seamflow.weights.v1P\x01Z\x1dseamflow/weights/v1;weightsv1\xaa\x02\x13Seamflow.Weights.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.weights.v1.weight_service_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
-  DESCRIPTOR._options = None
-  _globals['_SHARDENCODING']._serialized_start=2069
-  _globals['_SHARDENCODING']._serialized_end=2167
+  _globals['DESCRIPTOR']._options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\023seamflow.weights.v1P\001Z\035seamflow/weights/v1;weightsv1\252\002\023Seamflow.Weights.V1'
+  _globals['_SHARDENCODING']._serialized_start=2921
+  _globals['_SHARDENCODING']._serialized_end=3019
   _globals['_WEIGHTFILE']._serialized_start=130
   _globals['_WEIGHTFILE']._serialized_end=191
   _globals['_MANIFEST']._serialized_start=194
   _globals['_MANIFEST']._serialized_end=401
   _globals['_BEGINPUBLISHREQUEST']._serialized_start=404
-  _globals['_BEGINPUBLISHREQUEST']._serialized_end=541
-  _globals['_BEGINPUBLISHRESPONSE']._serialized_start=543
-  _globals['_BEGINPUBLISHRESPONSE']._serialized_end=605
-  _globals['_COMMITPUBLISHREQUEST']._serialized_start=608
-  _globals['_COMMITPUBLISHREQUEST']._serialized_end=748
-  _globals['_COMMITPUBLISHRESPONSE']._serialized_start=750
-  _globals['_COMMITPUBLISHRESPONSE']._serialized_end=822
-  _globals['_GETMANIFESTREQUEST']._serialized_start=824
-  _globals['_GETMANIFESTREQUEST']._serialized_end=923
-  _globals['_GETMANIFESTRESPONSE']._serialized_start=925
-  _globals['_GETMANIFESTRESPONSE']._serialized_end=1013
-  _globals['_FETCHSHARDSREQUEST']._serialized_start=1016
-  _globals['_FETCHSHARDSREQUEST']._serialized_end=1236
-  _globals['_FETCHSHARDSRESPONSE']._serialized_start=1239
-  _globals['_FETCHSHARDSRESPONSE']._serialized_end=1413
-  _globals['_WATCHVERSIONSREQUEST']._serialized_start=1415
-  _globals['_WATCHVERSIONSREQUEST']._serialized_end=1498
-  _globals['_WATCHVERSIONSRESPONSE']._serialized_start=1500
-  _globals['_WATCHVERSIONSRESPONSE']._serialized_end=1572
-  _globals['_GETSOURCESREQUEST']._serialized_start=1574
-  _globals['_GETSOURCESREQUEST']._serialized_end=1665
-  _globals['_GETSOURCESRESPONSE']._serialized_start=1667
-  _globals['_GETSOURCESRESPONSE']._serialized_end=1775
-  _globals['_FILESOURCE']._serialized_start=1777
-  _globals['_FILESOURCE']._serialized_end=1820
-  _globals['_ACQUIRESWAPREQUEST']._serialized_start=1822
-  _globals['_ACQUIRESWAPREQUEST']._serialized_end=1892
-  _globals['_ACQUIRESWAPRESPONSE']._serialized_start=1894
-  _globals['_ACQUIRESWAPRESPONSE']._serialized_end=1972
-  _globals['_RELEASESWAPREQUEST']._serialized_start=1974
-  _globals['_RELEASESWAPREQUEST']._serialized_end=2044
-  _globals['_RELEASESWAPRESPONSE']._serialized_start=2046
-  _globals['_RELEASESWAPRESPONSE']._serialized_end=2067
-  _globals['_WEIGHTSERVICE']._serialized_start=2170
-  _globals['_WEIGHTSERVICE']._serialized_end=2985
+  _globals['_BEGINPUBLISHREQUEST']._serialized_end=536
+  _globals['_BEGINPUBLISHRESPONSE']._serialized_start=538
+  _globals['_BEGINPUBLISHRESPONSE']._serialized_end=584
+  _globals['_UPLOADSHARDSREQUEST']._serialized_start=587
+  _globals['_UPLOADSHARDSREQUEST']._serialized_end=864
+  _globals['_UPLOADSHARDSRESPONSE']._serialized_start=866
+  _globals['_UPLOADSHARDSRESPONSE']._serialized_end=938
+  _globals['_UPLOADEDFILE']._serialized_start=940
+  _globals['_UPLOADEDFILE']._serialized_end=987
+  _globals['_GETUPLOADREQUEST']._serialized_start=989
+  _globals['_GETUPLOADREQUEST']._serialized_end=1110
+  _globals['_GETUPLOADRESPONSE']._serialized_start=1112
+  _globals['_GETUPLOADRESPONSE']._serialized_end=1181
+  _globals['_FOLDERPROBE']._serialized_start=1183
+  _globals['_FOLDERPROBE']._serialized_end=1227
+  _globals['_PROBEFOLDERREQUEST']._serialized_start=1229
+  _globals['_PROBEFOLDERREQUEST']._serialized_end=1355
+  _globals['_PROBEFOLDERRESPONSE']._serialized_start=1357
+  _globals['_PROBEFOLDERRESPONSE']._serialized_end=1457
+  _globals['_COMMITPUBLISHREQUEST']._serialized_start=1460
+  _globals['_COMMITPUBLISHREQUEST']._serialized_end=1600
+  _globals['_COMMITPUBLISHRESPONSE']._serialized_start=1602
+  _globals['_COMMITPUBLISHRESPONSE']._serialized_end=1674
+  _globals['_GETMANIFESTREQUEST']._serialized_start=1676
+  _globals['_GETMANIFESTREQUEST']._serialized_end=1775
+  _globals['_GETMANIFESTRESPONSE']._serialized_start=1777
+  _globals['_GETMANIFESTRESPONSE']._serialized_end=1865
+  _globals['_FETCHSHARDSREQUEST']._serialized_start=1868
+  _globals['_FETCHSHARDSREQUEST']._serialized_end=2088
+  _globals['_FETCHSHARDSRESPONSE']._serialized_start=2091
+  _globals['_FETCHSHARDSRESPONSE']._serialized_end=2265
+  _globals['_WATCHVERSIONSREQUEST']._serialized_start=2267
+  _globals['_WATCHVERSIONSREQUEST']._serialized_end=2350
+  _globals['_WATCHVERSIONSRESPONSE']._serialized_start=2352
+  _globals['_WATCHVERSIONSRESPONSE']._serialized_end=2424
+  _globals['_GETSOURCESREQUEST']._serialized_start=2426
+  _globals['_GETSOURCESREQUEST']._serialized_end=2517
+  _globals['_GETSOURCESRESPONSE']._serialized_start=2519
+  _globals['_GETSOURCESRESPONSE']._serialized_end=2627
+  _globals['_FILESOURCE']._serialized_start=2629
+  _globals['_FILESOURCE']._serialized_end=2672
+  _globals['_ACQUIRESWAPREQUEST']._serialized_start=2674
+  _globals['_ACQUIRESWAPREQUEST']._serialized_end=2744
+  _globals['_ACQUIRESWAPRESPONSE']._serialized_start=2746
+  _globals['_ACQUIRESWAPRESPONSE']._serialized_end=2824
+  _globals['_RELEASESWAPREQUEST']._serialized_start=2826
+  _globals['_RELEASESWAPREQUEST']._serialized_end=2896
+  _globals['_RELEASESWAPRESPONSE']._serialized_start=2898
+  _globals['_RELEASESWAPRESPONSE']._serialized_end=2919
+  _globals['_WEIGHTSERVICE']._serialized_start=3022
+  _globals['_WEIGHTSERVICE']._serialized_end=4130
 # @@protoc_insertion_point(module_scope)

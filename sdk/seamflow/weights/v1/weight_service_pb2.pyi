@@ -55,7 +55,7 @@ global___ShardEncoding = ShardEncoding
 
 @typing.final
 class WeightFile(google.protobuf.message.Message):
-    """One file of a weight folder."""
+    """One file of a weight version."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -63,11 +63,11 @@ class WeightFile(google.protobuf.message.Message):
     NUM_BYTES_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name inside the folder; no separators."""
+    """Required. Unique in the version; 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -."""
     num_bytes: builtins.int
-    """Bytes."""
+    """Length in bytes; at least 0."""
     sha256: builtins.str
-    """Lower-case hex SHA-256 of the content."""
+    """Required. SHA-256 of the content as 64 lower-case hex digits."""
     def __init__(
         self,
         *,
@@ -137,19 +137,19 @@ class BeginPublishRequest(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     PARENT_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
-    IDEMPOTENCY_KEY_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job; 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -."""
     model: builtins.str
-    """Empty: "policy"."""
+    """Same characters as run_id. Empty: "policy"."""
     step: builtins.int
-    """Optimizer step that made the weights."""
+    """Optimizer step that made the weights; at least 0."""
     parent_weight_version: builtins.int
     """Version they were trained from; 0: the model the run started from."""
     epoch: builtins.int
-    """Fencing number from SampleService.Reconcile."""
-    idempotency_key: builtins.str
-    """Idempotency key: the same key gets the same version."""
+    """Required. Fencing number from SampleService.Reconcile; at least 1."""
+    request_id: builtins.str
+    """Required. Idempotency key, 1 to 256 characters: the same key gets the same version."""
     def __init__(
         self,
         *,
@@ -158,9 +158,9 @@ class BeginPublishRequest(google.protobuf.message.Message):
         step: builtins.int = ...,
         parent_weight_version: builtins.int = ...,
         epoch: builtins.int = ...,
-        idempotency_key: builtins.str = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "idempotency_key", b"idempotency_key", "model", b"model", "parent_weight_version", b"parent_weight_version", "run_id", b"run_id", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "model", b"model", "parent_weight_version", b"parent_weight_version", "request_id", b"request_id", "run_id", b"run_id", "step", b"step"]) -> None: ...
 
 global___BeginPublishRequest = BeginPublishRequest
 
@@ -171,20 +171,252 @@ class BeginPublishResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
-    FOLDER_FIELD_NUMBER: builtins.int
     weight_version: builtins.int
     """The new version."""
-    folder: builtins.str
-    """Folder, shared by trainer and weights service, to write the files into."""
     def __init__(
         self,
         *,
         weight_version: builtins.int = ...,
-        folder: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["folder", b"folder", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["weight_version", b"weight_version"]) -> None: ...
 
 global___BeginPublishResponse = BeginPublishResponse
+
+@typing.final
+class UploadShardsRequest(google.protobuf.message.Message):
+    """Request of UploadShards: one part of one file."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    CHECKSUM_FIELD_NUMBER: builtins.int
+    ENCODING_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Required. Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    weight_version: builtins.int
+    """Required. From BeginPublish."""
+    epoch: builtins.int
+    """Required. As in BeginPublish; each message is checked against the newest epoch."""
+    offset: builtins.int
+    """Position of the part in the file; at most the bytes that the service has."""
+    data: builtins.bytes
+    """The part, at most 1 MiB; empty only for an empty file, which needs one message too."""
+    checksum: builtins.int
+    """XXH3-64 of `data` as sent. Absent: the part is checked with its whole file at the commit only."""
+    encoding: global___ShardEncoding.ValueType
+    """Encoding of `data`: none or SHARD_ENCODING_ZSTD; others are refused."""
+    num_bytes: builtins.int
+    """Required if encoded: length of the decoded part in bytes; at most 1 MiB."""
+    @property
+    def file(self) -> global___WeightFile:
+        """Required. The whole file, as CommitPublish will describe it."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        weight_version: builtins.int = ...,
+        epoch: builtins.int = ...,
+        file: global___WeightFile | None = ...,
+        offset: builtins.int = ...,
+        data: builtins.bytes = ...,
+        checksum: builtins.int | None = ...,
+        encoding: global___ShardEncoding.ValueType = ...,
+        num_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "file", b"file"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "data", b"data", "encoding", b"encoding", "epoch", b"epoch", "file", b"file", "model", b"model", "num_bytes", b"num_bytes", "offset", b"offset", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_checksum", b"_checksum"]) -> typing.Literal["checksum"] | None: ...
+
+global___UploadShardsRequest = UploadShardsRequest
+
+@typing.final
+class UploadShardsResponse(google.protobuf.message.Message):
+    """Response of UploadShards, after the last message."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UploadedFile]:
+        """One for each file of the stream."""
+
+    def __init__(
+        self,
+        *,
+        files: collections.abc.Iterable[global___UploadedFile] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files"]) -> None: ...
+
+global___UploadShardsResponse = UploadShardsResponse
+
+@typing.final
+class UploadedFile(google.protobuf.message.Message):
+    """What the service has of a file."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the file."""
+    num_bytes: builtins.int
+    """Bytes from its start that are checked and stored; the upload continues here."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        num_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "num_bytes", b"num_bytes"]) -> None: ...
+
+global___UploadedFile = UploadedFile
+
+@typing.final
+class GetUploadRequest(google.protobuf.message.Message):
+    """Request of GetUpload."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Required. Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    weight_version: builtins.int
+    """Required. From BeginPublish."""
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WeightFile]:
+        """Required. The files to tell about, as CommitPublish will describe them; at most 10,000."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        weight_version: builtins.int = ...,
+        files: collections.abc.Iterable[global___WeightFile] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files", "model", b"model", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
+
+global___GetUploadRequest = GetUploadRequest
+
+@typing.final
+class GetUploadResponse(google.protobuf.message.Message):
+    """Response of GetUpload."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: builtins.int
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UploadedFile]:
+        """Those of the request of which the service has anything; an empty file is here once it was sent."""
+
+    def __init__(
+        self,
+        *,
+        files: collections.abc.Iterable[global___UploadedFile] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["files", b"files"]) -> None: ...
+
+global___GetUploadResponse = GetUploadResponse
+
+@typing.final
+class FolderProbe(google.protobuf.message.Message):
+    """A small file with a random content, by which two processes learn that they see the same folder."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Required. Name in the folder: ".probe", or ".probe-" and 32 lower-case hex digits."""
+    content: builtins.bytes
+    """Required. Its content; 1 to 64 bytes."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        content: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name"]) -> None: ...
+
+global___FolderProbe = FolderProbe
+
+@typing.final
+class ProbeFolderRequest(google.protobuf.message.Message):
+    """Request of ProbeFolder."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    WRITTEN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Required. Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    weight_version: builtins.int
+    """Required. An allocated or committed version."""
+    @property
+    def written(self) -> global___FolderProbe:
+        """A probe that the caller wrote into the folder of an earlier response. Absent: it wrote none."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        weight_version: builtins.int = ...,
+        written: global___FolderProbe | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["written", b"written"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "run_id", b"run_id", "weight_version", b"weight_version", "written", b"written"]) -> None: ...
+
+global___ProbeFolderRequest = ProbeFolderRequest
+
+@typing.final
+class ProbeFolderResponse(google.protobuf.message.Message):
+    """Response of ProbeFolder."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: builtins.int
+    PROBE_FIELD_NUMBER: builtins.int
+    SEEN_FIELD_NUMBER: builtins.int
+    folder: builtins.str
+    """Absolute path of the version's folder where the service runs. Empty: the service offers none."""
+    seen: builtins.bool
+    """Whether the service sees the caller's probe with the same content."""
+    @property
+    def probe(self) -> global___FolderProbe:
+        """The probe that the service wrote into it."""
+
+    def __init__(
+        self,
+        *,
+        folder: builtins.str = ...,
+        probe: global___FolderProbe | None = ...,
+        seen: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["probe", b"probe"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["folder", b"folder", "probe", b"probe", "seen", b"seen"]) -> None: ...
+
+global___ProbeFolderResponse = ProbeFolderResponse
 
 @typing.final
 class CommitPublishRequest(google.protobuf.message.Message):
@@ -198,16 +430,16 @@ class CommitPublishRequest(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """From BeginPublish."""
+    """Required. From BeginPublish."""
     epoch: builtins.int
-    """As in BeginPublish."""
+    """Required. As in BeginPublish."""
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WeightFile]:
-        """All files of the folder."""
+        """Required. All files of the version; 1 to 10,000."""
 
     def __init__(
         self,

@@ -6,7 +6,12 @@ from seamflow.weights.v1 import weight_service_pb2 as seamflow_dot_weights_dot_v
 
 
 class WeightServiceStub(object):
-    """Allocates versions, stores manifests, serves shards; available while trainers are suspended.
+    """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
+
+    To publish: BeginPublish, UploadShards, CommitPublish. No disk is shared: files travel by rpc in
+    both directions. A folder that both sides see is an optimisation that ProbeFolder discovers.
+    Retry UNAVAILABLE and DEADLINE_EXCEEDED of every rpc with backoff: all are idempotent. ABORTED with
+    reason STALE_EPOCH: a newer trainer has taken over; stop.
     """
 
     def __init__(self, channel):
@@ -19,6 +24,21 @@ class WeightServiceStub(object):
                 '/seamflow.weights.v1.WeightService/BeginPublish',
                 request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.BeginPublishRequest.SerializeToString,
                 response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.BeginPublishResponse.FromString,
+                )
+        self.UploadShards = channel.stream_unary(
+                '/seamflow.weights.v1.WeightService/UploadShards',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.UploadShardsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.UploadShardsResponse.FromString,
+                )
+        self.GetUpload = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/GetUpload',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetUploadRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetUploadResponse.FromString,
+                )
+        self.ProbeFolder = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/ProbeFolder',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderResponse.FromString,
                 )
         self.CommitPublish = channel.unary_unary(
                 '/seamflow.weights.v1.WeightService/CommitPublish',
@@ -58,19 +78,59 @@ class WeightServiceStub(object):
 
 
 class WeightServiceServicer(object):
-    """Allocates versions, stores manifests, serves shards; available while trainers are suspended.
+    """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
+
+    To publish: BeginPublish, UploadShards, CommitPublish. No disk is shared: files travel by rpc in
+    both directions. A folder that both sides see is an optimisation that ProbeFolder discovers.
+    Retry UNAVAILABLE and DEADLINE_EXCEEDED of every rpc with backoff: all are idempotent. ABORTED with
+    reason STALE_EPOCH: a newer trainer has taken over; stop.
     """
 
     def BeginPublish(self, request, context):
-        """Allocates the next version and the folder to write it to. Versions are never reused.
+        """Allocates the next version. Versions are never reused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadShards(self, request_iterator, context):
+        """Receives parts of the files of an allocated version. Every message is complete in itself and
+        idempotent; the connection holds no state, and what a message brought stays when it breaks. Send
+        the parts of a file in order, from the byte that GetUpload names; several files may take turns.
+        Bytes that the service has already are ignored. When the stream fails, ask GetUpload and continue
+        there. FAILED_PRECONDITION with reason CHECKSUM_MISMATCH (a part was damaged on its way) or
+        OFFSET_GAP (a part begins beyond what the service has): the same. One stream may take 15 minutes.
+        An upload belongs to the content of the file, not to the version: the same file is continued under
+        another version, for example by a trainer that was restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUpload(self, request, context):
+        """Reads how much of each file the service has. Parts of files that no commit used are deleted after
+        the next commit of the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProbeFolder(self, request, context):
+        """Asks where the service keeps the files of a version, and whether the caller sees the same folder:
+        it does if it can read the probe with the same content. A reader may then use the version's files
+        from there. A trainer writes a probe of its own there and asks again; if the service has seen that
+        one, it may write the files there instead of uploading them. Never required.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitPublish(self, request, context):
-        """Checks that every file is durable and matches its description, then makes the version visible in one
-        atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+        """Makes every file durable, checks that it is whole and matches its description, then makes the version
+        visible in one atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+        FAILED_PRECONDITION with reason INCOMPLETE_PUBLISH: a file is missing or unfinished; with reason
+        CHECKSUM_MISMATCH: the content of an uploaded file differs from its SHA-256, and it is deleted.
+        In both cases ask GetUpload, upload what is missing, and commit again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,6 +188,21 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.BeginPublishRequest.FromString,
                     response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.BeginPublishResponse.SerializeToString,
             ),
+            'UploadShards': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadShards,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.UploadShardsRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.UploadShardsResponse.SerializeToString,
+            ),
+            'GetUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUpload,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetUploadRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetUploadResponse.SerializeToString,
+            ),
+            'ProbeFolder': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbeFolder,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderResponse.SerializeToString,
+            ),
             'CommitPublish': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitPublish,
                     request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.CommitPublishRequest.FromString,
@@ -171,7 +246,12 @@ def add_WeightServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightService(object):
-    """Allocates versions, stores manifests, serves shards; available while trainers are suspended.
+    """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
+
+    To publish: BeginPublish, UploadShards, CommitPublish. No disk is shared: files travel by rpc in
+    both directions. A folder that both sides see is an optimisation that ProbeFolder discovers.
+    Retry UNAVAILABLE and DEADLINE_EXCEEDED of every rpc with backoff: all are idempotent. ABORTED with
+    reason STALE_EPOCH: a newer trainer has taken over; stop.
     """
 
     @staticmethod
@@ -188,6 +268,57 @@ class WeightService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/BeginPublish',
             seamflow_dot_weights_dot_v1_dot_weight__service__pb2.BeginPublishRequest.SerializeToString,
             seamflow_dot_weights_dot_v1_dot_weight__service__pb2.BeginPublishResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def UploadShards(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(request_iterator, target, '/seamflow.weights.v1.WeightService/UploadShards',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.UploadShardsRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.UploadShardsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/GetUpload',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetUploadRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetUploadResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ProbeFolder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/ProbeFolder',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -18,21 +18,62 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class WeightServiceStub:
-    """Allocates versions, stores manifests, serves shards; available while trainers are suspended."""
+    """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
+
+    To publish: BeginPublish, UploadShards, CommitPublish. No disk is shared: files travel by rpc in
+    both directions. A folder that both sides see is an optimisation that ProbeFolder discovers.
+    Retry UNAVAILABLE and DEADLINE_EXCEEDED of every rpc with backoff: all are idempotent. ABORTED with
+    reason STALE_EPOCH: a newer trainer has taken over; stop.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     BeginPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.BeginPublishRequest,
         seamflow.weights.v1.weight_service_pb2.BeginPublishResponse,
     ]
-    """Allocates the next version and the folder to write it to. Versions are never reused."""
+    """Allocates the next version. Versions are never reused."""
+
+    UploadShards: grpc.StreamUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.UploadShardsRequest,
+        seamflow.weights.v1.weight_service_pb2.UploadShardsResponse,
+    ]
+    """Receives parts of the files of an allocated version. Every message is complete in itself and
+    idempotent; the connection holds no state, and what a message brought stays when it breaks. Send
+    the parts of a file in order, from the byte that GetUpload names; several files may take turns.
+    Bytes that the service has already are ignored. When the stream fails, ask GetUpload and continue
+    there. FAILED_PRECONDITION with reason CHECKSUM_MISMATCH (a part was damaged on its way) or
+    OFFSET_GAP (a part begins beyond what the service has): the same. One stream may take 15 minutes.
+    An upload belongs to the content of the file, not to the version: the same file is continued under
+    another version, for example by a trainer that was restarted.
+    """
+
+    GetUpload: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.GetUploadRequest,
+        seamflow.weights.v1.weight_service_pb2.GetUploadResponse,
+    ]
+    """Reads how much of each file the service has. Parts of files that no commit used are deleted after
+    the next commit of the model.
+    """
+
+    ProbeFolder: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.ProbeFolderRequest,
+        seamflow.weights.v1.weight_service_pb2.ProbeFolderResponse,
+    ]
+    """Asks where the service keeps the files of a version, and whether the caller sees the same folder:
+    it does if it can read the probe with the same content. A reader may then use the version's files
+    from there. A trainer writes a probe of its own there and asks again; if the service has seen that
+    one, it may write the files there instead of uploading them. Never required.
+    """
 
     CommitPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         seamflow.weights.v1.weight_service_pb2.CommitPublishResponse,
     ]
-    """Checks that every file is durable and matches its description, then makes the version visible in one
-    atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+    """Makes every file durable, checks that it is whole and matches its description, then makes the version
+    visible in one atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+    FAILED_PRECONDITION with reason INCOMPLETE_PUBLISH: a file is missing or unfinished; with reason
+    CHECKSUM_MISMATCH: the content of an uploaded file differs from its SHA-256, and it is deleted.
+    In both cases ask GetUpload, upload what is missing, and commit again.
     """
 
     GetManifest: grpc.UnaryUnaryMultiCallable[
@@ -76,20 +117,61 @@ class WeightServiceStub:
     """Change feed of committed versions, resumable from a version."""
 
 class WeightServiceAsyncStub:
-    """Allocates versions, stores manifests, serves shards; available while trainers are suspended."""
+    """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
+
+    To publish: BeginPublish, UploadShards, CommitPublish. No disk is shared: files travel by rpc in
+    both directions. A folder that both sides see is an optimisation that ProbeFolder discovers.
+    Retry UNAVAILABLE and DEADLINE_EXCEEDED of every rpc with backoff: all are idempotent. ABORTED with
+    reason STALE_EPOCH: a newer trainer has taken over; stop.
+    """
 
     BeginPublish: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.BeginPublishRequest,
         seamflow.weights.v1.weight_service_pb2.BeginPublishResponse,
     ]
-    """Allocates the next version and the folder to write it to. Versions are never reused."""
+    """Allocates the next version. Versions are never reused."""
+
+    UploadShards: grpc.aio.StreamUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.UploadShardsRequest,
+        seamflow.weights.v1.weight_service_pb2.UploadShardsResponse,
+    ]
+    """Receives parts of the files of an allocated version. Every message is complete in itself and
+    idempotent; the connection holds no state, and what a message brought stays when it breaks. Send
+    the parts of a file in order, from the byte that GetUpload names; several files may take turns.
+    Bytes that the service has already are ignored. When the stream fails, ask GetUpload and continue
+    there. FAILED_PRECONDITION with reason CHECKSUM_MISMATCH (a part was damaged on its way) or
+    OFFSET_GAP (a part begins beyond what the service has): the same. One stream may take 15 minutes.
+    An upload belongs to the content of the file, not to the version: the same file is continued under
+    another version, for example by a trainer that was restarted.
+    """
+
+    GetUpload: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.GetUploadRequest,
+        seamflow.weights.v1.weight_service_pb2.GetUploadResponse,
+    ]
+    """Reads how much of each file the service has. Parts of files that no commit used are deleted after
+    the next commit of the model.
+    """
+
+    ProbeFolder: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.ProbeFolderRequest,
+        seamflow.weights.v1.weight_service_pb2.ProbeFolderResponse,
+    ]
+    """Asks where the service keeps the files of a version, and whether the caller sees the same folder:
+    it does if it can read the probe with the same content. A reader may then use the version's files
+    from there. A trainer writes a probe of its own there and asks again; if the service has seen that
+    one, it may write the files there instead of uploading them. Never required.
+    """
 
     CommitPublish: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         seamflow.weights.v1.weight_service_pb2.CommitPublishResponse,
     ]
-    """Checks that every file is durable and matches its description, then makes the version visible in one
-    atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+    """Makes every file durable, checks that it is whole and matches its description, then makes the version
+    visible in one atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+    FAILED_PRECONDITION with reason INCOMPLETE_PUBLISH: a file is missing or unfinished; with reason
+    CHECKSUM_MISMATCH: the content of an uploaded file differs from its SHA-256, and it is deleted.
+    In both cases ask GetUpload, upload what is missing, and commit again.
     """
 
     GetManifest: grpc.aio.UnaryUnaryMultiCallable[
@@ -133,7 +215,13 @@ class WeightServiceAsyncStub:
     """Change feed of committed versions, resumable from a version."""
 
 class WeightServiceServicer(metaclass=abc.ABCMeta):
-    """Allocates versions, stores manifests, serves shards; available while trainers are suspended."""
+    """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
+
+    To publish: BeginPublish, UploadShards, CommitPublish. No disk is shared: files travel by rpc in
+    both directions. A folder that both sides see is an optimisation that ProbeFolder discovers.
+    Retry UNAVAILABLE and DEADLINE_EXCEEDED of every rpc with backoff: all are idempotent. ABORTED with
+    reason STALE_EPOCH: a newer trainer has taken over; stop.
+    """
 
     @abc.abstractmethod
     def BeginPublish(
@@ -141,7 +229,45 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.BeginPublishRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.BeginPublishResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.BeginPublishResponse]]:
-        """Allocates the next version and the folder to write it to. Versions are never reused."""
+        """Allocates the next version. Versions are never reused."""
+
+    @abc.abstractmethod
+    def UploadShards(
+        self,
+        request_iterator: _MaybeAsyncIterator[seamflow.weights.v1.weight_service_pb2.UploadShardsRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.UploadShardsResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.UploadShardsResponse]]:
+        """Receives parts of the files of an allocated version. Every message is complete in itself and
+        idempotent; the connection holds no state, and what a message brought stays when it breaks. Send
+        the parts of a file in order, from the byte that GetUpload names; several files may take turns.
+        Bytes that the service has already are ignored. When the stream fails, ask GetUpload and continue
+        there. FAILED_PRECONDITION with reason CHECKSUM_MISMATCH (a part was damaged on its way) or
+        OFFSET_GAP (a part begins beyond what the service has): the same. One stream may take 15 minutes.
+        An upload belongs to the content of the file, not to the version: the same file is continued under
+        another version, for example by a trainer that was restarted.
+        """
+
+    @abc.abstractmethod
+    def GetUpload(
+        self,
+        request: seamflow.weights.v1.weight_service_pb2.GetUploadRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.GetUploadResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.GetUploadResponse]]:
+        """Reads how much of each file the service has. Parts of files that no commit used are deleted after
+        the next commit of the model.
+        """
+
+    @abc.abstractmethod
+    def ProbeFolder(
+        self,
+        request: seamflow.weights.v1.weight_service_pb2.ProbeFolderRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.ProbeFolderResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.ProbeFolderResponse]]:
+        """Asks where the service keeps the files of a version, and whether the caller sees the same folder:
+        it does if it can read the probe with the same content. A reader may then use the version's files
+        from there. A trainer writes a probe of its own there and asks again; if the service has seen that
+        one, it may write the files there instead of uploading them. Never required.
+        """
 
     @abc.abstractmethod
     def CommitPublish(
@@ -149,8 +275,11 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.CommitPublishResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.CommitPublishResponse]]:
-        """Checks that every file is durable and matches its description, then makes the version visible in one
-        atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+        """Makes every file durable, checks that it is whole and matches its description, then makes the version
+        visible in one atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
+        FAILED_PRECONDITION with reason INCOMPLETE_PUBLISH: a file is missing or unfinished; with reason
+        CHECKSUM_MISMATCH: the content of an uploaded file differs from its SHA-256, and it is deleted.
+        In both cases ask GetUpload, upload what is missing, and commit again.
         """
 
     @abc.abstractmethod

@@ -23,6 +23,7 @@ from rollout.server.weights.transports import TransportContext
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.rpc.server import Service, started
+from services.lib.weight_files.folder_probe import own_probe
 from services.lib.weight_files.shard_chunks import decode_chunk
 from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_regular
 
@@ -40,6 +41,10 @@ class Sender(WeightServiceServicer):
     """Offsets of chunks in which a bit flips on the way."""
     flips_left: int = 1
     """How many times that happens."""
+    offers: Path | None = None
+    """The folder of every version, for ProbeFolder; None: none is offered."""
+    probe: pb.FolderProbe | None = None
+    """What ProbeFolder claims is in it; None: what is there."""
     sources: dict[str, str] = field(default_factory=dict)
     """File -> address, for GetSources."""
     requests: list[pb.FetchShardsRequest] = field(default_factory=list)
@@ -71,6 +76,13 @@ class Sender(WeightServiceServicer):
             if self.cut_after is not None:
                 self.cut_after -= 1
             yield self._spoiled(message, chunk.offset)
+
+    async def ProbeFolder(self, request: pb.ProbeFolderRequest, context: Any) -> Any:
+        """As the test wants it."""
+        if self.offers is None:
+            return pb.ProbeFolderResponse()
+        probe = self.probe or own_probe(self.offers)
+        return pb.ProbeFolderResponse(folder=str(self.offers), probe=probe)
 
     async def GetSources(self, request: pb.GetSourcesRequest, context: Any) -> Any:
         """As the test wants it."""

@@ -27,7 +27,7 @@ from services.weights.config import WeightsConfig
 from tests.redis_server import free_port
 from tests.rollout.server.client import fake_config, serving
 from tests.rollout.server.weights.shard_senders import MIB, make_version
-from tests.weights.support import in_memory
+from tests.weights.support import Trainer, in_memory
 
 SERVERS = 4
 FILES = 4
@@ -72,27 +72,18 @@ async def bytes_sent_by_service(
             await stub.GetSources(pb.GetSourcesRequest(run_id="run", address=address))
         clients = []
         for address in addresses[:SERVERS]:
-            settings = {"weight_relay_address": address} if relaying else {}
             server = fake_config(
                 weights=f"127.0.0.1:{port}",
                 port=int(address.rpartition(":")[2]),
                 drain_seconds=0.0,
-                **settings,
+                weight_transports=("relay", "shard_stream"),
+                weight_relay_address=address if relaying else None,
             )
             clients.append(await stack.enter_async_context(serving(server)))
         for client in clients:
             await client.serving(0)
-        begun = await stub.BeginPublish(
-            pb.BeginPublishRequest(run_id="run", step=1, epoch=1, idempotency_key="1")
-        )
         version = make_version(tmp_path / "made", 1, **contents)
-        for name, data in contents.items():
-            (Path(begun.folder) / name).write_bytes(data)
-        await stub.CommitPublish(
-            pb.CommitPublishRequest(
-                run_id="run", weight_version=1, epoch=1, files=version.manifest.files
-            )
-        )
+        await Trainer(stub=stub).publish_uploaded(1, contents)
         for client in clients:
             await client.serving(1)
     return sum(sent) / sum(file.num_bytes for file in version.manifest.files)

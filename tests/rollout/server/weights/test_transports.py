@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2 import WeightFile
 
 from rollout.server.weights.transport import (
@@ -228,10 +229,10 @@ async def test_compressed_chunks_give_the_same_files(tmp_path: Path) -> None:
 
 async def test_a_shared_folder_is_linked_not_copied(version: LocalVersion, tmp_path: Path) -> None:
     """The cache holds the publisher's very files, also after the publisher deletes its names."""
-    shutil.copytree(version.folder, tmp_path / "shared" / "run" / "policy" / "weight_v000001")
-    sender = Sender()
     shared = tmp_path / "shared"
-    async with receiver(sender, tmp_path / "to", weight_folder=shared) as to:
+    shutil.copytree(version.folder, shared)
+    sender = Sender(offers=shared)
+    async with receiver(sender, tmp_path / "to") as to:
         await SharedFolder(to.context).fetch(to.incoming(version))
     assert (to.folder / BIG).stat().st_nlink == 2
     shutil.rmtree(shared)
@@ -241,8 +242,7 @@ async def test_a_shared_folder_is_linked_not_copied(version: LocalVersion, tmp_p
 
 async def test_a_shared_folder_is_checked(version: LocalVersion, tmp_path: Path) -> None:
     """A wrong size is always refused, a wrong byte by the stricter check, a missing file named."""
-    shared = tmp_path / "shared"
-    copy = shared / "run" / "policy" / "weight_v000001"
+    copy = tmp_path / "shared"
     shutil.copytree(version.folder, copy)
     spoiled = bytearray((copy / BIG).read_bytes())
     spoiled[7] ^= 1
@@ -251,8 +251,7 @@ async def test_a_shared_folder_is_checked(version: LocalVersion, tmp_path: Path)
     async def fetch(check: str) -> None:
         folder = tmp_path / "to"
         shutil.rmtree(folder, ignore_errors=True)
-        settings = {"weight_folder": shared, "weight_folder_check": check}
-        async with receiver(Sender(), folder, **settings) as to:
+        async with receiver(Sender(offers=copy), folder, weight_folder_check=check) as to:
             await SharedFolder(to.context).fetch(to.incoming(version))
 
     await fetch("size")  # what this check cannot see
@@ -262,8 +261,30 @@ async def test_a_shared_folder_is_checked(version: LocalVersion, tmp_path: Path)
     with pytest.raises(DamagedFile, match="the manifest has"):
         await fetch("size")
     (copy / BIG).unlink()
-    with pytest.raises(NotVisible, match="weight_folder"):
+    with pytest.raises(NotVisible, match="mount it here"):
         await fetch("size")
+
+
+@pytest.mark.parametrize("other", ["folder", "content", "none offered"])
+async def test_another_disk_with_the_same_path_is_not_used(
+    version: LocalVersion, tmp_path: Path, other: str
+) -> None:
+    """Without the sender's probe in it, a folder with the same files is no shared one."""
+    shared = tmp_path / "shared"
+    shutil.copytree(version.folder, shared)
+    probe = pb.FolderProbe(name=".probe", content=b"another disk")
+    sender = Sender({1: version}, offers=shared, probe=probe)
+    if other == "content":
+        (shared / ".probe").write_bytes(b"this disk   ")
+    elif other == "none offered":
+        sender.offers = None
+    async with receiver(sender, tmp_path / "to") as to:
+        with pytest.raises(NotVisible):
+            await SharedFolder(to.context).fetch(to.incoming(version))
+        assert list(to.folder.iterdir()) == []
+        await ShardStream(to.context).fetch(to.incoming(version))
+    assert same_files(version, to.folder)
+    assert (to.folder / BIG).stat().st_nlink == 1
 
 
 async def test_a_check_that_outlives_its_deadline_names_nothing(
@@ -271,7 +292,7 @@ async def test_a_check_that_outlives_its_deadline_names_nothing(
 ) -> None:
     """By then another transport may write to that name: it must never be the published file."""
     shared = tmp_path / "shared"
-    shutil.copytree(version.folder, shared / "run" / "policy" / "weight_v000001")
+    shutil.copytree(version.folder, shared)
     checking, go_on = threading.Event(), threading.Event()
 
     def slow(*_: object) -> None:
@@ -279,7 +300,7 @@ async def test_a_check_that_outlives_its_deadline_names_nothing(
         go_on.wait(10)
 
     monkeypatch.setattr(SharedFolder, "_check", slow)
-    async with receiver(Sender(), tmp_path / "to", weight_folder=shared) as to:
+    async with receiver(Sender(offers=shared), tmp_path / "to") as to:
         fetching = asyncio.create_task(SharedFolder(to.context).fetch(to.incoming(version)))
         await asyncio.to_thread(checking.wait, 10)
         fetching.cancel()
@@ -360,7 +381,9 @@ async def test_transports_are_built_in_the_configured_order(tmp_path: Path) -> N
     async with receiver(
         Sender(), tmp_path / "to", weight_transports=("shared_folder", plugin, "shard_stream")
     ) as to:
-        assert list(build_transports(to.context)) == [plugin, "shard_stream"]
+        assert list(build_transports(to.context)) == ["shared_folder", plugin, "shard_stream"]
+    async with receiver(Sender(), tmp_path / "to") as to:
+        assert list(build_transports(to.context)) == ["shared_folder", "shard_stream"]
     for wrong, cure in ((("shard_steam",), "did you mean shard_stream"), ((), "add shard_stream")):
         async with receiver(Sender(), tmp_path / "to", weight_transports=wrong) as to:
             with pytest.raises(ConfigError, match=cure):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.stubs import async_stub
-from seamflow.weights.v1 import weight_service_pb2 as weights_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.config import RolloutServerConfig
@@ -25,10 +23,7 @@ from services.weights.config import WeightsConfig
 from tests.rollout.server.client import expected_tokens, fake_config, read, serving
 from tests.rollout.server.support import recompute, save_model
 from tests.rollout.server.weights.weight_service import TinyWeightService
-from tests.weights.support import in_memory
-
-if TYPE_CHECKING:
-    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+from tests.weights.support import Trainer, in_memory
 
 
 def folder_with(path: Path, content: bytes) -> Path:
@@ -208,38 +203,40 @@ async def test_real_model_recomputes_across_published_versions(tmp_path: Path) -
     assert torch.allclose(torch.tensor(logprobs), claimed, atol=1e-3, rtol=0)
 
 
-async def test_versions_of_the_real_weights_service_are_followed(tmp_path: Path) -> None:
-    """Published in two phases through the weights process's own service, a version is served."""
+@pytest.mark.parametrize("transport", ["shared_folder", "shard_stream"])
+async def test_versions_of_the_real_weights_service_are_followed(
+    tmp_path: Path, transport: str
+) -> None:
+    """A published version is served: linked where a folder is common, else fetched by rpc."""
     weights_config = WeightsConfig(
-        redis_url="redis://oracle", port=0, folder=tmp_path / "published", drain_seconds=0.0
+        redis_url="redis://oracle",
+        port=0,
+        folder=tmp_path / "published",
+        drain_seconds=0.0,
+        offer_folder=transport == "shared_folder",
     )
+    before = _fetches(transport)
     async with AsyncExitStack() as stack:
         service = in_memory(weights_config)
         port = await stack.enter_async_context(started(service, weights_config, "weights"))
         address = f"127.0.0.1:{port}"
-        client = await stack.enter_async_context(serving(fake_config(weights=address)))
+        cache = tmp_path / "cache"
+        config = fake_config(weights=address, cache_folder=cache)
+        client = await stack.enter_async_context(serving(config))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         await client.serving(0)
+        trainer = Trainer(stub=async_stub(WeightServiceStub, channel))
         for step in (1, 2):
-            version = await publish(async_stub(WeightServiceStub, channel), step)
+            data = bytes([step]) * 3_000_000
+            version = await trainer.publish_uploaded(step, {"model.safetensors": data})
             await client.serving(version)
             assert (await read(client.generate()))[1] == [version] * 32
+            assert (cache / f"weight_v{version:06d}" / "model.safetensors").read_bytes() == data
+    assert _fetches(transport) == before + 2
 
 
-async def publish(stub: WeightServiceAsyncStub, step: int) -> int:
-    """Publish one version of one file, as a trainer does; returns its number."""
-    begun = await stub.BeginPublish(
-        weights_pb2.BeginPublishRequest(run_id="run", step=step, epoch=1, idempotency_key=f"{step}")
-    )
-    data = bytes([step]) * 3_000_000
-    folder = Path(begun.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    file = weights_pb2.WeightFile(name="model.safetensors", num_bytes=len(data), sha256=digest)
-    await stub.CommitPublish(
-        weights_pb2.CommitPublishRequest(
-            run_id="run", weight_version=begun.weight_version, epoch=1, files=[file]
-        )
-    )
-    return int(begun.weight_version)
+def _fetches(transport: str) -> float:
+    """Versions that this transport has fetched."""
+    labels = {"transport": transport, "outcome": "ok"}
+    name = "seamflow_rollout_server_weight_fetches_total"
+    return REGISTRY.get_sample_value(name, labels) or 0.0

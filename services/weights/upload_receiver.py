@@ -1,0 +1,91 @@
+"""`WeightService.UploadShards`: checks each part and stores it while the next one arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import xxhash
+from seamflow.weights.v1 import weight_service_pb2 as pb
+
+from services.chassis.errors import Reason, ServiceError, failed_precondition
+from services.lib.weight_files.shard_chunks import keep_freed_memory
+from services.weights import validation
+from services.weights.store_interface import Store
+from services.weights.version_folders import WeightFolders
+
+__all__ = ["UploadReceiver"]
+
+
+class UploadReceiver:
+    """Stores parts; everything it knows of an upload is on the disk."""
+
+    def __init__(
+        self, store: Store, folders: WeightFolders, received: Callable[[float], None]
+    ) -> None:
+        """`received` is told the length of each part, as sent."""
+        self._store, self._folders, self._received = store, folders, received
+        keep_freed_memory()
+
+    async def receive(
+        self, requests: AsyncIterator[pb.UploadShardsRequest]
+    ) -> pb.UploadShardsResponse:
+        """Store the parts in order; at most one is stored while the next one arrives.
+
+        Raises:
+            ServiceError: as in the contract; the parts before the refused one are stored.
+        """
+        held: dict[str, int] = {}
+        storing: asyncio.Task[int] | None = None
+        try:
+            async for request in requests:
+                if storing is not None:
+                    await storing
+                storing = asyncio.create_task(self._store_part(request, held))
+            if storing is not None:
+                await storing
+        finally:
+            if storing is not None:
+                # A thread cannot be cancelled; the call ends when nothing is written any more.
+                await asyncio.gather(storing, return_exceptions=True)
+        files = [pb.UploadedFile(name=name, num_bytes=size) for name, size in held.items()]
+        return pb.UploadShardsResponse(files=files)
+
+    async def _store_part(self, request: pb.UploadShardsRequest, held: dict[str, int]) -> int:
+        scope = validation.scope_of(request.run_id, request.model)
+        version = validation.positive("weight_version", request.weight_version)
+        epoch = validation.positive("epoch", request.epoch)
+        validation.check_part(request)
+        await self._store.fence(scope, epoch, version)
+        size = await self._folders.receive(
+            scope, request.file, request.offset, lambda: _plain(request)
+        )
+        self._received(len(request.data))
+        held[request.file.name] = size
+        return size
+
+
+def _plain(request: pb.UploadShardsRequest) -> bytes:
+    """The bytes of the file, checked."""
+    data = request.data
+    if request.HasField("checksum") and xxhash.xxh3_64_intdigest(data) != request.checksum:
+        raise _damaged(request, "its checksum is not the sender's")
+    if request.encoding == pb.SHARD_ENCODING_UNSPECIFIED:
+        return data
+    from services.lib.weight_files import deltas  # only encoded parts need its libraries
+
+    try:
+        plain = deltas.decompress(memoryview(data), request.num_bytes)
+    except deltas.DeltaError as error:
+        raise _damaged(request, str(error)) from error
+    if len(plain) != request.num_bytes:
+        raise _damaged(request, f"it decodes to {len(plain)} bytes, not {request.num_bytes}")
+    return plain
+
+
+def _damaged(request: pb.UploadShardsRequest, what: str) -> ServiceError:
+    message = (
+        f"file {request.file.name!r}: the part at byte {request.offset} arrived damaged: {what}; "
+        "ask GetUpload and send it again"
+    )
+    return failed_precondition(Reason.CHECKSUM_MISMATCH, message)
