@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_service
     from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_service
     from seamflow.trajectory.v1 import column_service_pb2_grpc as column_service
+    from seamflow.trajectory.v1 import run_service_pb2_grpc as run_service
     from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_service
     from seamflow.trajectory.v1 import task_service_pb2_grpc as task_service
     from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as trajectory_service
@@ -47,6 +48,10 @@ def async_stub(
 def async_stub(
     stub: type[column_service.ColumnServiceStub], channel: grpc.aio.Channel
 ) -> column_service.ColumnServiceAsyncStub: ...
+@overload
+def async_stub(
+    stub: type[run_service.RunServiceStub], channel: grpc.aio.Channel
+) -> run_service.RunServiceAsyncStub: ...
 @overload
 def async_stub(
     stub: type[sample_service.SampleServiceStub], channel: grpc.aio.Channel

@@ -27,8 +27,8 @@ class Row:
     """Id, for errors."""
     token_ids_T: NDArray[np.int32]
     """The whole sequence, environment tokens included."""
-    temperature: float
-    """Sampling temperature."""
+    temperatures_T: NDArray[np.float32]
+    """Sampling temperature of the turn that added each token."""
     columns: Mapping[str, NDArray[np.float32]]
     """The columns of `needs`: one value, or one for each token."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -70,7 +71,8 @@ class Scoring:
 
     async def _lease(self) -> pb.LeaseColumnResponse:
         try:
-            return await self._retry_forever(lambda: self._stub.LeaseColumn(self._request()))
+            request = self._request()
+            return await self._retry_forever(lambda: self._stub.LeaseColumn(request))
         except NotFoundError:
             _log.warning("run_not_found", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
@@ -83,6 +85,7 @@ class Scoring:
             needs=self._config.needs,
             max_samples=self._num_samples,
             wait=to_duration(_POLL_SECONDS),
+            request_id=uuid.uuid4().hex,
         )
 
     async def _score(
@@ -162,10 +165,20 @@ class Scoring:
 def _row(sample: trajectory_pb2.Sample) -> Row:
     return Row(
         sample_id=sample.sample_id,
-        token_ids_T=np.frombuffer(sample.packed_tokens.token_ids, "<i4"),
-        temperature=sample.temperature,
+        token_ids_T=np.frombuffer(sample.tokens.token_ids, "<i4"),
+        temperatures_T=_temperatures(sample),
         columns={entry.name: np.frombuffer(entry.values, "<f4") for entry in sample.columns},
     )
+
+
+def _temperatures(sample: trajectory_pb2.Sample) -> NDArray[np.float32]:
+    """The sampling temperature of the turn that added each token."""
+    found = [
+        turn.sampling.temperature if turn.sampling.HasField("temperature") else 1.0
+        for turn in sample.turns
+    ]
+    lengths = [turn.num_tokens for turn in sample.turns]
+    return np.repeat(np.array(found, np.float32), lengths)
 
 
 def _check(rows: Sequence[Row], values: Sequence[NDArray[np.float32]]) -> None:

@@ -20,7 +20,7 @@ __all__ = ["LogProbs"]
 
 
 class LogProbs:
-    """log p(token | all before it) at the sample's temperature; 0 for the first token.
+    """log p(token | all before it) at the temperature of its turn; 0 for the first token.
 
     The same temperature as the policy's, so that the two are comparable.
     """
@@ -45,13 +45,16 @@ class LogProbs:
         longest = max(len(row.token_ids_T) for row in rows)
         # Padding is on the right and attention is causal, so no mask is needed.
         padded_BT = np.zeros((len(rows), longest), np.int64)
+        temperatures_BT = np.ones((len(rows), longest), np.float32)
         for place, row in enumerate(rows):
             padded_BT[place, : len(row.token_ids_T)] = row.token_ids_T
+            temperatures_BT[place, : len(row.token_ids_T)] = row.temperatures_T
         token_ids_BT = torch.from_numpy(padded_BT).to(self._device)
         logits_BTV = self._model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
         wide = torch.promote_types(logits_BTV.dtype, torch.float32)
-        temperatures_B = torch.tensor([row.temperature for row in rows], dtype=wide)
-        scaled_BTV = logits_BTV.to(wide) / temperatures_B.to(self._device)[:, None, None]
+        # Logits at a token are of the next one.
+        next_temperatures_BT = torch.from_numpy(temperatures_BT[:, 1:]).to(self._device, wide)
+        scaled_BTV = logits_BTV.to(wide) / next_temperatures_BT[:, :, None]
         next_BT = token_ids_BT[:, 1:, None]
         logprobs_BT = torch.log_softmax(scaled_BTV, -1).gather(-1, next_BT)[..., 0]
         found: NDArray[np.float32] = np.pad(logprobs_BT.float().cpu().numpy(), ((0, 0), (1, 0)))
