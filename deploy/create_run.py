@@ -15,8 +15,8 @@ from pydantic import Field
 from seamflow.errors import SeamflowError
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1.trajectory_service_pb2 import CreateRunRequest
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+from seamflow.trajectory.v1.run_service_pb2 import CreateRunRequest
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
@@ -58,7 +58,7 @@ async def _create(config: CreateRunConfig) -> bool:
         asyncio.timeout(config.timeout_seconds),
         channel(config, config.trajectory_manager) as manager,
     ):
-        stub = async_stub(TrajectoryServiceStub, manager)
+        stub = async_stub(RunServiceStub, manager)
         answer = await retrying(lambda: stub.CreateRun(request))
     return answer.created
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import NoReturn
 
 from seamflow.trajectory.v1.column_service_pb2_grpc import add_ColumnServiceServicer_to_server
+from seamflow.trajectory.v1.run_service_pb2_grpc import add_RunServiceServicer_to_server
 from seamflow.trajectory.v1.sample_service_pb2_grpc import add_SampleServiceServicer_to_server
 from seamflow.trajectory.v1.task_service_pb2_grpc import add_TaskServiceServicer_to_server
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
@@ -20,6 +21,7 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.server import Service, run
 from trajectory_manager.api.column_servicer import ColumnServicer
 from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.run_servicer import RunServicer
 from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.api.task_servicer import TaskServicer
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
@@ -50,7 +52,7 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
 
 
 def service(config: TrajectoryManagerConfig, store: Store) -> Service:
-    """The four gRPC services and the sweeper on `store`; any number of them may share it."""
+    """The five gRPC services and the sweeper on `store`; any number of them may share it."""
     metrics = Metrics()
     rollouts = Rollouts(store, metrics)
     waiting = LongPoll(store.runs)
@@ -73,6 +75,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(
         servicers=[
+            (add_RunServiceServicer_to_server, RunServicer(store)),
             (add_TrajectoryServiceServicer_to_server, trajectories),
             (add_TaskServiceServicer_to_server, tasks),
             (add_SampleServiceServicer_to_server, SampleServicer(store, waiting, metrics)),

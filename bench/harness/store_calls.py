@@ -56,9 +56,10 @@ def packed(tokens: tokens_pb2.Tokens) -> tokens_pb2.PackedTokens:
 
 
 def _result(result: Any) -> Any:
-    """`result`, or its error as that of a call with one part."""
-    if not result.HasField("error"):
-        return result
+    """What a result holds, or its error as that of a call with one part."""
+    kind = result.WhichOneof("result")
+    if kind != "error":
+        return getattr(result, kind)
     error = result.error
     codes = {code.value[0]: code for code in grpc.StatusCode}
     details = grpc.aio.Metadata(("grpc-status-details-bin", error.SerializeToString()))

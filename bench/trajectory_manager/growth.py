@@ -38,14 +38,8 @@ from bench.baselines.store.workload import Options, Segment, Trajectory, make_tr
 from bench.harness.redis_process import FAST, redis_server
 from bench.report import MIN_SAMPLES, Report, ratio
 from rollout.gateway.record.recorder import Recorder
-from trajectory_manager.model.records import (
-    Durability,
-    Purpose,
-    Rollout,
-    RunConfig,
-    StalenessPolicy,
-    Task,
-)
+from trajectory_manager.model.records import Durability, Purpose, Rollout, StalenessPolicy, Task
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, TurnBegin, VersionSource
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts

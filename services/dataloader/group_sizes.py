@@ -78,11 +78,11 @@ class GroupSizes:
     def _add_outcome(self, header: trajectory_pb2.Trajectory) -> None:
         """Count a rollout, unless it lacks the reward, as failed ones do."""
         reward = self._config.success_reward
-        found = [each.value for each in header.rewards if each.name == reward and not each.turn_id]
+        found = [each.value for each in header.rewards.rewards if each.name == reward]
         if found:
             name = task_name(header.group_id)
             successes, rollouts = self._outcomes.get(name, (0.0, 0.0))
-            success = min(max(found[0], 0.0), 1.0)
+            success = min(max(sum(found), 0.0), 1.0)
             self._outcomes[name] = _MEMORY * successes + success, _MEMORY * rollouts + 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from seamflow.errors import SeamflowError
-from seamflow.trajectory.v1.task_service_pb2 import Task
+from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger

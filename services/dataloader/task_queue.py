@@ -9,8 +9,9 @@ import grpc.aio
 from seamflow.errors import ExhaustedError, NotFoundError, SeamflowError, UnavailableError, decode
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1.task_service_pb2 import SubmitTasksRequest, SubmitTasksResponse, Task
+from seamflow.trajectory.v1.task_service_pb2 import SubmitTasksRequest, SubmitTasksResponse
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seamflow.common.v1.tokens_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
-from seamflow.trajectory.v1.task_service_pb2 import Task
+from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from services.chassis.errors import ConfigError
 from services.dataloader.config import DataloaderConfig

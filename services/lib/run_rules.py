@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from google.protobuf.duration_pb2 import Duration
 from pydantic import Field
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1.trajectory_pb2 import (
     Durability,
     ReplayConfig,
@@ -35,6 +37,10 @@ class RunRules(ServerConfig):
     """Time after which the lease of a silent agent or trainer expires."""
     zero_variance_reward: str = ""
     """Discard groups whose samples all got the same reward of this name; empty keeps all."""
+    reward_name: str = ""
+    """Reward that the trainer trains on: a rollout that lacks it is refused; empty: any will do."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """For people and dashboards."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """durable: every acknowledged write is on disk; replicated: also on every replica."""
     num_extra_samples: int = Field(0, ge=0)
@@ -70,10 +76,10 @@ def rules(config: RunRules) -> RunConfig:
         staleness_policy=StalenessPolicy.Value(
             f"STALENESS_POLICY_{config.staleness_policy.upper()}"
         ),
-        lease_seconds=config.lease_seconds,
+        lease_duration=to_duration(config.lease_seconds),
         zero_variance_reward=config.zero_variance_reward,
         durability=Durability.Value(f"DURABILITY_{config.durability.upper()}"),
-        publish_wait_seconds=config.publish_wait_seconds,
+        max_publish_wait=_optional_duration(config.publish_wait_seconds),
         num_extra_samples=config.num_extra_samples,
         fifo_window=config.fifo_window,
         required_columns=config.required_columns,
@@ -81,7 +87,13 @@ def rules(config: RunRules) -> RunConfig:
         max_stored_tokens=config.max_stored_tokens,
         retention_steps=config.retention_steps,
         replay=_replay(config),
+        reward_name=config.reward_name,
+        labels=config.labels,
     )
+
+
+def _optional_duration(seconds: float) -> Duration | None:
+    return to_duration(seconds) if seconds else None
 
 
 def _replay(config: RunRules) -> ReplayConfig | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -86,7 +87,8 @@ class Scoring:
 
     async def _lease(self) -> pb.LeaseColumnResponse:
         try:
-            return await self._retry_forever(lambda: self._stub.LeaseColumn(self._request()))
+            request = self._request()
+            return await self._retry_forever(lambda: self._stub.LeaseColumn(request))
         except NotFoundError:
             _log.warning("run_not_found", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
@@ -104,6 +106,7 @@ class Scoring:
             needs=self._config.needs,
             max_samples=self._num_samples,
             wait=to_duration(_POLL_SECONDS),
+            request_id=uuid.uuid4().hex,
         )
 
     async def _score(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,18 +13,22 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import (
+    run_service_pb2,
     sample_service_pb2,
     task_service_pb2,
     trajectory_pb2,
     trajectory_service_pb2,
 )
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.harness.store_calls import packed, send_async
+from trajectory_manager.model.token_bytes import pack_ids
 
 if TYPE_CHECKING:
+    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -34,7 +39,7 @@ RULES = trajectory_pb2.RunConfig(
     groups_per_step=1,
     max_staleness=1,
     staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-    lease_seconds=60.0,
+    lease_duration=Duration(seconds=60),
     durability=trajectory_pb2.DURABILITY_FAST,
 )
 
@@ -59,12 +64,23 @@ def message(
     return tokens_pb2.Tokens(token_ids=ids, logprobs=logprobs, spans=[span])
 
 
+def rewards(value: float = 1.0, policy_failure: str = "") -> tokens_pb2.Rewards:
+    """One reward of the whole rollout."""
+    given = [tokens_pb2.Reward(name="reward", value=value)]
+    return tokens_pb2.Rewards(rewards=given, policy_failure=policy_failure)
+
+
 @dataclass(slots=True)
 class Client:
     """One caller of the three services of a run."""
 
     channel: grpc.aio.Channel
     run_id: str
+
+    @property
+    def runs(self) -> RunServiceAsyncStub:
+        """Stub of RunService."""
+        return async_stub(RunServiceStub, self.channel)
 
     @property
     def trajectories(self) -> TrajectoryServiceAsyncStub:
@@ -83,25 +99,39 @@ class Client:
 
     async def create_run(self, config: trajectory_pb2.RunConfig = RULES) -> bool:
         """Create the run; whether it is new."""
-        request = trajectory_service_pb2.CreateRunRequest(run_id=self.run_id, config=config)
-        answer = await self.trajectories.CreateRun(request, wait_for_ready=True)
+        request = run_service_pb2.CreateRunRequest(run_id=self.run_id, config=config)
+        answer = await self.runs.CreateRun(request, wait_for_ready=True)
         return bool(answer.created)
 
     async def submit(self, *task_ids: str) -> None:
         """Queue TRAIN tasks."""
         tasks = [
-            task_service_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN)
-            for name in task_ids
+            trajectory_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN) for name in task_ids
         ]
         request = task_service_pb2.SubmitTasksRequest(run_id=self.run_id, tasks=tasks)
         await self.tasks.SubmitTasks(request)
 
-    async def lease(self, wait: int = 0, most: int = 0) -> task_service_pb2.LeaseTaskResponse:
-        """Lease a task, or up to `most`, waiting up to `wait` seconds."""
-        request = task_service_pb2.LeaseTaskRequest(
-            run_id=self.run_id, wait=Duration(seconds=wait), max_leases=most
+    async def lease(self, wait: int = 0) -> task_service_pb2.TaskLease:
+        """Lease a rollout, waiting up to `wait` seconds; an empty message if there is none."""
+        leases = (await self.ask(wait=wait)).leases
+        return leases[0] if leases else task_service_pb2.TaskLease()
+
+    async def ask(
+        self,
+        wait: int = 0,
+        most: int = 0,
+        request_id: str = "",
+        task: trajectory_pb2.Task | None = None,
+    ) -> task_service_pb2.LeaseTasksResponse:
+        """Lease up to `most` rollouts, or one of the agent's own `task`."""
+        request = task_service_pb2.LeaseTasksRequest(
+            run_id=self.run_id,
+            request_id=request_id or uuid.uuid4().hex,
+            wait=Duration(seconds=wait),
+            max_leases=most,
+            task=task,
         )
-        return await self.tasks.LeaseTask(request)
+        return await self.tasks.LeaseTasks(request)
 
     async def start(self, rollout_id: str, lease_token: str = "") -> None:
         """Start a rollout, EVAL unless leased."""
@@ -116,19 +146,24 @@ class Client:
         await send_async(self.trajectories, request)
 
     async def begin(
-        self, rollout_id: str, turn_id: str, prompt: Sequence[int], attempt_id: str = "a"
-    ) -> trajectory_service_pb2.NewTurnResult:
+        self,
+        rollout_id: str,
+        turn_id: str,
+        prompt: Sequence[int],
+        attempt_id: str = "a",
+        sampling: tokens_pb2.SamplingParams | None = None,
+    ) -> trajectory_service_pb2.BegunTurn:
         """Begin a turn."""
         request = trajectory_service_pb2.NewTurn(
             run_id=self.run_id,
             rollout_id=rollout_id,
             turn_id=turn_id,
             attempt_id=attempt_id,
-            token_ids=prompt,
-            temperature=1.0,
+            token_ids=pack_ids(prompt),
+            sampling=sampling,
             credential_digest=CREDENTIAL,
         )
-        begun: trajectory_service_pb2.NewTurnResult = await send_async(self.trajectories, request)
+        begun: trajectory_service_pb2.BegunTurn = await send_async(self.trajectories, request)
         return begun
 
     async def append(
@@ -162,7 +197,7 @@ class Client:
             run_id=self.run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
-            rewards=[tokens_pb2.Reward(name="reward", value=value)],
+            rewards=rewards(value),
         )
         await send_async(self.trajectories, request)
 
@@ -172,9 +207,7 @@ class Client:
             run_id=self.run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
-            failure_class=tokens_pb2.FAILURE_CLASS_POLICY,
-            failure_message="it said nothing",
-            rewards=[tokens_pb2.Reward(name="reward", value=0.0)],
+            rewards=rewards(0.0, policy_failure="it said nothing"),
         )
         await send_async(self.trajectories, request)
 
@@ -193,7 +226,7 @@ class Client:
         prompt, answers = [1, 2], ([3, 4], [6])
         for turn_id, answer in zip(("t1", "t2"), answers, strict=True):
             opened = await self.begin(name, turn_id, prompt)
-            new = prompt[len(opened.prefix_token_ids) :]
+            new = prompt[len(opened.prefix_token_ids) // 4 :]
             await self.append(name, turn_id, opened.epoch, 0, message(new))
             sampled = message(answer, tokens_pb2.ORIGIN_POLICY, version)
             await self.append(name, turn_id, opened.epoch, len(new), sampled)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.model.records import Purpose, RolloutResult, RunConfig, Task
+from trajectory_manager.model.records import EmptyReason, Purpose, RolloutResult, Task, TaskLease
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, StepLease
 from trajectory_manager.store.interface import Store
 
@@ -26,6 +27,7 @@ class Ledger:
     pending: tuple[int, ...] = ()
     num_samples: int = 2
     running: dict[str, list[str]] = field(default_factory=dict)
+    nonces: dict[str, str] = field(default_factory=dict)
 
     async def admit(self, *task_ids: str) -> None:
         """Submit the tasks and lease all their rollouts."""
@@ -39,8 +41,13 @@ class Ledger:
             for name in task_ids
         ]
         await self.store.runs.submit(self.run_id, tasks, 100_000)
-        while lease := await self.store.runs.lease_task(self.run_id, (Purpose.TRAIN,), "nonce"):
+        while isinstance(lease := await self._lease(), TaskLease):
             self.running.setdefault(lease.task.task_id, []).append(lease.rollout_id)
+            self.nonces[lease.rollout_id] = lease.nonce
+
+    async def _lease(self) -> TaskLease | EmptyReason:
+        nonce = uuid.uuid4().hex
+        return await self.store.runs.lease_task(self.run_id, (Purpose.TRAIN,), nonce)
 
     async def finish(self, *task_ids: str, **facts: Any) -> None:
         """Settle all rollouts of admitted tasks, one after the other."""
@@ -52,10 +59,9 @@ class Ledger:
         task_id: str,
         slots: Sequence[int],
         version: int = 0,
-        tokens: Sequence[int] = (),
         rewards: Mapping[str, Sequence[float]] = {},
     ) -> None:
-        """Settle some rollouts of an admitted task; `tokens` and `rewards` are by slot."""
+        """Settle some rollouts of an admitted task; `rewards` are by slot."""
         for slot in slots:
             rollout_id = self.running[task_id][slot]
             given = tuple((name, values[slot]) for name, values in rewards.items())
@@ -65,7 +71,6 @@ class Ledger:
                 rewards=given,
                 min_weight_version=version,
                 sample_ids=(f"{rollout_id}#t",),
-                num_tokens=(tokens[slot] if tokens else 1,),
             )
             await self.store.runs.settle(self.run_id, [result])
 
@@ -89,13 +94,12 @@ class Ledger:
         step: int,
         base: int = 0,
         num_groups: int = 0,
-        num_shards: int = 1,
         min_groups: int = 0,
         streaming: bool = False,
     ) -> LeaseAttempt:
         """Ask for a step."""
         return await self.store.ledger.lease_samples(
-            self.run_id, self.epoch, step, base, num_groups, num_shards, min_groups, streaming
+            self.run_id, self.epoch, step, base, num_groups, min_groups, streaming
         )
 
     async def stream(self, step: int, base: int = 0, num_groups: int = 0) -> StepLease:
@@ -110,9 +114,9 @@ class Ledger:
         assert attempt.lease is not None
         return attempt.lease
 
-    async def lease(self, step: int, base: int = 0, num_shards: int = 1) -> StepLease:
+    async def lease(self, step: int, base: int = 0) -> StepLease:
         """Ask for a step that must be there."""
-        attempt = await self.attempt(step, base, 0, num_shards)
+        attempt = await self.attempt(step, base)
         assert attempt.lease is not None
         return attempt.lease
 

@@ -13,16 +13,17 @@ import pytest
 from services.chassis.errors import Reason, ServiceError
 from trajectory_manager.model.records import (
     Durability,
+    EmptyReason,
     FailureClass,
     Outcome,
     Purpose,
     Reward,
     Rollout,
-    RunConfig,
     StalenessPolicy,
     Task,
     TaskLease,
 )
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.tokens import (
     Append,
@@ -116,9 +117,15 @@ class Run:
         await self.store.runs.submit(self.run_id, tasks, 1000)
 
     async def lease(self) -> TaskLease | None:
+        """Lease a task of any purpose; None if there is none."""
+        answer = await self.ask()
+        return answer if isinstance(answer, TaskLease) else None
+
+    async def ask(self, nonce: str = "") -> TaskLease | EmptyReason:
         """Lease a task of any purpose."""
-        nonce = f"nonce-{next(self.nonces)}"
-        return await self.store.runs.lease_task(self.run_id, (Purpose.EVAL, Purpose.TRAIN), nonce)
+        purposes = (Purpose.EVAL, Purpose.TRAIN)
+        nonce = nonce or f"nonce-{next(self.nonces)}"
+        return await self.store.runs.lease_task(self.run_id, purposes, nonce)
 
     async def start(self, rollout_id: str, nonce: str | None = None) -> None:
         """Open a rollout."""
@@ -139,9 +146,10 @@ class Run:
         attempt_id: str = "a",
         parent: str = "",
         fingerprint: str = "",
+        sampling: str = "{}",
     ) -> BegunTurn:
         """Open a turn with a prompt of ids or of message keys."""
-        ids = [part for part in prompt if isinstance(part, int)]
+        ids = pack_ids([part for part in prompt if isinstance(part, int)])
         message_keys = tuple(part for part in prompt if isinstance(part, str))
         begin = TurnBegin(
             turn_id=turn_id,
@@ -149,8 +157,9 @@ class Run:
             prompt_digest="",
             parent_turn_id=parent,
             template_fingerprint=fingerprint,
+            sampling=sampling,
         )
-        given = Prompt(token_ids=ids, message_keys=message_keys)
+        given = Prompt(ids=ids, message_keys=message_keys)
         return await self.rollouts.begin_turn(self.run_id, rollout_id, CREDENTIAL, begin, given)
 
     async def append(

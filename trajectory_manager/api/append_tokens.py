@@ -59,9 +59,12 @@ class AppendTokensHandler:
             if isinstance(result, ServiceError):
                 response.results.add(error=status.message(result))
             else:
-                response.results.add(num_tokens=result.num_tokens)
+                response.results.add().appended.num_tokens = result.num_tokens
         for error in finished:
-            response.finish_results.add(error=None if error is None else status.message(error))
+            if error is None:
+                response.finish_results.add().finished.SetInParent()
+            else:
+                response.finish_results.add(error=status.message(error))
         return response
 
     async def _execute(

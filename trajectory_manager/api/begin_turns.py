@@ -17,9 +17,8 @@ from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, exhausted, invalid_argument
 from services.chassis.log import get_logger
 from services.chassis.rpc import status
-from trajectory_manager.api import conversion, lease_token, validation
+from trajectory_manager.api import conversion, lease_token, sampling_params, validation
 from trajectory_manager.model.records import Purpose, Rollout, SlotName
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.model.tokens import TurnBegin
 from trajectory_manager.service.prefix_match import Divergence, Prompt
 from trajectory_manager.service.rollouts import Rollouts
@@ -37,6 +36,7 @@ _FAILED = metrics.counter(
 )
 
 _MAX_PARTS = 1024
+_MAX_KEYS = 4096
 _MAX_RESPONSE_BYTES = 8 << 20
 """The result of a prompt that continues a long rollout holds all of its tokens."""
 _RETRY_SECONDS = 0.05
@@ -70,8 +70,10 @@ class BeginTurnsHandler:
             credential_digest=validation.digest("credential_digest", new.credential_digest),
             pinned_weight_version=_pinned(new),
             traceparent=validation.text("traceparent", new.traceparent),
+            labels=validation.labels("labels", new.labels),
         )
-        return pb.NewRolloutResult(group_id=await self._rollouts.start(rollout, _nonce(new)))
+        group_id = await self._rollouts.start(rollout, _nonce(new))
+        return pb.NewRolloutResult(started=pb.StartedRollout(group_id=group_id))
 
     async def _begin_turn(self, new: pb.NewTurn) -> pb.NewTurnResult:
         begun = await self._rollouts.begin_turn(
@@ -86,21 +88,24 @@ class BeginTurnsHandler:
                 template_fingerprint=validation.text(
                     "template_fingerprint", new.template_fingerprint
                 ),
-                temperature=validation.finite("temperature", new.temperature),
+                sampling=sampling_params.stored("sampling", new.sampling),
             ),
             _prompt(new),
         )
         begin = begun.turn.begin
         return pb.NewTurnResult(
-            epoch=begun.turn.epoch,
-            parent_turn_id=begin.parent_turn_id,
-            prefix_token_ids=unpack_ids(begun.prefix_ids),
-            num_matched_messages=begin.num_matched_messages,
-            tokens=conversion.tokens_to(begun.tokens),
-            finish_reason=begun.turn.finish_reason,  # type: ignore[arg-type]
-            pinned_weight_version=begun.rollout.pinned_weight_version,
-            divergence=_divergence_to(begun.divergence),
-            required_weight_version=begun.rollout.required_weight_version,
+            begun=pb.BegunTurn(
+                epoch=begun.turn.epoch,
+                prefix_turn_id=begin.prefix_turn_id,
+                prefix_token_ids=begun.prefix_ids,
+                num_matched_messages=begin.num_matched_messages,
+                tokens=conversion.packed_to(begun.tokens),
+                finish_reason=begun.turn.finish_reason,  # type: ignore[arg-type]
+                pinned_weight_version=begun.rollout.pinned_weight_version,
+                divergence=_divergence_to(begun.divergence),
+                required_weight_version=begun.rollout.required_weight_version,
+                group_id=begun.rollout.group_id,
+            )
         )
 
 
@@ -162,7 +167,7 @@ def _nonce(new: pb.NewRollout) -> str | None:
             raise invalid_argument("rollout_id", new.rollout_id, f"{rollout_id}, as leased")
         return nonce
     if new.purpose != int(Purpose.EVAL):
-        raise invalid_argument("lease_token", "", "a lease from LeaseTask, or purpose EVAL")
+        raise invalid_argument("lease_token", "", "a lease from LeaseTasks, or purpose EVAL")
     if SlotName.parse(new.rollout_id) is not None:
         cure = "a name that does not end like a leased one (/slot/attempt)"
         raise invalid_argument("rollout_id", new.rollout_id, cure)
@@ -170,11 +175,18 @@ def _nonce(new: pb.NewRollout) -> str | None:
 
 
 def _prompt(new: pb.NewTurn) -> Prompt:
-    if bool(new.token_ids) == bool(new.message_keys):
-        given = "both" if new.token_ids else "neither"
-        raise invalid_argument("token_ids, message_keys", given, "exactly one of them")
-    keys = tuple(validation.name("message_keys", key) for key in new.message_keys)
-    return Prompt(token_ids=new.token_ids, message_keys=keys)
+    kind = new.WhichOneof("prompt")
+    if kind == "token_ids":
+        validation.ids("token_ids", new.token_ids)
+        if not new.token_ids:
+            raise invalid_argument("token_ids", "empty", "at least one id")
+        return Prompt(ids=new.token_ids)
+    if kind != "message_keys":
+        raise invalid_argument("prompt", "absent", "token_ids or message_keys")
+    keys = new.message_keys.keys
+    if not 1 <= len(keys) <= _MAX_KEYS:
+        raise invalid_argument("message_keys.keys", f"{len(keys)} keys", f"1 to {_MAX_KEYS}")
+    return Prompt(message_keys=tuple(validation.message_key("message_keys.keys", k) for k in keys))
 
 
 def _divergence_to(divergence: Divergence | None) -> pb.Divergence | None:
@@ -183,5 +195,5 @@ def _divergence_to(divergence: Divergence | None) -> pb.Divergence | None:
     return pb.Divergence(
         turn_id=divergence.turn_id,
         position=divergence.position,
-        token_ids=unpack_ids(divergence.ids),
+        token_ids=divergence.ids,
     )

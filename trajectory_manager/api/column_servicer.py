@@ -15,7 +15,8 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion, lease_token, validation
-from trajectory_manager.model.records import RunConfig, Topic
+from trajectory_manager.model.records import Topic
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.token_bytes import unpack_logprobs
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
@@ -25,7 +26,6 @@ from trajectory_manager.store.column_interface import ColumnLease, ColumnStore
 from trajectory_manager.store.interface import Store
 
 _MAX_SAMPLES = 512
-_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 
 
 class ColumnServicer(pb_grpc.ColumnServiceServicer):
@@ -41,6 +41,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         """Lease samples whose column this caller computes; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
+        nonce = lease_token.nonce(validation.name("request_id", request.request_id))
         config = await self._store.runs.config(run_id)
         column, needs = _column("column", request.column, config), tuple(request.needs)
         for need in needs:
@@ -50,7 +51,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         number = validation.positive("max_samples", number)
 
         async def attempt() -> ColumnLease | None:
-            return await self._store.columns.lease(run_id, column, needs, number)
+            return await self._store.columns.lease(run_id, column, needs, number, nonce)
 
         lease = await self._waiting.until(run_id, Topic.COLUMNS, wait, attempt)
         if lease is None:
@@ -69,7 +70,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         self, run_id: str, config: RunConfig, sample_ids: tuple[str, ...]
     ) -> list[trajectory_pb2.Sample]:
         built = await self._built(run_id, config, sample_ids)
-        return [conversion.sample_to(sample, packed=True) for sample in built]
+        return [conversion.sample_to(sample) for sample in built]
 
     async def _built(
         self, run_id: str, config: RunConfig, sample_ids: tuple[str, ...]
@@ -129,7 +130,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     ) -> pb.ListSampleStatusResponse:
         """Which columns samples of complete, uncommitted groups have."""
         run_id = validation.run_name(request.run_id)
-        limit = validation.bounded("page_size", request.page_size, _MAX_PAGE) or _DEFAULT_PAGE
+        limit = validation.page_size(request.page_size)
         after = validation.optional_name("page_token", request.page_token)
         rows = await self._store.columns.status(run_id, after, limit)
         full = len({row.group_id for row in rows}) == limit

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 
 from services.chassis.errors import invalid_argument
-from trajectory_manager.api import validation
+from trajectory_manager.api import sampling_params, validation
 from trajectory_manager.model import prefix_tree
 from trajectory_manager.model.records import (
     DeadLetter,
-    Durability,
     FailureClass,
     Outcome,
     Purpose,
-    Replay,
-    ReplayStrategy,
     Reward,
     Rollout,
-    RunConfig,
-    StalenessPolicy,
+    RolloutState,
     Task,
 )
-from trajectory_manager.model.token_bytes import (
-    unpack_ids,
-    unpack_logprobs,
-)
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
     RolloutFinish,
-    Span,
     Tokens,
     Turn,
     TurnRecord,
 )
 from trajectory_manager.service import sample_builder
+
+_MAX_SAMPLES = 4096
+_MAX_REWARDS = 1024
+_MAX_UNTRAINED = 4096
+_FAILURES = (
+    tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
+    tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+    tokens_pb2.FAILURE_CLASS_TIMEOUT,
+    tokens_pb2.FAILURE_CLASS_CANCELLED,
+)
 
 
 def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
@@ -48,18 +51,28 @@ def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
     return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
 
 
-def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
+def packed_to(tokens: Tokens) -> tokens_pb2.PackedTokens:
     """The message that holds `tokens`."""
-    message = tokens_pb2.Tokens(
-        token_ids=unpack_ids(tokens.ids), logprobs=unpack_logprobs(tokens.logprobs)
-    )
-    _add_spans(message, tokens.spans)
+    message = tokens_pb2.PackedTokens()
+    _fill_tokens(message, tokens)
     return message
 
 
-def _add_spans(message: tokens_pb2.Tokens | tokens_pb2.PackedTokens, spans: Sequence[Span]) -> None:
+def tokens_from(field: str, message: tokens_pb2.Tokens) -> Tokens:
+    """Validated tokens of a turn, which equal packed ones on the wire."""
+    encoded = message.SerializeToString()
+    return packed_from(field, tokens_pb2.PackedTokens.FromString(encoded))
+
+
+def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
+    """The message of a turn's tokens."""
+    return tokens_pb2.Tokens.FromString(packed_to(tokens).SerializeToString())
+
+
+def _fill_tokens(message: tokens_pb2.PackedTokens, tokens: Tokens) -> None:
+    message.token_ids, message.logprobs = tokens.ids, tokens.logprobs
     start = 0
-    for span in spans:
+    for span in tokens.spans:
         message.spans.add(
             start=start,
             num_tokens=span.num_tokens,
@@ -71,46 +84,6 @@ def _add_spans(message: tokens_pb2.Tokens | tokens_pb2.PackedTokens, spans: Sequ
         start += span.num_tokens
 
 
-def config_from(message: trajectory_pb2.RunConfig) -> RunConfig:
-    """The rules of a run; enums are required."""
-    policy, durability = message.staleness_policy, message.durability
-    if policy not in trajectory_pb2.StalenessPolicy.values()[1:]:
-        raise invalid_argument("config.staleness_policy", policy, "DROP, WAIT, MASK or WITHHOLD")
-    if durability not in trajectory_pb2.Durability.values()[1:]:
-        raise invalid_argument("config.durability", durability, "FAST, DURABLE or REPLICATED")
-    return RunConfig(
-        group_size=message.group_size,
-        groups_per_step=message.groups_per_step,
-        max_staleness=message.max_staleness,
-        staleness_policy=StalenessPolicy(policy),
-        lease_seconds=message.lease_seconds,
-        zero_variance_reward=message.zero_variance_reward,
-        durability=Durability(durability),
-        num_extra_samples=message.num_extra_samples,
-        fifo_window=message.fifo_window,
-        publish_wait_seconds=message.publish_wait_seconds,
-        required_columns=tuple(message.required_columns),
-        replay=_replay_from(message.replay),
-        max_deliveries=message.max_deliveries,
-        max_stored_tokens=message.max_stored_tokens,
-        retention_steps=message.retention_steps,
-    )
-
-
-def _replay_from(message: trajectory_pb2.ReplayConfig) -> Replay | None:
-    if not message.strategy:
-        return None
-    if int(message.strategy) not in set(ReplayStrategy):
-        raise invalid_argument("config.replay.strategy", message.strategy, "RECENCY or REWARD")
-    return Replay(
-        strategy=ReplayStrategy(message.strategy),
-        capacity_groups=message.capacity_groups,
-        groups_per_step=message.groups_per_step,
-        reward_name=message.reward_name,
-        temperature=message.temperature,
-    )
-
-
 def purpose_from(field: str, value: int) -> Purpose:
     """A required purpose."""
     if value not in set(Purpose):
@@ -118,26 +91,31 @@ def purpose_from(field: str, value: int) -> Purpose:
     return Purpose(value)
 
 
-def task_from(message: task_service_pb2.Task, config: RunConfig) -> Task:
+def task_from(
+    field: str, message: trajectory_pb2.Task, config: RunConfig, *, own: bool = False
+) -> Task:
     """A validated task; its number of samples defaults to the run's group size, 1 for EVAL."""
-    purpose = purpose_from("tasks.purpose", message.purpose)
+    purpose = purpose_from(f"{field}.purpose", message.purpose)
     default = config.group_size if purpose is Purpose.TRAIN else 1
-    num_samples = validation.bounded("tasks.num_samples", message.num_samples, 4096) or default
+    number = validation.bounded(f"{field}.num_samples", message.num_samples, _MAX_SAMPLES)
     return Task(
-        task_id=validation.name("tasks.task_id", message.task_id),
-        payload_json=validation.json_object("tasks.payload_json", message.payload_json),
-        num_samples=num_samples,
+        task_id=validation.name(f"{field}.task_id", message.task_id),
+        payload_json=validation.json_object(f"{field}.payload_json", message.payload_json),
+        num_samples=number or default,
         purpose=purpose,
+        labels=validation.labels(f"{field}.labels", message.labels),
+        own=own,
     )
 
 
-def task_to(task: Task) -> task_service_pb2.Task:
+def task_to(task: Task) -> trajectory_pb2.Task:
     """The message of a task."""
-    return task_service_pb2.Task(
+    return trajectory_pb2.Task(
         task_id=task.task_id,
         payload_json=task.payload_json,
         num_samples=task.num_samples,
         purpose=int(task.purpose),  # type: ignore[arg-type]
+        labels=dict(task.labels),
     )
 
 
@@ -147,31 +125,46 @@ def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
         task=task_to(letter.task),
         reason=int(letter.reason),  # type: ignore[arg-type]
         message=letter.message,
-        time=_timestamp(letter.time),
+        discard_time=timestamp(letter.time),
         rollout_ids=letter.rollout_ids,
     )
 
 
-def outcome_from(
-    rewards: Sequence[tokens_pb2.Reward], failure_class: int, failure_message: str
-) -> Outcome:
-    """The validated outcome of a rollout: reward names are unique per turn, values finite."""
-    if failure_class not in set(FailureClass):
-        raise invalid_argument("failure_class", failure_class, "a known FailureClass")
-    converted = tuple(
-        Reward(
-            name=validation.name("rewards.name", reward.name),
-            value=validation.finite("rewards.value", reward.value),
-            turn_id=validation.optional_name("rewards.turn_id", reward.turn_id),
-        )
-        for reward in rewards
+def rewards_from(field: str, message: tokens_pb2.Rewards) -> Outcome:
+    """The validated outcome of a rollout that counts: names are unique per turn, values finite."""
+    validation.bounded(f"{field}.rewards", len(message.rewards), _MAX_REWARDS)
+    rewards = tuple(
+        _reward_from(f"{field}.rewards[{i}]", reward) for i, reward in enumerate(message.rewards)
     )
-    if len({(reward.name, reward.turn_id) for reward in converted}) < len(converted):
-        raise invalid_argument("rewards", [r.name for r in converted], "each name once per turn")
+    if len({(reward.name, reward.turn_id) for reward in rewards}) < len(rewards):
+        names = [reward.name for reward in rewards]
+        raise invalid_argument(f"{field}.rewards", names, "each name once per turn")
+    failure = validation.text(f"{field}.policy_failure", message.policy_failure)
     return Outcome(
-        rewards=converted,
-        failure_class=FailureClass(failure_class),
-        failure_message=validation.text("failure_message", failure_message),
+        rewards=rewards,
+        failure_class=FailureClass.POLICY if failure else FailureClass.NONE,
+        failure_message=failure,
+    )
+
+
+def _reward_from(field: str, reward: tokens_pb2.Reward) -> Reward:
+    return Reward(
+        name=validation.name(f"{field}.name", reward.name),
+        value=validation.finite(f"{field}.value", reward.value),
+        turn_id=validation.optional_name(f"{field}.turn_id", reward.turn_id),
+    )
+
+
+def _failure_from(message: tokens_pb2.Failure) -> Outcome:
+    if message.failure_class not in _FAILURES:
+        cure = (
+            "ENVIRONMENT, INFRASTRUCTURE, TIMEOUT or CANCELLED; what the policy did wrong is "
+            "reported with its rewards, as rewards.policy_failure"
+        )
+        raise invalid_argument("failure.failure_class", message.failure_class, cure)
+    return Outcome(
+        failure_class=FailureClass(message.failure_class),
+        failure_message=validation.text("failure.message", message.message),
     )
 
 
@@ -182,9 +175,19 @@ def rollout_finish_from(
     finish = RolloutFinish(
         rollout_id=validation.name("rollout_id", message.rollout_id),
         credential_digest=validation.digest("credential_digest", message.credential_digest),
-        outcome=outcome_from(message.rewards, message.failure_class, message.failure_message),
+        outcome=_finish_outcome(message),
     )
     return validation.run_name(message.run_id), finish
+
+
+def _finish_outcome(message: trajectory_service_pb2.RolloutFinish) -> Outcome:
+    """The outcome with the turns that are not trained; absent: without rewards."""
+    failed = message.HasField("failure")
+    outcome = _failure_from(message.failure) if failed else rewards_from("rewards", message.rewards)
+    untrained = message.untrained_turn_ids
+    validation.bounded("untrained_turn_ids", len(untrained), _MAX_UNTRAINED)
+    names = (validation.name(f"untrained_turn_ids[{i}]", name) for i, name in enumerate(untrained))
+    return replace(outcome, untrained_turn_ids=tuple(names))
 
 
 def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
@@ -201,12 +204,26 @@ def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_p
             _turn_to(record.turn, record.tokens, message_keys[record.turn.turn_id])
             for record in turns
         ],
-        rewards=_rewards_to(rollout),
-        failure_class=int(outcome.failure_class),  # type: ignore[arg-type]
-        failure_message=outcome.failure_message,
-        create_time=_timestamp(rollout.create_time),
-        finish_time=_timestamp(rollout.finish_time) if rollout.finish_time else None,
+        rewards=_rewards_to(outcome) if rollout.state is RolloutState.FINISHED else None,
+        failure=_failure_to(outcome) if rollout.state is RolloutState.FAILED else None,
+        untrained_turn_ids=outcome.untrained_turn_ids,
+        create_time=timestamp(rollout.create_time),
+        finish_time=timestamp(rollout.finish_time) if rollout.finish_time else None,
         traceparent=rollout.traceparent,
+        labels=dict(rollout.labels),
+    )
+
+
+def _rewards_to(outcome: Outcome) -> tokens_pb2.Rewards:
+    return tokens_pb2.Rewards(
+        rewards=map(_reward_to, outcome.rewards), policy_failure=outcome.failure_message
+    )
+
+
+def _failure_to(outcome: Outcome) -> tokens_pb2.Failure:
+    return tokens_pb2.Failure(
+        failure_class=int(outcome.failure_class),  # type: ignore[arg-type]
+        message=outcome.failure_message,
     )
 
 
@@ -215,18 +232,19 @@ def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> traject
     return trajectory_pb2.Turn(
         turn_id=turn.turn_id,
         parent_turn_id=begin.parent_turn_id,
+        prefix_turn_id=begin.prefix_turn_id,
         prefix_length=begin.prefix_length,
         tokens=tokens_to(tokens) if tokens.ids else None,
         finish_reason=turn.finish_reason,  # type: ignore[arg-type]
         epoch=turn.epoch,
         message_keys=message_keys,
-        temperature=begin.temperature,
+        sampling=sampling_params.message(begin.sampling),
         template_fingerprint=begin.template_fingerprint,
         drift=_drift_to(turn.drift),
     )
 
 
-def drift_from(drift: trajectory_pb2.Drift) -> str:
+def drift_from(drift: tokens_pb2.Drift) -> str:
     """The drift of a turn as JSON."""
     facts = (
         validation.not_negative("drift.position", drift.position),
@@ -236,52 +254,46 @@ def drift_from(drift: trajectory_pb2.Drift) -> str:
     return json.dumps(facts)
 
 
-def _drift_to(drift: str) -> trajectory_pb2.Drift | None:
+def _drift_to(drift: str) -> tokens_pb2.Drift | None:
     if not drift:
         return None
     position, recorded, retokenized = json.loads(drift)
-    return trajectory_pb2.Drift(
-        position=position, recorded_text=recorded, retokenized_text=retokenized
-    )
+    return tokens_pb2.Drift(position=position, recorded_text=recorded, retokenized_text=retokenized)
 
 
-def sample_to(sample: sample_builder.Sample, *, packed: bool = False) -> trajectory_pb2.Sample:
-    """The message of a sample, with its arrays as bytes if `packed`."""
+def sample_to(sample: sample_builder.Sample) -> trajectory_pb2.Sample:
+    """The message of a sample."""
     message = trajectory_pb2.Sample()
-    fill_sample(message, sample, packed=packed)
+    fill_sample(message, sample)
     return message
 
 
-def fill_sample(
-    message: trajectory_pb2.Sample, sample: sample_builder.Sample, *, packed: bool
-) -> None:
+def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -> None:
     """Write a sample into `message`."""
     message.sample_id = sample.sample_id
     message.rollout_id = sample.rollout.rollout_id
     message.group_id = sample.rollout.group_id
-    message.rewards.extend(_rewards_to(sample.rollout))
+    _fill_tokens(message.tokens, sample.tokens)
+    message.loss_mask = sample.loss_mask
+    whole = (reward for reward in sample.rollout.outcome.rewards if not reward.turn_id)
+    message.rewards.extend(map(_reward_to, whole))
+    for turn in sample.turns:
+        message.turns.add(
+            turn_id=turn.turn_id,
+            num_tokens=turn.num_tokens,
+            sampling=sampling_params.message(turn.sampling),
+            rewards=map(_reward_to, turn.rewards),
+        )
     message.min_weight_version = sample.min_weight_version
     message.max_weight_version = sample.max_weight_version
-    message.temperature = sample.temperature
-    message.traceparent = sample.rollout.traceparent
-    if packed:
-        message.packed_tokens.token_ids = sample.tokens.ids
-        message.packed_tokens.logprobs = sample.tokens.logprobs
-        _add_spans(message.packed_tokens, sample.tokens.spans)
-        message.packed_loss_mask = sample.loss_mask
-    else:
-        message.tokens.CopyFrom(tokens_to(sample.tokens))
-        message.loss_mask.extend(map(bool, sample.loss_mask))
 
 
-def _rewards_to(rollout: Rollout) -> list[tokens_pb2.Reward]:
-    return [
-        tokens_pb2.Reward(name=reward.name, value=reward.value, turn_id=reward.turn_id)
-        for reward in rollout.outcome.rewards
-    ]
+def _reward_to(reward: Reward) -> tokens_pb2.Reward:
+    return tokens_pb2.Reward(name=reward.name, value=reward.value, turn_id=reward.turn_id)
 
 
-def _timestamp(seconds: float) -> Timestamp:
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds as a message."""
     stamp = Timestamp()
     stamp.FromMicroseconds(round(seconds * 1e6))
     return stamp

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
+import base64
+import hashlib
 
 from services.chassis.errors import invalid_argument
 
 
-def new_nonce() -> str:
-    """A random nonce of 96 bits."""
-    return secrets.token_urlsafe(12)
+def nonce(request_id: str, index: int = 0) -> str:
+    """The nonce of 96 bits of the `index`-th lease of a request: the same for a repeated one."""
+    digest = hashlib.sha256(f"{request_id}/{index}".encode()).digest()
+    return base64.urlsafe_b64encode(digest[:12]).decode()
 
 
 def task_token(rollout_id: str, nonce: str) -> str:
@@ -25,38 +27,42 @@ def parse(token: str) -> tuple[str, str]:
     """
     nonce, dot, rollout_id = token.partition(".")
     if not (nonce and dot and rollout_id) or len(token) > 400:
-        raise invalid_argument("lease_token", token[:40], "a token from LeaseTask")
+        raise invalid_argument("lease_token", token[:40], "a token from LeaseTasks")
     return rollout_id, nonce
 
 
-def column_token(epoch: int) -> bytes:
+def column_token(epoch: int) -> str:
     """Token of a column lease."""
-    return str(epoch).encode()
+    return str(epoch)
 
 
-def parse_column(token: bytes) -> int:
+def parse_column(token: str) -> int:
     """Epoch of a column lease.
 
     Raises:
         ServiceError: INVALID_ARGUMENT, no such token.
     """
-    if not (token.isdigit() and len(token) < 20):
+    if not (_is_number(token) and len(token) < 20):
         raise invalid_argument("lease_token", token[:40], "a token from LeaseColumn")
     return int(token)
 
 
-def step_token(step: int, epoch: int) -> bytes:
+def step_token(step: int, epoch: int) -> str:
     """Token of a sample lease."""
-    return f"{step}.{epoch}".encode()
+    return f"{step}.{epoch}"
 
 
-def parse_step(token: bytes) -> tuple[int, int]:
+def parse_step(token: str) -> tuple[int, int]:
     """(step, epoch) of a sample lease.
 
     Raises:
         ServiceError: INVALID_ARGUMENT, no such token.
     """
-    step, _, epoch = token.partition(b".")
-    if not (step.isdigit() and epoch.isdigit() and len(token) < 40):
+    step, _, epoch = token.partition(".")
+    if not (_is_number(step) and _is_number(epoch) and len(token) < 40):
         raise invalid_argument("lease_token", token[:40], "a token from LeaseSamples")
     return int(step), int(epoch)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -7,24 +7,22 @@ step is idempotent by task_id, so a caller that lost the response retries.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
-from trajectory_manager.api import conversion, validation
+from trajectory_manager.api import conversion, sampling_params, validation
 from trajectory_manager.api.inflight_bytes import InflightBytes
-from trajectory_manager.model.records import (
-    Purpose,
-    Rollout,
-    RolloutState,
-    SlotName,
-    Submitted,
-    Task,
-)
+from trajectory_manager.model import sampling
+from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Submitted, Task
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
+from trajectory_manager.service import outcomes
 from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.store.errors import greedy_training
 from trajectory_manager.store.interface import Store
 
 _MAX_GROUPS = 1024
@@ -50,13 +48,13 @@ class RecordGroupsHandler:
             ServiceError: INVALID_ARGUMENT, RESOURCE_EXHAUSTED with a retry time, ALREADY_EXISTS.
         """
         run_id = validation.run_name(request.run_id)
-        await self._store.runs.config(run_id)
+        config = await self._store.runs.config(run_id)
         validation.bounded("groups", len(request.groups), _MAX_GROUPS)
         tasks = [_task(f"groups[{i}]", group) for i, group in enumerate(request.groups)]
         recorded = [
             rollout
             for index, (task, group) in enumerate(zip(tasks, request.groups, strict=True))
-            for rollout in self._rollouts_of(run_id, task, index, group)
+            for rollout in self._rollouts_of(run_id, config, task, index, group)
         ]
         with self._inflight.reserve(
             sum(turn.tokens.num_bytes for _, turns in recorded for turn in turns)
@@ -66,23 +64,25 @@ class RecordGroupsHandler:
         return admitted
 
     def _rollouts_of(
-        self, run_id: str, task: Task, index: int, group: pb.RecordedGroup
+        self, run_id: str, config: RunConfig, task: Task, index: int, group: pb.RecordedGroup
     ) -> Iterator[tuple[Rollout, tuple[TurnRecord, ...]]]:
         for slot, message in enumerate(group.rollouts):
             field = f"groups[{index}].rollouts[{slot}]"
             turns = tuple(self._turns(field, message))
-            yield _rollout(run_id, task.task_id, slot, message), turns
+            rollout = _rollout(run_id, SlotName(task.task_id, slot, 1), field, message)
+            _check_outcome(rollout.outcome, config, f"{field}.rewards", turns)
+            yield rollout, turns
 
     def _turns(self, field: str, message: pb.RecordedRollout) -> Iterator[TurnRecord]:
         lengths: dict[str, int] = {}
         for i, turn in enumerate(message.turns):
             record = _turn(f"{field}.turns[{i}]", turn)
-            parent, prefix = record.turn.begin.parent_turn_id, record.turn.begin.prefix_length
+            before, prefix = record.turn.begin.prefix_turn_id, record.turn.begin.prefix_length
             if record.turn.turn_id in lengths:
                 cure = "each name once in a rollout"
                 raise invalid_argument(f"{field}.turns[{i}].turn_id", record.turn.turn_id, cure)
-            if not 0 <= prefix <= lengths.get(parent, 0):
-                cure = f"at most the tokens of turn {parent!r} before it, {lengths.get(parent, 0)}"
+            if not 0 <= prefix <= lengths.get(before, 0):
+                cure = f"at most the tokens of turn {before!r} before it, {lengths.get(before, 0)}"
                 raise invalid_argument(f"{field}.turns[{i}].prefix_length", prefix, cure)
             lengths[record.turn.turn_id] = prefix + record.tokens.num_tokens
             if record.tokens.num_tokens > self._max_turn_tokens:
@@ -103,33 +103,42 @@ def _task(field: str, group: pb.RecordedGroup) -> Task:
     )
 
 
-def _rollout(run_id: str, task_id: str, slot: int, message: pb.RecordedRollout) -> Rollout:
-    outcome = conversion.outcome_from(message.rewards, message.failure_class, "")
-    if outcome.state is not RolloutState.FINISHED or not outcome.rewards:
-        cure = "rewards, and no failure_class but POLICY: only finished rollouts are trained"
-        raise invalid_argument("rollouts.rewards", list(message.rewards), cure)
+def _check_outcome(
+    outcome: Outcome, config: RunConfig, field: str, turns: Sequence[TurnRecord]
+) -> None:
+    names = {record.turn.turn_id for record in turns}
+    error = outcomes.missing_reward(outcome, config.reward_name, field)
+    if error := error or outcomes.unknown_turn(outcome, names, field):
+        raise error
+
+
+def _rollout(run_id: str, name: SlotName, field: str, message: pb.RecordedRollout) -> Rollout:
+    outcome = conversion.rewards_from(f"{field}.rewards", message.rewards)
     return Rollout(
         run_id=run_id,
-        rollout_id=str(SlotName(task_id, slot, 1)),
+        rollout_id=str(name),
         purpose=Purpose.TRAIN,
-        group_id=task_id,
+        group_id=name.task_id,
         traceparent=validation.text("traceparent", message.traceparent),
         state=outcome.state,
         outcome=outcome,
     )
 
 
-def _turn(field: str, message: pb.RecordedTurn) -> TurnRecord:
+def _turn(field: str, message: trajectory_pb2.Turn) -> TurnRecord:
     if message.finish_reason not in _ENDS:
         raise invalid_argument(f"{field}.finish_reason", message.finish_reason, "STOP or LENGTH")
-    tokens = conversion.packed_from(f"{field}.tokens", message.tokens)
+    tokens = conversion.tokens_from(f"{field}.tokens", message.tokens)
+    params = sampling_params.stored(f"{field}.sampling", message.sampling)
+    if sampling.temperature(params) == 0:
+        raise greedy_training(f"{field}.sampling.temperature")
     begin = TurnBegin(
         turn_id=validation.name(f"{field}.turn_id", message.turn_id),
         attempt_id="-",
         prompt_digest=hashlib.sha256(tokens.ids).hexdigest(),
-        parent_turn_id=validation.optional_name(f"{field}.parent_turn_id", message.parent_turn_id),
+        prefix_turn_id=validation.optional_name(f"{field}.prefix_turn_id", message.prefix_turn_id),
         prefix_length=message.prefix_length,
-        temperature=validation.finite(f"{field}.temperature", message.temperature),
+        sampling=params,
     )
     turn = Turn(begin=begin, epoch=0, finish_reason=message.finish_reason)
     return TurnRecord(turn=turn, tokens=tokens)

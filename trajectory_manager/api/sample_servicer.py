@@ -11,7 +11,6 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
 
-from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion, lease_token, step_samples, validation
 from trajectory_manager.api.column_servicer import add_columns
 from trajectory_manager.model.records import RolloutState, Topic
@@ -23,7 +22,6 @@ from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.publish_gate import PublishDecision, decide
 from trajectory_manager.store.interface import Store
 
-_MAX_SHARDS = 65_536
 # Bound on the size of one ListSamples response.
 _PAGE_BYTES = 16 << 20
 _READ_ROLLOUTS = 32
@@ -58,16 +56,13 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         """Lease the samples of a step, or a page of them; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
-        num_shards, shard = _shards(request)
         page = step_samples.Page(
-            shard=shard,
             first=validation.not_negative("first_sample", request.first_sample),
             max_bytes=validation.not_negative("max_bytes", request.max_bytes),
-            packed=request.packed,
         )
 
         async def attempt() -> StepLease | None:
-            lease = await self._lease(run_id, request, num_shards)
+            lease = await self._lease(run_id, request)
             return lease if lease is not None and _satisfies(request, lease) else None
 
         lease = await self._waiting.until(run_id, Topic.READY, wait, attempt)
@@ -82,16 +77,13 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         response.num_deliveries = lease.num_deliveries
         return response
 
-    async def _lease(
-        self, run_id: str, request: pb.LeaseSamplesRequest, num_shards: int
-    ) -> StepLease | None:
+    async def _lease(self, run_id: str, request: pb.LeaseSamplesRequest) -> StepLease | None:
         attempted = await self._store.ledger.lease_samples(
             run_id,
             request.epoch,
             validation.positive("step", request.step),
             validation.not_negative("base_weight_version", request.base_weight_version),
             validation.not_negative("num_groups", request.num_groups),
-            num_shards,
             validation.not_negative("min_groups", request.min_groups),
             request.streaming,
         )
@@ -150,7 +142,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         num_read = num_bytes = 0
         while num_read < min(limit, len(names)) and num_bytes < _PAGE_BYTES:
             batch = names[num_read : min(num_read + _READ_ROLLOUTS, limit)]
-            found = await self._listed(run_id, batch, request.packed)
+            found = await self._listed(run_id, batch)
             num_read += len(batch)
             num_bytes += sum(entry.ByteSize() for entry in found)
             listed += found
@@ -161,14 +153,12 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             next_page_token=str(start + num_read) if len(names) > num_read else "",
         )
 
-    async def _listed(
-        self, run_id: str, rollout_ids: Sequence[str], packed: bool
-    ) -> list[pb.ListedSample]:
+    async def _listed(self, run_id: str, rollout_ids: Sequence[str]) -> list[pb.ListedSample]:
         found = await self._store.tokens.read(run_id, rollout_ids)
         steps = await self._store.ledger.committed_steps(run_id, rollout_ids)
         return [
             pb.ListedSample(
-                sample=conversion.sample_to(sample, packed=packed),
+                sample=conversion.sample_to(sample),
                 purpose=int(sample.rollout.purpose),  # type: ignore[arg-type]
                 state=int(sample.rollout.state),  # type: ignore[arg-type]
                 committed_step=step,
@@ -181,17 +171,24 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def GetReadiness(
         self, request: pb.GetReadinessRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetReadinessResponse:
-        """Counts of a run, once enough groups are ready; long poll."""
+        """Counts of a run."""
+        run_id = validation.run_name(request.run_id)
+        counts = await self._store.runs.run_counts(run_id)
+        return pb.GetReadinessResponse(readiness=_readiness(counts))
+
+    async def AwaitStep(
+        self, request: pb.AwaitStepRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AwaitStepResponse:
+        """Record that the trainer waits; counts of the run once enough groups are ready."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         min_groups = validation.not_negative("min_ready_groups", request.min_ready_groups)
-        if request.step:
-            await self._store.ledger.await_step(
-                run_id,
-                request.epoch,
-                validation.positive("step", request.step),
-                validation.not_negative("base_weight_version", request.base_weight_version),
-            )
+        await self._store.ledger.await_step(
+            run_id,
+            request.epoch,
+            validation.positive("step", request.step),
+            validation.not_negative("base_weight_version", request.base_weight_version),
+        )
 
         async def attempt() -> RunCounts | None:
             counts = await self._store.runs.run_counts(run_id)
@@ -200,22 +197,13 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:
             counts = await self._store.runs.run_counts(run_id)
-        return pb.GetReadinessResponse(
-            **{name: getattr(counts, name) for name in RunCounts.__dataclass_fields__}
-        )
+        return pb.AwaitStepResponse(readiness=_readiness(counts))
+
+
+def _readiness(counts: RunCounts) -> pb.Readiness:
+    return pb.Readiness(**{name: getattr(counts, name) for name in RunCounts.__dataclass_fields__})
 
 
 def _satisfies(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
     """Whether the step has what was requested: all samples, or with streaming any further ones."""
     return not lease.is_open or (request.streaming and len(lease.sample_ids) > request.first_sample)
-
-
-def _shards(request: pb.LeaseSamplesRequest) -> tuple[int, int | None]:
-    """Into how many shards the step is cut, and the requested one; None: all."""
-    num_shards = validation.bounded("num_shards", request.num_shards, _MAX_SHARDS) or 1
-    if not request.HasField("shard"):
-        return num_shards, None
-    if not 0 <= request.shard < num_shards:
-        cure = f"at least 0 and less than num_shards, which is {num_shards}"
-        raise invalid_argument("shard", request.shard, cure)
-    return num_shards, request.shard

@@ -11,25 +11,21 @@ from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from services.chassis.errors import invalid_argument
 from trajectory_manager.api import conversion
 from trajectory_manager.api.column_servicer import add_columns
-from trajectory_manager.model.records import RunConfig, StalenessPolicy
+from trajectory_manager.model.records import StalenessPolicy
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service import sample_builder
-from trajectory_manager.service.step_shards import cut
 from trajectory_manager.store.interface import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which samples of a step to return, and in which encoding."""
+    """Which samples of a step to return."""
 
-    shard: int | None
-    """Shard to return; None: all."""
     first: int
     """Samples to skip."""
     max_bytes: int
     """Size of the response after which no sample is added; 0: no limit."""
-    packed: bool
-    """Whether arrays are encoded as bytes."""
 
 
 async def fill(
@@ -47,16 +43,15 @@ async def fill(
         The staleness of each fresh sample added, in weight versions.
     """
     config = await store.runs.config(run_id)
-    shards = _shards(lease)
-    names = [name for name, shard in shards.items() if page.shard in (None, shard)]
+    names = (*lease.sample_ids, *lease.replayed_ids)
     if page.first > len(names):
-        cure = f"next_sample of the answer before; the step has {len(names)} samples here"
+        cure = f"next_sample of the answer before; the step has {len(names)} samples"
         raise invalid_argument("first_sample", page.first, cure)
     staleness, num_bytes = list[int](), 0
     async with aclosing(_built(store, run_id, lease, config, names[page.first :])) as built:
         async for sample, replayed in built:
-            message = response.samples.add(shard=shards[sample.sample_id], replayed=replayed)
-            conversion.fill_sample(message, sample, packed=page.packed)
+            message = response.samples.add(replayed=replayed)
+            conversion.fill_sample(message, sample)
             if not replayed:
                 staleness.append(lease.base_weight_version - sample.min_weight_version)
             num_bytes += sample.tokens.num_bytes + len(sample.loss_mask)
@@ -81,13 +76,6 @@ async def _built(
     replayed = replace(lease, sample_ids=_select(lease.replayed_ids, selected))
     async for sample in sample_builder.build(store.tokens, run_id, whole, replayed):
         yield sample, True
-
-
-def _shards(lease: StepLease) -> dict[str, int]:
-    names = (*lease.sample_ids, *lease.replayed_ids)
-    if lease.num_shards == 1:
-        return dict.fromkeys(names, 0)
-    return dict(zip(names, cut(lease.num_tokens, lease.num_shards), strict=True))
 
 
 def _select(names: Sequence[str], selected: set[str]) -> tuple[str, ...]:

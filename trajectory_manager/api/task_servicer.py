@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1 import task_service_pb2_grpc as pb_grpc
 
-from services.chassis.errors import Reason, ServiceError
+from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.log import get_logger
 from trajectory_manager.api import conversion, lease_token, validation
-from trajectory_manager.model.records import Purpose, TaskLease, Topic
+from trajectory_manager.model.records import EmptyReason, Purpose, Task, TaskLease, Topic
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
@@ -24,7 +25,12 @@ from trajectory_manager.store.interface import Store
 _MAX_REQUEUED = 1000
 # Fewer than MAX_REPLACEMENTS: a lost response loses all its leases.
 _MAX_LEASES = 8
+_MAX_EXTENDED = 1024
 _EVAL_FIRST = (Purpose.EVAL, Purpose.TRAIN)
+_OWN_QUEUE = "own"
+
+_Answer = TaskLease | EmptyReason
+_Lease = Callable[[], Awaitable[_Answer]]
 
 
 class TaskServicer(pb_grpc.TaskServiceServicer):
@@ -44,8 +50,8 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self._waiting = waiting
         self._metrics = metrics
         self._max_queued_tasks = max_queued_tasks
-        # By run and queue: the error of the newest attempt, if the store was full.
-        self._full: dict[tuple[str, str], ServiceError] = {}
+        # By run and queue: why the newest attempt found nothing.
+        self._reasons: dict[tuple[str, str], _Answer] = {}
 
     async def SubmitTasks(
         self, request: pb.SubmitTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -53,98 +59,115 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         """Queue tasks that are new, or none."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
-        tasks = [conversion.task_from(task, config) for task in request.tasks]
+        tasks = [
+            conversion.task_from(f"tasks[{index}]", task, config)
+            for index, task in enumerate(request.tasks)
+        ]
         submitted = await self._store.runs.submit(run_id, tasks, self._max_queued_tasks)
         return pb.SubmitTasksResponse(
             num_accepted=submitted.num_accepted, num_free=submitted.num_free
         )
 
-    async def LeaseTask(
-        self, request: pb.LeaseTaskRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.LeaseTaskResponse:
-        """Lease slots of tasks, evaluations first; long poll."""
+    async def LeaseTasks(
+        self, request: pb.LeaseTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.LeaseTasksResponse:
+        """Lease slots of queued tasks, evaluations first, or of an agent's own task; long poll."""
         run_id = validation.run_name(request.run_id)
+        validation.name("request_id", request.request_id)
         agent_id = validation.optional_name("agent_id", request.agent_id)
         wait = validation.seconds("wait", request.wait)
-        most = validation.bounded("max_leases", request.max_leases, _MAX_LEASES)
+        if request.HasField("task"):
+            leases, reason = await self._own(run_id, request, wait)
+        else:
+            leases, reason = await self._queued(run_id, request, wait)
+        self._metrics.leases("leased", len(leases))
+        names = [lease.rollout_id for lease in leases]
+        log = get_logger()
+        log.debug("tasks_leased", run_id=run_id, rollout_ids=names, agent_id=agent_id)
+        return pb.LeaseTasksResponse(
+            leases=map(_lease_to, leases),
+            empty_reason=reason,  # type: ignore[arg-type]
+        )
+
+    async def _own(
+        self, run_id: str, request: pb.LeaseTasksRequest, wait: float
+    ) -> tuple[list[TaskLease], int]:
+        """One rollout of the agent's own task."""
+        task = _own_task(request, await self._store.runs.config(run_id))
+        nonce = lease_token.nonce(request.request_id)
+
+        async def lease() -> TaskLease | EmptyReason:
+            return await self._store.runs.lease_own_task(run_id, task, nonce)
+
+        return _split([await self._first(run_id, _OWN_QUEUE, wait, lease)])
+
+    async def _queued(
+        self, run_id: str, request: pb.LeaseTasksRequest, wait: float
+    ) -> tuple[list[TaskLease], int]:
+        """The first rollout of the queue as soon as there is one, and more that are there then."""
         purposes: Sequence[Purpose] = _EVAL_FIRST
         if request.purpose:
             purposes = (conversion.purpose_from("purpose", request.purpose),)
+        most = validation.bounded("max_leases", request.max_leases, _MAX_LEASES) or 1
+        nonces = [lease_token.nonce(request.request_id, index) for index in range(most)]
 
-        lease = await self._wait_for_lease(run_id, purposes, wait)
-        if lease is None:
-            return pb.LeaseTaskResponse()
-        more = await self._lease_more(run_id, purposes, most - 1)
-        names = [each.rollout_id for each in (lease, *more)]
-        get_logger().debug("tasks_leased", run_id=run_id, rollout_ids=names, agent_id=agent_id)
-        duration = Duration()
-        duration.FromMilliseconds(int(lease.seconds * 1000))
-        return pb.LeaseTaskResponse(
-            **_lease_fields(lease),
-            lease_duration=duration,
-            more=[pb.TaskLease(**_lease_fields(x)) for x in more],
-        )
+        async def lease() -> TaskLease | EmptyReason:
+            return await self._store.runs.lease_task(run_id, purposes, nonces[0])
 
-    async def _wait_for_lease(
-        self, run_id: str, purposes: Sequence[Purpose], wait: float
-    ) -> TaskLease | None:
         queue = " ".join(purpose.name for purpose in purposes)
+        first = await self._first(run_id, queue, wait, lease)
+        if not isinstance(first, TaskLease):
+            return _split([first])
+        return _split([first, *await self._lease_more(run_id, purposes, nonces[1:])])
 
-        async def attempt() -> TaskLease | None:
-            try:
-                lease = await self._lease(run_id, purposes)
-            except ServiceError as error:
-                if error.reason is not Reason.STORE_FULL:
-                    raise
-                # Retention may free tokens while calls wait; otherwise all of them get this.
-                self._full[run_id, queue] = error
-                return None
-            # After the attempt: a call that times out meanwhile uses the previous outcome.
-            self._full.pop((run_id, queue), None)
-            return lease
+    async def _first(self, run_id: str, queue: str, wait: float, lease: _Lease) -> _Answer:
+        """The answer of `lease` once it is a lease or final; after `wait` why there is none."""
 
-        lease = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, queue)
-        if lease is None and (full := self._full.get((run_id, queue))) is not None:
-            raise full
-        return lease
+        async def attempt() -> _Answer | None:
+            answer = await lease()
+            if _is_waiting(answer) and await self._rollouts.sweep(run_id):
+                answer = await lease()
+            if not _is_waiting(answer):
+                return answer
+            # For calls that time out without an attempt of their own.
+            self._reasons[run_id, queue] = answer
+            return None
 
-    async def _lease(self, run_id: str, purposes: Sequence[Purpose]) -> TaskLease | None:
-        nonce = lease_token.new_nonce()
-        lease = await self._store.runs.lease_task(run_id, purposes, nonce)
-        if lease is None and await self._rollouts.sweep(run_id):
-            lease = await self._store.runs.lease_task(run_id, purposes, nonce)
-        if lease is not None:
-            self._metrics.leases("leased")
-        return lease
+        # At once and out of turn: the call may be a repeated one that holds a lease.
+        answer = await lease()
+        if not _is_waiting(answer):
+            return answer
+        self._reasons[run_id, queue] = answer
+        found: _Answer | None = await self._waiting.until(run_id, Topic.TASKS, wait, attempt, queue)
+        return self._reasons[run_id, queue] if found is None else found
 
     async def _lease_more(
-        self, run_id: str, purposes: Sequence[Purpose], most: int
-    ) -> list[TaskLease]:
-        """Up to `most` further leases, without waiting; errors only end the list."""
-        tries = (
-            self._store.runs.lease_task(run_id, purposes, lease_token.new_nonce())
-            for _ in range(most)
-        )
+        self, run_id: str, purposes: Sequence[Purpose], nonces: Sequence[str]
+    ) -> list[_Answer]:
+        """Further leases, without waiting; errors only end the list."""
+        tries = (self._store.runs.lease_task(run_id, purposes, nonce) for nonce in nonces)
         # Concurrently, in one round trip: attempts that find nothing are cheap.
         answers = await asyncio.gather(*tries, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, ServiceError):
                 get_logger().error("lease_failed", run_id=run_id, exc_info=answer)
-        leases = [answer for answer in answers if isinstance(answer, TaskLease)]
-        self._metrics.leases("leased", len(leases))
-        return leases
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def ExtendTasks(
         self, request: pb.ExtendTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExtendTasksResponse:
         """Extend task leases; the response names those that are lost."""
         run_id = validation.run_name(request.run_id)
+        validation.bounded("lease_tokens", len(request.lease_tokens), _MAX_EXTENDED)
+        config = await self._store.runs.config(run_id)
         leases = [lease_token.parse(token) for token in request.lease_tokens]
         held = await self._store.runs.extend_tasks(run_id, leases)
         lost = [token for token, ok in zip(request.lease_tokens, held, strict=True) if not ok]
         self._metrics.leases("extended", len(held) - len(lost))
         self._metrics.leases("lost", len(lost))
-        return pb.ExtendTasksResponse(lost_lease_tokens=lost)
+        return pb.ExtendTasksResponse(
+            lost_lease_tokens=lost, lease_duration=to_duration(config.lease_seconds)
+        )
 
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -169,20 +192,32 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self._metrics.requeued(number)
         return pb.RequeueDeadLettersResponse(num_requeued=number)
 
-    async def CompleteTask(
-        self, request: pb.CompleteTaskRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.CompleteTaskResponse:
-        """Give a task lease back; an unfinished rollout fails."""
-        run_id = validation.run_name(request.run_id)
-        await self._rollouts.complete(run_id, *lease_token.parse(request.lease_token))
-        self._metrics.leases("completed")
-        return pb.CompleteTaskResponse()
+
+def _own_task(request: pb.LeaseTasksRequest, config: RunConfig) -> Task:
+    for field in ("purpose", "max_leases"):
+        if value := getattr(request, field):
+            raise invalid_argument(field, value, "absent with `task`")
+    if request.task.purpose != int(Purpose.TRAIN):
+        raise invalid_argument("task.purpose", request.task.purpose, "TRAIN")
+    return conversion.task_from("task", request.task, config, own=True)
 
 
-def _lease_fields(lease: TaskLease) -> dict[str, Any]:
-    """The fields of a lease in the response."""
-    return {
-        "task": conversion.task_to(lease.task),
-        "rollout_id": lease.rollout_id,
-        "lease_token": lease_token.task_token(lease.rollout_id, lease.nonce),
-    }
+def _is_waiting(answer: _Answer) -> bool:
+    """Whether there is nothing to lease now, and a later attempt may find something."""
+    return isinstance(answer, EmptyReason) and answer is not EmptyReason.RUN_ENDED
+
+
+def _split(answers: Sequence[_Answer]) -> tuple[list[TaskLease], int]:
+    """The leases among the answers; without any, why."""
+    leases = [answer for answer in answers if isinstance(answer, TaskLease)]
+    reasons = [answer for answer in answers if isinstance(answer, EmptyReason)]
+    return leases, 0 if leases else int(reasons[0])
+
+
+def _lease_to(lease: TaskLease) -> pb.TaskLease:
+    return pb.TaskLease(
+        task=conversion.task_to(lease.task),
+        rollout_id=lease.rollout_id,
+        lease_token=lease_token.task_token(lease.rollout_id, lease.nonce),
+        lease_duration=to_duration(lease.seconds),
+    )

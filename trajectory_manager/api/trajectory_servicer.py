@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import fields
 from typing import Any
 
 import grpc.aio
@@ -13,13 +12,12 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
-from services.chassis.errors import already_exists
 from trajectory_manager.api import conversion, validation
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.record_groups import RecordGroupsHandler
-from trajectory_manager.model.records import RolloutState, RunConfig
+from trajectory_manager.model.records import RolloutState
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import store_error
@@ -43,18 +41,6 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         self._append_tokens = AppendTokensHandler(rollouts, inflight, max_turn_tokens)
         self._record_groups = RecordGroupsHandler(store, rollouts, inflight, max_turn_tokens)
         self._retention = Retention(store.retention, store.runs)
-
-    async def CreateRun(
-        self, request: pb.CreateRunRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.CreateRunResponse:
-        """Create a run, or check that the existing one has the same rules."""
-        run_id = validation.run_name(request.run_id)
-        config = conversion.config_from(request.config)
-        validation.run_config(config, self._store.durability)
-        existing = await self._store.runs.create_run(run_id, config)
-        if existing is not None and existing != config:
-            raise already_exists("run", f"{run_id}, with other {_differences(existing, config)}")
-        return pb.CreateRunResponse(created=existing is None)
 
     async def BeginTurns(
         self, request: pb.BeginTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -152,9 +138,3 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
 
 def _rollout_name(request: pb.GetTrajectoryRequest | pb.WatchTrajectoryRequest) -> tuple[str, str]:
     return validation.run_name(request.run_id), validation.name("rollout_id", request.rollout_id)
-
-
-def _differences(existing: RunConfig, given: RunConfig) -> str:
-    """The fields in which two configs differ, with both values."""
-    pairs = ((f.name, getattr(existing, f.name), getattr(given, f.name)) for f in fields(RunConfig))
-    return ", ".join(f"{name} (is {old}, given {new})" for name, old, new in pairs if old != new)

@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 
-from services.chassis.errors import Reason, ServiceError, failed_precondition, invalid_argument
-from trajectory_manager.model.records import (
-    Durability,
-    Replay,
-    ReplayStrategy,
-    RunConfig,
-    StalenessPolicy,
-)
+from services.chassis.errors import ServiceError, invalid_argument
 from trajectory_manager.model.token_bytes import unpack_logprobs
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
 
@@ -29,11 +22,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ORIGINS = frozenset(map(int, Origin))
 _VERSION_SOURCES = frozenset(map(int, VersionSource))
 _MAX_TEXT = 4096
-_MAX_GROUP_SIZE = 4096
 _MAX_PAGE = 1000
 _DEFAULT_PAGE = 100
 _MAX_PAYLOAD_BYTES = 1 << 20
-_MAX_INT32 = 2**31 - 1
+_MAX_LABELS = 32
+_MAX_LABEL_KEY = 63
+_MAX_LABEL_VALUE = 256
 
 
 def run_name(value: str) -> str:
@@ -59,6 +53,34 @@ def turn_name(run_id: str, rollout_id: str, turn_id: str) -> tuple[str, str, str
 def optional_name(field: str, value: str) -> str:
     """An id, or empty."""
     return name(field, value) if value else ""
+
+
+def message_key(field: str, value: str) -> str:
+    """The key of a message: a digest, maybe followed by a colon and a digest of its reasoning."""
+    digest_of_text, colon, reasoning = value.partition(":")
+    if not digest_of_text or (colon and not reasoning) or ":" in reasoning:
+        raise invalid_argument(field, value[:80], '"digest", or "digest:digest of its reasoning"')
+    return name(field, value)
+
+
+def column(field: str, value: str) -> str:
+    """The name of a column."""
+    if not _COLUMN.fullmatch(value):
+        raise invalid_argument(field, value, "1 to 60 of a-z 0-9 _")
+    return value
+
+
+def labels(field: str, given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """At most 32 labels, sorted by key."""
+    if len(given) > _MAX_LABELS:
+        raise invalid_argument(field, f"{len(given)} labels", f"at most {_MAX_LABELS}")
+    for key, value in given.items():
+        if not 1 <= len(key) <= _MAX_LABEL_KEY:
+            raise invalid_argument(field, key[:80], f"keys of 1 to {_MAX_LABEL_KEY} characters")
+        if len(value) > _MAX_LABEL_VALUE:
+            cure = f"values of at most {_MAX_LABEL_VALUE} characters"
+            raise invalid_argument(f"{field}[{key}]", f"{value[:20]}...", cure)
+    return tuple(sorted(given.items()))
 
 
 def digest(field: str, value: str) -> str:
@@ -96,12 +118,16 @@ def bounded(field: str, value: int, bound: int) -> int:
     return value
 
 
-def page(page_size: int, page_token: str) -> tuple[int, int]:
-    """Start and size limit of a page of a list that only grows at its end."""
-    limit = bounded("page_size", page_size, _MAX_PAGE) or _DEFAULT_PAGE
+def page_size(given: int) -> int:
+    """Entries of a page: 100 by default, at most 1,000 whatever is given."""
+    return min(not_negative("page_size", given) or _DEFAULT_PAGE, _MAX_PAGE)
+
+
+def page(size: int, page_token: str) -> tuple[int, int]:
+    """Start and size of a page of a list that only grows at its end."""
     if page_token and not (page_token.isdecimal() and len(page_token) < 18):
         raise invalid_argument("page_token", page_token, "next_page_token of the previous page")
-    return int(page_token or 0), limit
+    return int(page_token or 0), page_size(size)
 
 
 def finite(field: str, value: float) -> float:
@@ -119,16 +145,21 @@ def seconds(field: str, value: Duration) -> float:
     return length
 
 
-def packed_tokens(field: str, ids: bytes, logprobs: bytes) -> None:
-    """Arrays as bytes, of equal length, maybe empty; ids of at least 0 and finite log-probs."""
-    if len(ids) % BYTES_PER_TOKEN:
-        raise invalid_argument(f"{field}.token_ids", f"{len(ids)} bytes", "4 bytes for each id")
-    if len(logprobs) != len(ids):
-        cure = f"as many as token_ids, which are {len(ids)}"
-        raise invalid_argument(f"{field}.logprobs", f"{len(logprobs)} bytes", cure)
+def ids(field: str, data: bytes) -> None:
+    """Little-endian int32 ids of at least 0, maybe none."""
+    if len(data) % BYTES_PER_TOKEN:
+        raise invalid_argument(field, f"{len(data)} bytes", "4 bytes for each id")
     # The highest byte of a little-endian int32 holds its sign.
-    if not ids[3::4].isascii():
-        raise invalid_argument(f"{field}.token_ids", "a negative id", "ids of at least 0")
+    if not data[3::4].isascii():
+        raise invalid_argument(field, "a negative id", "ids of at least 0")
+
+
+def packed_tokens(field: str, token_ids: bytes, logprobs: bytes) -> None:
+    """Arrays as bytes, of equal length, maybe empty; ids of at least 0 and finite log-probs."""
+    ids(f"{field}.token_ids", token_ids)
+    if len(logprobs) != len(token_ids):
+        cure = f"as many as token_ids, which are {len(token_ids)}"
+        raise invalid_argument(f"{field}.logprobs", f"{len(logprobs)} bytes", cure)
     if not _finite(logprobs):
         raise invalid_argument(f"{field}.logprobs", "NaN or infinite", "finite numbers")
 
@@ -203,57 +234,3 @@ def json_object(field: str, value: str) -> str:
     if not isinstance(parsed, dict):
         raise invalid_argument(field, f"{value[:40]}", "a JSON object")
     return value or "{}"
-
-
-def run_config(config: RunConfig, store: Durability) -> None:
-    """Rules of a run, and whether the store gives their durability."""
-    positive("config.group_size", bounded("config.group_size", config.group_size, _MAX_GROUP_SIZE))
-    positive("config.groups_per_step", config.groups_per_step)
-    not_negative("config.max_staleness", config.max_staleness)
-    text("config.zero_variance_reward", config.zero_variance_reward)
-    if not 0 < config.lease_seconds <= 86400:
-        raise invalid_argument(
-            "config.lease_seconds", config.lease_seconds, "more than 0, at most 86400"
-        )
-    _run_bounds(config)
-    if config.replay is not None:
-        _replay(config.replay)
-    if config.durability > store:
-        raise _unsupported(
-            f"durability {config.durability.name} is more than this store gives ({store.name}): "
-            "start the trajectory manager with durability = "
-            f'"{config.durability.name.lower()}" on a store that gives it'
-        )
-
-
-def _run_bounds(config: RunConfig) -> None:
-    bounded("config.num_extra_samples", config.num_extra_samples, _MAX_GROUP_SIZE)
-    for field in ("max_deliveries", "max_stored_tokens", "retention_steps"):
-        not_negative(f"config.{field}", getattr(config, field))
-    if config.fifo_window != 0 and config.fifo_window < config.groups_per_step:
-        cure = f"0 (off), or at least groups_per_step, which is {config.groups_per_step}"
-        raise invalid_argument("config.fifo_window", config.fifo_window, cure)
-    waits = config.staleness_policy is StalenessPolicy.WAIT
-    if not math.isfinite(config.publish_wait_seconds) or (config.publish_wait_seconds > 0) != waits:
-        cure = "more than 0 with staleness_policy WAIT, and 0 without"
-        raise invalid_argument("config.publish_wait_seconds", config.publish_wait_seconds, cure)
-    for column in config.required_columns:
-        if not _COLUMN.fullmatch(column):
-            raise invalid_argument("config.required_columns", column, "1 to 60 of a-z 0-9 _")
-    if len(set(config.required_columns)) < len(config.required_columns):
-        raise invalid_argument("config.required_columns", config.required_columns, "each one once")
-
-
-def _replay(replay: Replay) -> None:
-    positive("config.replay.groups_per_step", replay.groups_per_step)
-    if replay.capacity_groups < replay.groups_per_step:
-        cure = f"at least groups_per_step, which is {replay.groups_per_step}"
-        raise invalid_argument("config.replay.capacity_groups", replay.capacity_groups, cure)
-    if replay.strategy is ReplayStrategy.REWARD:
-        name("config.replay.reward_name", replay.reward_name)
-        if not (math.isfinite(replay.temperature) and replay.temperature > 0):
-            raise invalid_argument("config.replay.temperature", replay.temperature, "more than 0")
-
-
-def _unsupported(message: str) -> ServiceError:
-    return failed_precondition(Reason.UNSUPPORTED, message)

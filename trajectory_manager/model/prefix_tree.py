@@ -1,12 +1,12 @@
 """The turns of a rollout as a prefix tree: sequences, and which tokens each sample trains.
 
-A turn shares the first `prefix_length` tokens of its parent's whole sequence and adds its own.
-Parents only grow, so a match stays valid.
+A turn shares the first `prefix_length` tokens of its prefix turn's whole sequence and adds its own.
+Turns only grow, so a match stays valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Span, Turn, cut_spans
@@ -55,8 +55,12 @@ class PrefixTree:
             if remaining > begin.prefix_length:
                 pieces.append(Piece(turn_id=turn_id, stop=remaining - begin.prefix_length))
                 remaining = begin.prefix_length
-            turn_id = begin.parent_turn_id
+            turn_id = begin.prefix_turn_id
         return tuple(reversed(pieces))
+
+    def is_whole(self, piece: Piece) -> bool:
+        """Whether the piece has all tokens of its turn."""
+        return piece.stop == self._lengths[piece.turn_id]
 
     def leaves(self) -> Iterator[str]:
         """Turns with own tokens that no turn with own tokens continues to the end, oldest first."""
@@ -65,15 +69,18 @@ class PrefixTree:
             path = self.pieces(turn_id)
             # A turn without own tokens shares the leaf of the turn it continues.
             whole = path[:-1] if length else ()
-            continued.update(
-                piece.turn_id for piece in whole if piece.stop == self._lengths[piece.turn_id]
-            )
+            continued.update(piece.turn_id for piece in whole if self.is_whole(piece))
         yield from (name for name, n in self._lengths.items() if n and name not in continued)
 
-    def sample_plans(self, spans: Mapping[str, Sequence[Span]]) -> Iterator[SamplePlan]:
-        """One plan per leaf that trains something; a token is trained by the first that has it."""
+    def sample_plans(
+        self, spans: Mapping[str, Sequence[Span]], untrained: Collection[str] = ()
+    ) -> Iterator[SamplePlan]:
+        """One plan per leaf that trains something; a token is trained by the first that has it.
+
+        Leaves among `untrained` come last, so that what they share is trained in other samples.
+        """
         trained = dict.fromkeys(self._turns, 0)
-        for leaf in self.leaves():
+        for leaf in sorted(self.leaves(), key=lambda leaf: leaf in untrained):
             pieces = self.pieces(leaf)
             trained_from = tuple(trained[piece.turn_id] for piece in pieces)
             pairs = list(zip(pieces, trained_from, strict=True))
@@ -89,11 +96,11 @@ class PrefixTree:
 
 
 def message_keys(turns: Sequence[Turn]) -> dict[str, tuple[str, ...]]:
-    """Digests of each turn's conversation, with its answer; `turns` in the order they began."""
+    """Keys of each turn's conversation, with its answer; `turns` in the order they began."""
     whole: dict[str, tuple[str, ...]] = {"": ()}
     for turn in turns:
         begin = turn.begin
-        matched = whole[begin.parent_turn_id][: begin.num_matched_messages]
+        matched = whole[begin.prefix_turn_id][: begin.num_matched_messages]
         answer = (turn.answer_key,) if turn.answer_key else ()
         whole[turn.turn_id] = (*matched, *begin.new_message_keys, *answer)
     return whole

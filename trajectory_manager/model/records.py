@@ -89,6 +89,19 @@ class Topic(StrEnum):
     COLUMNS = "columns"
 
 
+class EmptyReason(IntEnum):
+    """Why there is no task to lease."""
+
+    NOTHING_QUEUED = 1
+    ADMISSION_CLOSED = 2
+    STORE_FULL = 3
+    RUN_ENDED = 4
+
+
+Labels = tuple[tuple[str, str], ...]
+"""Keys and values for people, sorted by key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """A named number for a rollout or one of its turns."""
@@ -111,14 +124,23 @@ class Outcome:
     """Who caused the failure, if it failed."""
     failure_message: str = ""
     """For people."""
+    untrained_turn_ids: tuple[str, ...] = ()
+    """Turns whose tokens are not trained."""
 
     @property
     def state(self) -> RolloutState:
-        """FINISHED also for a POLICY failure with rewards, which counts."""
-        counts = self.failure_class is FailureClass.POLICY and bool(self.rewards)
-        if self.failure_class is FailureClass.NONE or counts:
+        """FINISHED also for a POLICY failure, which counts."""
+        if self.failure_class in (FailureClass.NONE, FailureClass.POLICY):
             return RolloutState.FINISHED
         return RolloutState.FAILED
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """By name the sum of the rewards of the rollout and its turns."""
+        sums: dict[str, float] = {}
+        for reward in self.rewards:
+            sums[reward.name] = sums.get(reward.name, 0.0) + reward.value
+        return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,74 +171,8 @@ class Rollout:
     """Unix seconds by the store's clock."""
     finish_time: float = 0.0
     """Unix seconds; 0 while it runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """How trained groups are trained again."""
-
-    strategy: ReplayStrategy
-    """RECENCY weighs 1 / (1 + age in steps), REWARD exp((mean reward - highest) / temperature)."""
-    capacity_groups: int
-    """Committed groups kept; the oldest leave first."""
-    groups_per_step: int
-    """Replayed groups per step, in addition to the fresh ones."""
-    reward_name: str = ""
-    """Reward that weighs, for REWARD."""
-    temperature: float = 1.0
-    """Of the weights, for REWARD."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """Rules of a run, fixed when it is created."""
-
-    group_size: int
-    """Samples per group (G)."""
-    groups_per_step: int
-    """Groups a training step consumes (B)."""
-    max_staleness: int
-    """Greatest difference between a step's base version and a sample's oldest version."""
-    staleness_policy: StalenessPolicy
-    """Treatment of groups beyond max_staleness."""
-    lease_seconds: float
-    """Life of a lease without extension."""
-    zero_variance_reward: str
-    """Drop groups whose samples all have the same reward of this name; empty: keep all."""
-    durability: Durability
-    """Durability class that the run requires of its store."""
-    num_extra_samples: int = 0
-    """Samples a group starts beyond those it needs (k)."""
-    fifo_window: int = 0
-    """Groups from the oldest unleased one that a step may take from; 0: order of completion."""
-    publish_wait_seconds: float = 0.0
-    """WAIT: longest time a publish waits."""
-    required_columns: tuple[str, ...] = ()
-    """Columns that samples must have before their group is ready."""
-    replay: Replay | None = None
-    """Replay of trained groups."""
-    max_deliveries: int = 0
-    """Deliveries of a step without a commit before it goes to the dead letters; 0: any number."""
-    max_stored_tokens: int = 0
-    """Tokens of the run beyond which admission is closed; 0: any number."""
-    retention_steps: int = 0
-    """Steps after whose commit rollouts are deleted; 0: never."""
-
-    def max_outstanding_groups(self, *, training: bool = False) -> int:
-        """Groups that may be admitted and not yet leased to a step: B * (max_staleness + 1).
-
-        While a step is trained one batch fewer: the next step will start from newer weights than
-        there are to sample with. Under WAIT the publish waits for that batch instead.
-        """
-        waits = self.staleness_policy is StalenessPolicy.WAIT
-        ahead = self.max_staleness + (waits or not training)
-        return self.groups_per_step * ahead
-
-    @property
-    def max_leased_groups(self) -> int:
-        """Groups that one step may request: more would never be ready at the same time."""
-        most = self.max_outstanding_groups()
-        return min(most, self.fifo_window or most)
+    labels: Labels = ()
+    """Given when it was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +187,10 @@ class Task:
     """Rollouts to make."""
     purpose: Purpose
     """TRAIN or EVAL."""
+    labels: Labels = ()
+    """For people."""
+    own: bool = False
+    """An agent's own: never queued, leased by its name only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +228,11 @@ class RolloutResult:
     reward: float | None = None
     """Value of the run's zero_variance_reward; None: absent."""
     rewards: tuple[tuple[str, float], ...] = ()
-    """Rewards of the whole rollout by name."""
+    """By name the sum of the rewards of the rollout and its turns."""
     min_weight_version: int = 0
     """Oldest version among trainable tokens."""
     sample_ids: tuple[str, ...] = ()
     """Samples it yields, in order."""
-    num_tokens: tuple[int, ...] = ()
-    """Tokens of each of these samples."""
     failure_message: str = ""
     """Why it did not finish, for people."""
 

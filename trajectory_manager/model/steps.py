@@ -29,10 +29,6 @@ class StepLease:
     """Fresh samples in order, members of a group adjacent; never part of another step."""
     replayed_ids: tuple[str, ...] = ()
     """Samples of earlier groups that are trained again, in order, after the fresh ones."""
-    num_tokens: tuple[int, ...] = ()
-    """Length of each sample, of the fresh ones and then of the replayed ones."""
-    num_shards: int = 1
-    """Shards that the step is cut into."""
     num_deliveries: int = 1
     """Trainers it was delivered to."""
     is_open: bool = False

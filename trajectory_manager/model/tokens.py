@@ -144,19 +144,21 @@ class TurnBegin:
     prompt_digest: str
     """Digest of the prompt: a turn never changes its prompt."""
     parent_turn_id: str = ""
-    """Turn whose tokens it shares; empty at the root."""
+    """Turn that the agent named as its parent; empty: none."""
+    prefix_turn_id: str = ""
+    """Turn whose tokens it continues; empty at the root."""
     prefix_length: int = 0
-    """Tokens shared with the parent's whole sequence."""
+    """Tokens shared with that turn's whole sequence."""
     num_matched_messages: int = 0
     """Messages those tokens cover."""
     new_message_keys: tuple[str, ...] = ()
-    """Digest of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
+    """Key of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
     num_prompt_tokens: int = 0
     """Tokens of a prompt of ids; 0 for one of messages."""
     template_fingerprint: str = ""
     """Chat template that rendered it."""
-    temperature: float = 1.0
-    """Sampling temperature."""
+    sampling: str = "{}"
+    """Sampling parameters as JSON, defaults left out: see `sampling.py`."""
 
 
 class TurnEnd(NamedTuple):
@@ -165,7 +167,7 @@ class TurnEnd(NamedTuple):
     reason: int
     """Contract's FinishReason."""
     answer_key: str = ""
-    """Digest of the answer as a message; empty for ids."""
+    """Key of the answer as a message; empty for ids."""
     drift: str = ""
     """Retokenization drift of its prompt, as JSON; empty: none."""
 
@@ -209,7 +211,7 @@ class Turn:
     finish_reason: int = 0
     """Contract's FinishReason; 0 while it runs."""
     answer_key: str = ""
-    """Digest of the answer as a message; empty while it runs or for ids."""
+    """Key of the answer as a message; empty while it runs or for ids."""
     drift: str = ""
     """Retokenization drift of its prompt, as JSON; empty: none."""
 

@@ -53,7 +53,7 @@ class Metrics:
         self._failed.labels(reason.value).inc()
 
     def leases(self, transition: str, number: int = 1) -> None:
-        """Task leases were leased, extended, lost, expired, surplus or completed."""
+        """Task leases were leased, extended, lost, expired or surplus."""
         self._leases.labels(transition).inc(number)
 
     def settled(self, settled: SettleResult) -> None:

@@ -11,8 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trajectory_manager.model.prefix_tree import common_tokens
-from trajectory_manager.model.token_bytes import pack_ids
+from trajectory_manager.model.prefix_tree import common_tokens, message_keys
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
     Origin,
@@ -31,23 +30,28 @@ _MAX_DIVERGENT_IDS = 64
 class Prompt:
     """The prompt of a turn: ids or message digests."""
 
-    token_ids: Sequence[int] = ()
-    """Whole prompt as ids."""
+    ids: bytes = b""
+    """int32: whole prompt as ids."""
     message_keys: tuple[str, ...] = ()
-    """Or the digest of each message."""
+    """Or the key of each message: "digest" or "digest:digest of its reasoning"."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of ids."""
+        return len(self.ids) // BYTES_PER_TOKEN
 
     @property
     def digest(self) -> str:
-        """Equal for equal prompts."""
-        keys = "\0".join(self.message_keys).encode()
-        return hashlib.sha256(pack_ids(self.token_ids) + b"|" + keys).hexdigest()
+        """Equal for equal prompts, whether or not their keys have digests of reasoning."""
+        keys = "\0".join(map(_without_reasoning, self.message_keys)).encode()
+        return hashlib.sha256(self.ids + b"|" + keys).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """The stored prefix of a prompt."""
 
-    parent_turn_id: str = ""
+    prefix_turn_id: str = ""
     """Turn that matched; empty: none."""
     prefix_length: int = 0
     """Tokens shared with its whole sequence."""
@@ -83,12 +87,14 @@ class PrefixMatch:
     _read: dict[str, Tokens] = field(default_factory=dict)
 
     async def match(self, begin: TurnBegin) -> Match:
-        """The longest match of the prompt on turns with the template and parent of `begin`.
+        """The longest match of the prompt on turns with the template of `begin`.
+
+        With a parent named, only turns on its path match.
 
         Raises:
             ServiceError: NOT_FOUND for a parent that does not exist.
         """
-        if self.prompt.token_ids:
+        if self.prompt.ids:
             newest = await self.store.newest_turn(self.run_id, self.rollout_id)
             if newest is None and not begin.parent_turn_id:
                 return Match()
@@ -99,43 +105,43 @@ class PrefixMatch:
             return Match()  # begun before: its match is final
         turns = self._candidates(begin)
         if self.prompt.message_keys:
-            return await self._match_messages(turns, begin.parent_turn_id)
-        return await self._match_ids(turns, begin.parent_turn_id)
+            return await self._match_messages(turns)
+        return await self._match_ids(turns)
 
     async def prefix(self, turn: Turn) -> bytes:
-        """int32 ids that a begun turn shares with its parent's whole sequence."""
+        """int32 ids that a begun turn shares with its prefix turn's whole sequence."""
         length = turn.begin.prefix_length
-        if self.prompt.token_ids:
-            return pack_ids(self.prompt.token_ids[:length])
+        if self.prompt.ids:
+            return self.prompt.ids[: length * BYTES_PER_TOKEN]
         if not length:
             return b""
-        path = await self._path(turn.begin.parent_turn_id)
+        path = await self._path(turn.begin.prefix_turn_id)
         stored = await self._tokens([ancestor.turn_id for ancestor in path])
         prefix = b""
-        # From the root: each turn keeps what it shares with its parent and adds its own.
+        # From the root: each turn keeps what it shares and adds its own.
         for ancestor, own in zip(reversed(path), reversed(stored), strict=True):
             prefix = prefix[: ancestor.begin.prefix_length * BYTES_PER_TOKEN] + own.ids
         return prefix[: length * BYTES_PER_TOKEN]
 
     async def divergence(self, turn: Turn) -> Divergence | None:
-        """Where the prompt of a begun turn diverges from its parent's sampled tokens, or None."""
+        """Where the prompt of a begun turn leaves its prefix turn's sampled tokens, or None."""
         position = turn.begin.prefix_length
-        given = pack_ids(self.prompt.token_ids[position:])
+        given = self.prompt.ids[position * BYTES_PER_TOKEN :]
         if not (position and given):
             return None
-        parent = (await self._path(turn.begin.parent_turn_id))[0]
-        (own,) = await self._tokens([parent.turn_id])
-        sampled = _sampled_from(own, position - parent.begin.prefix_length)
+        shared = (await self._path(turn.begin.prefix_turn_id))[0]
+        (own,) = await self._tokens([shared.turn_id])
+        sampled = _sampled_from(own, position - shared.begin.prefix_length)
         if not sampled or common_tokens(sampled, given):
             return None
         ids = sampled[: _MAX_DIVERGENT_IDS * BYTES_PER_TOKEN]
-        return Divergence(turn_id=parent.turn_id, position=position, ids=ids)
+        return Divergence(turn_id=shared.turn_id, position=position, ids=ids)
 
     def _continuation(self, begin: TurnBegin, newest: TurnRecord) -> Match | None:
         """The match, if the prompt of ids continues the whole newest turn."""
         turn, own = newest.turn, newest.tokens
         self._known[turn.turn_id], self._read[turn.turn_id] = turn, own
-        search = _Search([turn], pack_ids(self.prompt.token_ids))
+        search = _Search([turn], self.prompt.ids)
         fits = (
             turn.finish_reason
             and own.num_tokens
@@ -149,7 +155,7 @@ class PrefixMatch:
         whole = turn.begin.prefix_length + own.num_tokens
         if search.shared[turn.turn_id] < whole:
             return None
-        return Match(parent_turn_id=turn.turn_id, prefix_length=whole)
+        return Match(prefix_turn_id=turn.turn_id, prefix_length=whole)
 
     def _candidates(self, begin: TurnBegin) -> list[Turn]:
         """Turns of the same template; with a parent given only those on its path."""
@@ -164,17 +170,20 @@ class PrefixMatch:
             and turn.begin.template_fingerprint == begin.template_fingerprint
         ]
 
-    async def _match_messages(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
+    async def _match_messages(self, turns: Sequence[Turn]) -> Match:
         """The finished turn whose conversation is the longest prefix; ties: the newest."""
-        keys = self.prompt.message_keys
+        keys = tuple(map(_without_reasoning, self.prompt.message_keys))
         digests = _key_digests(keys, map(_num_messages, turns))
+        # Needed only to compare reasoning.
+        stored = message_keys([*self._known.values()]) if keys != self.prompt.message_keys else {}
         found: Turn | None = None
         for turn in turns:
             length = _num_messages(turn)
             is_prefix = (
-                digests.get(length) == turn.begin.prompt_digest
-                and keys[length : length + 1] == (turn.answer_key,)
-                and parent_turn_id in ("", turn.turn_id)
+                turn.answer_key
+                and digests.get(length) == turn.begin.prompt_digest
+                and keys[length : length + 1] == (_without_reasoning(turn.answer_key),)
+                and self._has_reasoning_of(stored.get(turn.turn_id, ()))
             )
             if is_prefix and (found is None or length >= _num_messages(found)):
                 found = turn
@@ -182,20 +191,24 @@ class PrefixMatch:
             return Match()
         (own,) = await self._tokens([found.turn_id])
         return Match(
-            parent_turn_id=found.turn_id,
+            prefix_turn_id=found.turn_id,
             prefix_length=found.begin.prefix_length + own.num_tokens,
             num_messages=_num_messages(found) + 1,
         )
 
-    async def _match_ids(self, turns: Sequence[Turn], parent_turn_id: str) -> Match:
+    def _has_reasoning_of(self, stored: Sequence[str]) -> bool:
+        """Whether all keys of the prompt that have a digest of reasoning equal the stored ones."""
+        pairs = zip(self.prompt.message_keys, stored, strict=False)
+        return all(key == known for key, known in pairs if ":" in key)
+
+    async def _match_ids(self, turns: Sequence[Turn]) -> Match:
         """The turn that shares the longest prefix; ties: the oldest.
 
         Best first: a turn is read only while no other is known to share more. Turns differ after
         their common prefix, so the others cannot share more. Only where two turns hold the same
         tokens (begun at the same time, or sampled equally by chance) may the result share less.
         """
-        ids = pack_ids(self.prompt.token_ids)
-        search = _Search(turns, ids)
+        search = _Search(turns, self.prompt.ids)
         while batch := search.next_turns():
             stored = await self._tokens([turn.turn_id for turn in batch])
             for turn, own in zip(batch, stored, strict=True):
@@ -203,8 +216,8 @@ class PrefixMatch:
         best = Match()
         for turn in turns:
             shared = search.shared[turn.turn_id]
-            if shared > best.prefix_length and parent_turn_id in ("", turn.turn_id):
-                best = Match(parent_turn_id=turn.turn_id, prefix_length=shared)
+            if shared > best.prefix_length:
+                best = Match(prefix_turn_id=turn.turn_id, prefix_length=shared)
         return best
 
     async def _tokens(self, turn_ids: Sequence[str]) -> list[Tokens]:
@@ -214,7 +227,7 @@ class PrefixMatch:
         return [self._read[turn_id] for turn_id in turn_ids]
 
     async def _path(self, turn_id: str) -> list[Turn]:
-        """The turn, its parent, and so on; to the root once all turns are known."""
+        """The turn, its prefix turn, and so on; to the root once all turns are known."""
         if turn_id not in self._known:
             await self._learn_turns()
         return self._ancestors(turn_id)
@@ -223,7 +236,7 @@ class PrefixMatch:
         path: list[Turn] = []
         while turn_id in self._known:
             path.append(self._known[turn_id])
-            turn_id = path[-1].begin.parent_turn_id
+            turn_id = path[-1].begin.prefix_turn_id
         return path
 
     async def _learn_turns(self) -> None:
@@ -242,7 +255,7 @@ class _Search:
         self.shared = dict.fromkeys(self._unread, 0)
         for turn in reversed(turns):  # children first
             self._raise(turn.turn_id, self._proven(turn))
-            parent, prefix = turn.begin.parent_turn_id, turn.begin.prefix_length
+            parent, prefix = turn.begin.prefix_turn_id, turn.begin.prefix_length
             if parent in self.shared:
                 self._raise(parent, min(self.shared[turn.turn_id], prefix))
 
@@ -251,7 +264,7 @@ class _Search:
         for turn in self._turns:  # parents first
             begin = turn.begin
             if turn.turn_id in self._unread:
-                start = self.shared.get(begin.parent_turn_id, 0)
+                start = self.shared.get(begin.prefix_turn_id, 0)
                 self._raise(turn.turn_id, min(start, begin.prefix_length))
         reach = max(map(self._depth, self.shared), default=0)
         whole = len(self._ids) // BYTES_PER_TOKEN
@@ -312,6 +325,11 @@ def _key_digests(keys: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
         if length in required:
             digests[length] = whole.hexdigest()
     return digests
+
+
+def _without_reasoning(key: str) -> str:
+    """The digest of the message without its reasoning."""
+    return key.partition(":")[0]
 
 
 def _num_messages(turn: Turn) -> int:

@@ -1,8 +1,8 @@
 """The steps of a rollout that take more than one atomic step of the store.
 
 Finishing crosses from the rollout's tokens to its run: add an outbox mark -> finish the record ->
-settle, which removes the mark. Each step is idempotent, so the next caller (the agent's retry,
-CompleteTask, the sweep, another replica) completes what a killed process began.
+settle, which removes the mark. Each step is idempotent, so the next caller (the agent's retry, the
+sweep, another replica) completes what a killed process began.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.chassis.errors import Reason, ServiceError
+from trajectory_manager.model import sampling
 from trajectory_manager.model.records import (
     Effect,
     FailureClass,
@@ -21,6 +22,7 @@ from trajectory_manager.model.records import (
     RolloutState,
     SlotName,
 )
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
@@ -30,7 +32,7 @@ from trajectory_manager.model.tokens import (
     TurnBegin,
     TurnRecord,
 )
-from trajectory_manager.service import sample_builder
+from trajectory_manager.service import outcomes, sample_builder
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
 from trajectory_manager.store import errors
@@ -39,10 +41,6 @@ from trajectory_manager.store.interface import Store
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,
     failure_message="its lease expired before it finished",
-)
-ABANDONED = Outcome(
-    failure_class=FailureClass.INFRASTRUCTURE,
-    failure_message="its agent completed the lease before it finished",
 )
 SURPLUS = Outcome(
     failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
@@ -108,19 +106,22 @@ class Rollouts:
         """Match the prompt against the record and begin the turn.
 
         Raises:
-            ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist.
+            ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist;
+                INVALID_ARGUMENT for temperature 0 in a TRAIN rollout.
         """
         tokens = self._store.tokens
+        if sampling.temperature(begin.sampling) == 0:
+            await self._check_greedy(run_id, rollout_id)
         matching = PrefixMatch(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
         match = await matching.match(begin)
         begin = replace(
             begin,
             prompt_digest=prompt.digest,
-            parent_turn_id=match.parent_turn_id,
+            prefix_turn_id=match.prefix_turn_id,
             prefix_length=match.prefix_length,
             num_matched_messages=match.num_messages,
             new_message_keys=prompt.message_keys[match.num_messages :],
-            num_prompt_tokens=len(prompt.token_ids),
+            num_prompt_tokens=prompt.num_tokens,
         )
         rollout, record = await tokens.begin_turn(run_id, rollout_id, credential_digest, begin)
         return BegunTurn(
@@ -130,6 +131,11 @@ class Rollouts:
             rollout=rollout,
             divergence=await matching.divergence(record.turn),
         )
+
+    async def _check_greedy(self, run_id: str, rollout_id: str) -> None:
+        rollout = await self._store.tokens.rollout(run_id, rollout_id)
+        if rollout is not None and rollout.purpose is Purpose.TRAIN:
+            raise errors.greedy_training("sampling.temperature")
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """Record tokens; a result is an error where an append failed, as in `TokenStore.append`.
@@ -156,26 +162,37 @@ class Rollouts:
         """Finish rollouts for their agents and hand them to their groups. Idempotent.
 
         A result is an error where a rollout did not finish: NOT_FOUND, PERMISSION_DENIED,
-        INVALID_ARGUMENT (TRAIN without rewards), ROLLOUT_FINISHED (failed by the manager),
-        ALREADY_EXISTS (finished with another outcome).
+        INVALID_ARGUMENT (TRAIN without the rewards it needs, an unknown turn), ROLLOUT_FINISHED
+        (failed by the manager), ALREADY_EXISTS (finished with another outcome).
 
         Raises:
-            ServiceError: the store is away or full.
+            ServiceError: the store is away or full; NOT_FOUND (run).
         """
-        answers = [await self._check_rewards(run_id, finish) for finish in finishes]
+        config = await self._store.runs.config(run_id)
+        answers = [await self._check(run_id, config, finish) for finish in finishes]
         sound = [i for i, error in enumerate(answers) if error is None]
         closed = await self._finish(run_id, [finishes[i] for i in sound])
         for index, result in zip(sound, closed, strict=True):
             answers[index] = _finish_error(finishes[index], result)
         return answers
 
-    async def _check_rewards(self, run_id: str, finish: RolloutFinish) -> ServiceError | None:
-        if finish.outcome != Outcome():
+    async def _check(
+        self, run_id: str, config: RunConfig, finish: RolloutFinish
+    ) -> ServiceError | None:
+        """Why the outcome is refused; the usual one needs no read."""
+        error = outcomes.missing_reward(finish.outcome, config.reward_name)
+        names_turns = outcomes.names_turns(finish.outcome)
+        if error is None and not names_turns:
             return None
         rollout = await self._store.tokens.rollout(run_id, finish.rollout_id)
-        if rollout is None:
-            return errors.store_error("UNKNOWN_ROLLOUT", finish.rollout_id)
-        return errors.no_rewards() if rollout.purpose is Purpose.TRAIN else None
+        if rollout is None or rollout.credential_digest != finish.credential_digest:
+            return None  # refused when it is finished
+        if error is not None and rollout.purpose is Purpose.TRAIN:
+            return error
+        if not names_turns:
+            return None
+        turns = await self._store.tokens.turns(run_id, finish.rollout_id)
+        return outcomes.unknown_turn(finish.outcome, {turn.turn_id for turn in turns})
 
     async def _finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
@@ -211,12 +228,6 @@ class Rollouts:
         await self.settle_finished(run_id, closed)
         if errors:
             raise errors[0]
-
-    async def complete(self, run_id: str, rollout_id: str, nonce: str) -> None:
-        """End the agent's lease; an unfinished rollout fails and is replaced. Idempotent."""
-        held = await self._store.runs.extend_tasks(run_id, [(rollout_id, nonce)])
-        if held[0]:
-            await self.fail(run_id, [rollout_id], ABANDONED)
 
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]

@@ -2,7 +2,8 @@
 
 A sample is one root-to-leaf path of the prefix tree. A policy token is trainable in exactly one
 sample: the first whose path contains it. Masking by staleness happens here, against the base
-version that the step ledger keeps, so that a repeated step yields identical samples.
+version that the step ledger keeps, so that a repeated step yields identical samples. Policy tokens
+of untrained turns are masked in every sample.
 """
 
 from __future__ import annotations
@@ -13,17 +14,40 @@ from dataclasses import dataclass
 from trajectory_manager.model.prefix_tree import PrefixTree, SamplePlan
 from trajectory_manager.model.records import (
     FailureClass,
+    Reward,
     Rollout,
     RolloutResult,
     RolloutState,
-    RunConfig,
     StalenessPolicy,
 )
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
-from trajectory_manager.model.tokens import Span, Tokens, TurnRecord, cut_spans, joined
+from trajectory_manager.model.tokens import (
+    Span,
+    Tokens,
+    TurnRecord,
+    VersionSource,
+    cut_spans,
+    joined,
+)
 from trajectory_manager.store.interface import TokenStore
 
 _READ_BATCH = 8
+_NOTHING_TO_TRAIN = "POLICY: no turn to train sampled a token of a known weight version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTurn:
+    """A part of a sample: the tokens that one turn added."""
+
+    turn_id: str
+    """The turn."""
+    num_tokens: int
+    """Its own tokens in the sample."""
+    sampling: str
+    """Parameters it was sampled with: see `sampling.py`."""
+    rewards: tuple[Reward, ...]
+    """Its rewards; none where the sample has only a part of the turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +66,8 @@ class Sample:
     """Oldest version among trainable tokens; the step's base version if there are none."""
     max_weight_version: int
     """Newest such version."""
-    temperature: float
-    """Sampling temperature of its leaf."""
+    turns: tuple[SampleTurn, ...]
+    """From the root to the leaf; they cover the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +91,12 @@ def rollout_result(
     if rollout.state is not RolloutState.FINISHED:
         message = f"{outcome.failure_class.name}: {outcome.failure_message}"
         return RolloutResult(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
-    spans = {record.turn.turn_id: record.tokens.spans for record in turns}
-    plans = list(_tree(turns).sample_plans(spans))
+    spans = _loss_spans(rollout, turns)
+    plans = list(_tree(turns).sample_plans(spans, outcome.untrained_turn_ids))
     versions = [
         part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
     ]
-    rewards = {r.name: r.value for r in outcome.rewards if not r.turn_id}
+    rewards = outcome.totals
     return RolloutResult(
         rollout_id=rollout.rollout_id,
         finished=bool(plans) or outcome.failure_class is FailureClass.POLICY,
@@ -80,8 +104,7 @@ def rollout_result(
         rewards=tuple(rewards.items()),
         min_weight_version=min(versions, default=0),
         sample_ids=tuple(sample_id(rollout.rollout_id, plan.leaf_turn_id) for plan in plans),
-        num_tokens=tuple(sum(piece.stop for piece in plan.pieces) for plan in plans),
-        failure_message="" if plans else "POLICY: it sampled no token of a known weight version",
+        failure_message="" if plans else _NOTHING_TO_TRAIN,
     )
 
 
@@ -115,9 +138,9 @@ def of_rollout(
         oldest: oldest version to train; None: all.
     """
     stored = {record.turn.turn_id: record for record in turns}
-    spans = {name: record.tokens.spans for name, record in stored.items()}
+    spans, tree = _loss_spans(rollout, turns), _tree(turns)
     samples = []
-    for plan in _tree(turns).sample_plans(spans):
+    for plan in tree.sample_plans(spans, rollout.outcome.untrained_turn_ids):
         parts = [_masked(part, oldest) for part in _parts(plan, spans)]
         versions = [part.span.weight_version for part in parts if part.trained]
         samples.append(
@@ -132,10 +155,37 @@ def of_rollout(
                 ),
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
-                temperature=stored[plan.leaf_turn_id].turn.begin.temperature,
+                turns=tuple(
+                    SampleTurn(
+                        turn_id=piece.turn_id,
+                        num_tokens=piece.stop,
+                        sampling=stored[piece.turn_id].turn.begin.sampling,
+                        rewards=_rewards(rollout, piece.turn_id) if tree.is_whole(piece) else (),
+                    )
+                    for piece in plan.pieces
+                ),
             )
         )
     return samples
+
+
+def _rewards(rollout: Rollout, turn_id: str) -> tuple[Reward, ...]:
+    return tuple(reward for reward in rollout.outcome.rewards if reward.turn_id == turn_id)
+
+
+def _loss_spans(rollout: Rollout, turns: Sequence[TurnRecord]) -> dict[str, tuple[Span, ...]]:
+    """The spans of each turn as the loss counts them: those of untrained turns never."""
+    untrained = rollout.outcome.untrained_turn_ids
+    return {
+        record.turn.turn_id: tuple(map(_untrained, record.tokens.spans))
+        if record.turn.turn_id in untrained
+        else record.tokens.spans
+        for record in turns
+    }
+
+
+def _untrained(span: Span) -> Span:
+    return span._replace(version_source=VersionSource.UNKNOWN)
 
 
 def _tree(turns: Sequence[TurnRecord]) -> PrefixTree:

@@ -56,9 +56,12 @@ class ColumnStore(Protocol):
     """Cells and values; NOT_FOUND for a run not created. Each method is one atomic step."""
 
     async def lease(
-        self, run_id: str, column: str, needs: Sequence[str], max_samples: int
+        self, run_id: str, column: str, needs: Sequence[str], max_samples: int, nonce: str
     ) -> ColumnLease | None:
-        """Lease the oldest queued cells of `column` whose samples have all columns in `needs`."""
+        """Lease the oldest queued cells of `column` whose samples have all columns in `needs`.
+
+        A call with the nonce of a lease that still holds cells gets these cells again.
+        """
         ...
 
     async def unwritten(

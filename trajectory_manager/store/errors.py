@@ -27,7 +27,7 @@ _CAP_RETRY_SECONDS = 5.0
 
 def unknown_run(run_id: str) -> ServiceError:
     """NOT_FOUND for a run that was never created."""
-    message = f"run {run_id!r} does not exist: create it with TrajectoryService.CreateRun first"
+    message = f"run {run_id!r} does not exist: create it with RunService.CreateRun first"
     metadata = {"what": "run", "name": run_id}
     return ServiceError(grpc.StatusCode.NOT_FOUND, Reason.NOT_FOUND, message, metadata=metadata)
 
@@ -53,7 +53,7 @@ def ended_turn(turn_id: str) -> ServiceError:
 
 
 def lost_lease(rollout_id: str) -> ServiceError:
-    """FAILED_PRECONDITION: the lease expired, was completed, is surplus or never existed."""
+    """FAILED_PRECONDITION: the lease expired, is surplus or never existed."""
     message = (
         f"the lease of rollout {rollout_id!r} has ended: its sample was replaced, or its group "
         "does not need it any more; lease a new task"
@@ -109,12 +109,6 @@ def open_step(step: str, still_open: str) -> ServiceError:
     return failed_precondition(Reason.STEP_OUT_OF_ORDER, message)
 
 
-def streamed_shards(num_shards: str) -> ServiceError:
-    """INVALID_ARGUMENT: shards are balanced by the length of all samples."""
-    cure = "0 or 1 with streaming: a step is cut into shards when it is complete"
-    return invalid_argument("num_shards", int(num_shards), cure)
-
-
 def too_many_groups(num_groups: str, bound: str) -> ServiceError:
     """INVALID_ARGUMENT: admission never lets that many groups wait."""
     cure = (
@@ -129,22 +123,45 @@ def minimum_above(min_groups: str, num_groups: str) -> ServiceError:
     return invalid_argument("min_groups", int(min_groups), cure)
 
 
-def other_shards(step: str, stored: str, given: str) -> ServiceError:
-    """INVALID_ARGUMENT: the first lease of a step fixes its number of shards."""
-    cure = f"{stored}, as in the first lease of step {step}"
-    return invalid_argument("num_shards", int(given), cure)
-
-
 def pinned_training(version: int) -> ServiceError:
     """INVALID_ARGUMENT: only EVAL rollouts may pin a weight version."""
     cure = "absent: the leased task is for TRAIN, only EVAL is pinned"
     return invalid_argument("pinned_weight_version", version, cure)
 
 
-def no_rewards() -> ServiceError:
-    """INVALID_ARGUMENT: a TRAIN rollout with neither rewards nor a failure."""
-    cure = "a TRAIN rollout finishes with rewards or a failure_class"
-    return invalid_argument("rewards", [], cure)
+def greedy_training(field: str) -> ServiceError:
+    """INVALID_ARGUMENT: greedy tokens have no log-probs to train with."""
+    cure = "more than 0 in a TRAIN rollout; only EVAL may be greedy"
+    return invalid_argument(field, 0.0, cure)
+
+
+def other_turn(turn_id: str, differs: str) -> ServiceError:
+    """ALREADY_EXISTS: the turn was begun with another prompt, sampling or template."""
+    message = (
+        f"turn {turn_id!r} already exists with another {differs}: repeat it unchanged, or begin a "
+        "turn with another turn_id"
+    )
+    metadata = {"what": "turn", "name": turn_id, "differs": differs}
+    code = grpc.StatusCode.ALREADY_EXISTS
+    return ServiceError(code, Reason.ALREADY_EXISTS, message, metadata=metadata)
+
+
+def full_group(task_id: str, why: str) -> ServiceError:
+    """FAILED_PRECONDITION: no rollout of the agent's own task is left to lease."""
+    message = f"group {task_id!r} is full: {why}; go on with another task_id"
+    return failed_precondition(Reason.GROUP_FULL, message)
+
+
+def running_run(run_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: only an ended run may be deleted."""
+    message = f"run {run_id!r} has not ended: call RunService.EndRun first"
+    return failed_precondition(Reason.WRONG_STATE, message)
+
+
+def deleted_run(run_id: str) -> ServiceError:
+    """FAILED_PRECONDITION: a deletion was interrupted."""
+    message = f"run {run_id!r} is being deleted: repeat RunService.DeleteRun until it succeeds"
+    return failed_precondition(Reason.WRONG_STATE, message)
 
 
 ERRORS: dict[str, Callable[..., ServiceError]] = {
@@ -156,7 +173,7 @@ ERRORS: dict[str, Callable[..., ServiceError]] = {
     "STALE_TURN": lambda name, given, current: stale_epoch(f"turn {name!r}", given, current),
     "STALE_TRAINER": lambda name, given, now: stale_epoch(f"trainer of run {name!r}", given, now),
     "OTHER_ROLLOUT": lambda name: already_exists("rollout", name),
-    "OTHER_PROMPT": lambda name: already_exists("turn", name),
+    "OTHER_TURN": other_turn,
     "OTHER_TOKENS": lambda name, offset: already_exists("token of turn", f"{name}[{offset}]"),
     "OTHER_END": lambda name: already_exists("end of turn", name),
     "OTHER_TASK": lambda name: already_exists("task", name),
@@ -171,10 +188,11 @@ ERRORS: dict[str, Callable[..., ServiceError]] = {
     "FULL_RUN": full_run,
     "STEP_ORDER": step_order,
     "OPEN_STEP": open_step,
-    "STREAMED_SHARDS": streamed_shards,
     "TOO_MANY_GROUPS": too_many_groups,
     "MINIMUM_ABOVE": minimum_above,
-    "OTHER_SHARDS": other_shards,
+    "FULL_GROUP": full_group,
+    "RUNNING_RUN": running_run,
+    "DELETED_RUN": deleted_run,
 }
 
 

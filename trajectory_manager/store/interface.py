@@ -15,11 +15,11 @@ from services.chassis.errors import ServiceError
 from trajectory_manager.model.records import (
     DeadLetter,
     Durability,
+    EmptyReason,
     LostLease,
     Purpose,
     Rollout,
     RolloutResult,
-    RunConfig,
     SettleResult,
     Submitted,
     Task,
@@ -28,6 +28,7 @@ from trajectory_manager.model.records import (
     Topic,
 )
 from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.model.runs import Run, RunConfig
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled
 from trajectory_manager.model.tokens import (
     Append,
@@ -67,7 +68,8 @@ class TokenStore(Protocol):
         The same attempt keeps its epoch, another gets the next; a restart of the store fences all.
 
         Raises:
-            ServiceError: NOT_FOUND, PERMISSION_DENIED, ROLLOUT_FINISHED, ALREADY_EXISTS (prompt).
+            ServiceError: NOT_FOUND, PERMISSION_DENIED, ROLLOUT_FINISHED, ALREADY_EXISTS (another
+                prompt, sampling or template).
         """
         ...
 
@@ -142,6 +144,25 @@ class RunStore(Protocol):
         """The rules of a run."""
         ...
 
+    async def run(self, run_id: str) -> Run:
+        """The run and where it stands."""
+        ...
+
+    async def end_run(self, run_id: str) -> None:
+        """End the run: no task is leased until a trainer reconciles. Idempotent."""
+        ...
+
+    async def delete_run(self, run_id: str) -> int:
+        """Delete an ended run and everything of it; return how many rollouts this call deleted.
+
+        Many atomic steps: a call that follows an interrupted one completes it. Until then the run
+        does not exist for other calls and cannot be created.
+
+        Raises:
+            ServiceError: WRONG_STATE, the run has not ended.
+        """
+        ...
+
     async def version(self, run_id: str, topic: Topic) -> int:
         """A number that changes whenever a long poll of `topic` must attempt again."""
         ...
@@ -156,17 +177,26 @@ class RunStore(Protocol):
 
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
-    ) -> TaskLease | None:
+    ) -> TaskLease | EmptyReason:
         """Lease one open slot, admitting a group if none is open; earlier purposes first.
 
+        A call with the nonce of a lease that is held gets that lease, renewed.
         Admission: admitted - discarded - leased to a step <= `RunConfig.max_outstanding_groups`.
         The position of a group determines its required weight version: `TaskContext`.
         Beyond max_stored_tokens no TRAIN group is admitted, except those of the next step if its
         commit lets retention free tokens.
         A TRAIN group has num_samples + num_extra_samples slots.
+        """
+        ...
+
+    async def lease_own_task(self, run_id: str, task: Task, nonce: str) -> TaskLease | EmptyReason:
+        """Lease one open slot of `task`, an agent's own; a new one is admitted, never queued.
+
+        Its slots are leased by this method only. Nonces and admission are as in `lease_task`.
 
         Raises:
-            ServiceError: STORE_FULL, when only max_stored_tokens keeps a queued task out.
+            ServiceError: GROUP_FULL (no slot is open, or the group has left), ALREADY_EXISTS
+                (same task_id, other task).
         """
         ...
 
@@ -229,7 +259,10 @@ class RunStore(Protocol):
         ...
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
-        """Queue the tasks of dead letters again and remove the letters; return how many."""
+        """Queue the tasks of dead letters again and remove the letters; return how many.
+
+        An agent's own tasks are skipped: they are never queued.
+        """
         ...
 
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
@@ -264,7 +297,6 @@ class LedgerStore(Protocol):
         step: int,
         base_weight_version: int,
         num_groups: int,
-        num_shards: int = 1,
         min_groups: int = 0,
         streaming: bool = False,
     ) -> LeaseAttempt:
@@ -282,7 +314,7 @@ class LedgerStore(Protocol):
 
         Raises:
             ServiceError: STALE_EPOCH, STEP_OUT_OF_ORDER (also after an open step),
-                INVALID_ARGUMENT (num_groups, min_groups, num_shards).
+                INVALID_ARGUMENT (num_groups, min_groups).
         """
         ...
 

@@ -10,6 +10,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
+from tests.trajectory_manager.client import rewards
 from tests.trajectory_manager.support import CREDENTIAL, Run
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.inflight_bytes import InflightBytes
@@ -75,7 +76,7 @@ async def test_one_failed_append_does_not_affect_the_others(run: Run) -> None:
         ]
     )
     results = (await appends(run).append(request)).results
-    assert [result.num_tokens for result in results] == [2, 0, 0, 3, 0]
+    assert [result.appended.num_tokens for result in results] == [2, 0, 0, 3, 0]
     reasons = [result.error.details[0].value for result in results if result.HasField("error")]
     wanted = (Reason.STALE_EPOCH, Reason.NOT_FOUND, Reason.INVALID_FIELD)
     for reason, encoded in zip(wanted, reasons, strict=True):
@@ -94,7 +95,7 @@ async def test_an_append_may_end_its_turn_and_be_repeated(run: Run) -> None:
         results = (await appends(run).append(request)).results
         turns = await run.store.tokens.turns(run.run_id, "a")
         assert (turns[0].finish_reason, turns[0].answer_key) == (STOP, "k")
-        assert results[1].num_tokens == 3
+        assert results[1].appended.num_tokens == 3
         request = pb.AppendTokensRequest(appends=[last, last])
     other = message(run, "a", epoch, 2, [3], finish_reason=STOP, message_key="other")
     more = message(run, "a", epoch, 3, [4], finish_reason=STOP, message_key="k")
@@ -172,8 +173,8 @@ async def test_bytes_in_flight_to_a_slow_store_are_bounded(run: Run) -> None:
     assert caught.value.reason is Reason.STORE_FULL
     assert caught.value.retry_after
     slow.may_answer.set()
-    assert (await first).results[0].num_tokens == 20
-    assert (await bounded.append(requests[1])).results[0].num_tokens == 20
+    assert (await first).results[0].appended.num_tokens == 20
+    assert (await bounded.append(requests[1])).results[0].appended.num_tokens == 20
 
 
 async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
@@ -185,7 +186,7 @@ async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
         run_id=run.run_id,
         rollout_id="b",
         credential_digest=CREDENTIAL,
-        rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
+        rewards=rewards(),
     )
     appended = message(run, "a", epoch, 0, [1])
     request = pb.AppendTokensRequest(appends=[appended], finishes=[finish])
@@ -228,4 +229,4 @@ async def test_large_finite_numbers_are_kept(run: Run) -> None:
     append = message(run, "a", epoch, 0, [1, 2])
     append.tokens.logprobs = pack_logprobs([-3.4e38, 0.0])
     (result,) = (await appends(run).append(pb.AppendTokensRequest(appends=[append]))).results
-    assert result.num_tokens == 2
+    assert result.appended.num_tokens == 2

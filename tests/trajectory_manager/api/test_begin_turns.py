@@ -10,6 +10,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from bench.harness.store_calls import send_async
 from tests.trajectory_manager.client import CREDENTIAL, Client
 from trajectory_manager.api import begin_turns
+from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.service.rollouts import Rollouts
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
@@ -35,8 +36,7 @@ def begin(client: Client, rollout_id: str, turn_id: str = "t") -> pb.NewTurn:
         rollout_id=rollout_id,
         turn_id=turn_id,
         attempt_id="a",
-        token_ids=[1, 2, 3],
-        temperature=1.0,
+        token_ids=pack_ids([1, 2, 3]),
         credential_digest=CREDENTIAL,
     )
 
@@ -63,10 +63,10 @@ async def test_parts_succeed_or_fail_independently(replicas: tuple[Client, Clien
     )
     answer = await first.trajectories.BeginTurns(request)
     assert [result.HasField("error") for result in answer.rollouts] == [False, True]
-    assert answer.rollouts[0].group_id == "a"
+    assert answer.rollouts[0].started.group_id == "a"
     assert [result.error.code for result in answer.turns] == [0, NOT_FOUND, 0]
     alone = await send_async(second.trajectories, begin(second, "one"))
-    assert alone == answer.turns[0]
+    assert alone == answer.turns[0].begun
 
 
 async def test_a_message_has_a_bounded_number_of_parts(replicas: tuple[Client, Client]) -> None:
@@ -92,7 +92,7 @@ async def test_a_part_that_exceeds_the_response_size_is_retried(
     answer = await client.trajectories.BeginTurns(request)
     assert [result.error.code for result in answer.turns] == [0, EXHAUSTED]
     again = await client.trajectories.BeginTurns(pb.BeginTurnsRequest(turns=[begin(client, "two")]))
-    assert again.turns[0].epoch == answer.turns[0].epoch
+    assert again.turns[0].WhichOneof("result") == "begun"
 
 
 async def test_a_bug_in_one_part_is_not_the_others_failure(

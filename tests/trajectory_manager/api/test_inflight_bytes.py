@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
+from tests.trajectory_manager.client import rewards
 from tests.trajectory_manager.support import Run
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
@@ -29,10 +31,11 @@ async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
     servicer: Any = TrajectoryServicer(run.store, run.rollouts, inflight, max_turn_tokens=1000)
     span = tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
     packed = tokens_pb2.PackedTokens(token_ids=bytes(4), logprobs=bytes(4), spans=[span])
+    tokens = tokens_pb2.Tokens(token_ids=[0], logprobs=[0.0], spans=[span])
     stop = tokens_pb2.FINISH_REASON_STOP
     rollout = pb.RecordedRollout(
-        turns=[pb.RecordedTurn(turn_id="t", tokens=packed, finish_reason=stop)],
-        rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
+        turns=[trajectory_pb2.Turn(turn_id="t", tokens=tokens, finish_reason=stop)],
+        rewards=rewards(),
     )
     groups = [pb.RecordedGroup(task_id="a", rollouts=[rollout])]
     append = pb.TokenAppend(run_id=run.run_id, rollout_id="a", turn_id="t", tokens=packed)

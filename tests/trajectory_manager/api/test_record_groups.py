@@ -6,21 +6,23 @@ from dataclasses import replace
 
 import pytest
 from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
+from tests.trajectory_manager.client import rewards
 from tests.trajectory_manager.support import RULES, Run
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.record_groups import RecordGroupsHandler
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs, unpack_ids
+from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.service import sample_builder
 
 
-def packed(ids: list[int], version: int = 3) -> tokens_pb2.PackedTokens:
+def tokens(ids: list[int], version: int = 3) -> tokens_pb2.Tokens:
     """An environment token, then sampled ones."""
-    return tokens_pb2.PackedTokens(
-        token_ids=pack_ids(ids),
-        logprobs=pack_logprobs([0.0] + [-0.5] * (len(ids) - 1)),
+    return tokens_pb2.Tokens(
+        token_ids=ids,
+        logprobs=[0.0] + [-0.5] * (len(ids) - 1),
         spans=[
             tokens_pb2.Span(start=0, num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT),
             tokens_pb2.Span(
@@ -34,15 +36,15 @@ def packed(ids: list[int], version: int = 3) -> tokens_pb2.PackedTokens:
     )
 
 
-def turn(name: str, ids: list[int], parent: str = "", prefix: int = 0) -> pb.RecordedTurn:
+def turn(name: str, ids: list[int], after: str = "", prefix: int = 0) -> trajectory_pb2.Turn:
     """A turn that ended with STOP."""
-    return pb.RecordedTurn(
+    return trajectory_pb2.Turn(
         turn_id=name,
-        parent_turn_id=parent,
+        prefix_turn_id=after,
         prefix_length=prefix,
-        tokens=packed(ids),
+        tokens=tokens(ids),
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        temperature=1.0,
+        sampling=tokens_pb2.SamplingParams(temperature=0.5),
     )
 
 
@@ -50,8 +52,8 @@ def group(task_id: str, num_rollouts: int = 2) -> pb.RecordedGroup:
     """A group of rollouts of two turns each."""
     rollouts = [
         pb.RecordedRollout(
-            turns=[turn("a", [1, 2, 3]), turn("b", [4, 5], parent="a", prefix=3)],
-            rewards=[tokens_pb2.Reward(name="reward", value=float(i))],
+            turns=[turn("a", [1, 2, 3]), turn("b", [4, 5], after="a", prefix=3)],
+            rewards=rewards(float(i)),
         )
         for i in range(num_rollouts)
     ]
@@ -82,6 +84,7 @@ async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:
     assert list(unpack_ids(built[0].tokens.ids)) == [1, 2, 3, 4, 5]
     assert built[0].loss_mask == bytes([0, 1, 1, 0, 1])
     assert built[0].min_weight_version == 3
+    assert [turn.sampling for turn in built[0].turns] == ['{"temperature":0.5}'] * 2
     assert [sample.rollout.outcome.rewards[0].value for sample in built] == [0.0, 1.0, 0.0, 1.0]
 
 
@@ -129,8 +132,16 @@ async def test_a_full_run_takes_no_more_groups(run: Run) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"rewards": []}, "rollouts.rewards"),
-        ({"turns": [turn("b", [4, 5], parent="a", prefix=3)]}, "prefix_length"),
+        ({"rewards": tokens_pb2.Rewards()}, "rollouts[0].rewards.rewards"),
+        (
+            {
+                "rewards": tokens_pb2.Rewards(
+                    rewards=[tokens_pb2.Reward(name="reward", value=1.0, turn_id="z")]
+                )
+            },
+            "rollouts[0].rewards.rewards[0].turn_id",
+        ),
+        ({"turns": [turn("b", [4, 5], after="a", prefix=3)]}, "prefix_length"),
         ({"turns": [turn("a", [1, 2]), turn("a", [1, 2])]}, "turn_id"),
         ({"turns": [turn("a", list(range(1, 1500)))]}, "tokens"),
     ],
@@ -157,7 +168,7 @@ async def test_a_group_without_variance_is_filtered_when_it_is_recorded_too(run:
     other = Run(run.store, run_id)
     same = group("a")
     for rollout in same.rollouts:
-        rollout.rewards[0].value = 1.0
+        rollout.rewards.rewards[0].value = 1.0
     await recorder(other).record(request(other, same))
     counts = await run.store.runs.run_counts(run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (0, 1)

@@ -24,8 +24,9 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from tests.trajectory_manager.support import RULES, Run, failed, policy
 from trajectory_manager.api.sample_servicer import SampleServicer
-from trajectory_manager.model.records import Purpose, Replay, ReplayStrategy, StalenessPolicy
-from trajectory_manager.model.token_bytes import unpack_ids, unpack_logprobs
+from trajectory_manager.model.records import Purpose, ReplayStrategy, StalenessPolicy
+from trajectory_manager.model.runs import Replay
+from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.interface import Store
@@ -97,74 +98,37 @@ def ids(samples: Any) -> list[str]:
     return [sample.sample_id for sample in samples]
 
 
-async def test_packed_samples_hold_the_same(trainer: Trainer) -> None:
-    """Bytes instead of repeated fields, in a lease and in a list."""
+async def test_listed_samples_are_the_leased_ones(trainer: Trainer) -> None:
+    """In the same form: arrays as bytes, one byte of mask for each token."""
     await trainer.create()
     await trainer.run.submit("a")
     await trainer.run.fill(version=2)
-    plain = await trainer.lease(1, base_weight_version=2)
-    packed = await trainer.lease(1, base_weight_version=2, packed=True)
-    assert len(plain.samples) == 2
-    pairs = list(zip(plain.samples, packed.samples, strict=True))
-    pairs += [
-        (one.sample, two.sample)
-        for one, two in zip(
-            (await trainer.listed()).samples,
-            (await trainer.listed(packed=True)).samples,
-            strict=True,
-        )
-    ]
-    assert len(pairs) == 4
-    for one, two in pairs:
-        assert not two.tokens.token_ids and not two.loss_mask
-        assert list(one.tokens.token_ids) == list(unpack_ids(two.packed_tokens.token_ids))
-        assert list(one.tokens.logprobs) == list(unpack_logprobs(two.packed_tokens.logprobs))
-        assert list(one.tokens.spans) == list(two.packed_tokens.spans)
-        assert [bool(flag) for flag in two.packed_loss_mask] == list(one.loss_mask)
-
-
-async def test_shards_are_disjoint_and_balanced(trainer: Trainer) -> None:
-    """Each rank gets its part of the same step; together they have all of it, replay included."""
-    replay = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=2, groups_per_step=1)
-    await trainer.create(replay=replay, max_staleness=3)
-    await trainer.run.submit("a", "b")
-    await trainer.run.fill()
-    await trainer.lease(1)
-    await trainer.commit(1)
-    whole = await trainer.lease(2, num_shards=3)
-    parts = [await trainer.lease(2, num_shards=3, shard=shard) for shard in range(3)]
-    assert ids(whole.samples) == ["b/0/1#t1", "b/1/1#t1", "a/0/1#t1", "a/1/1#t1"]
-    assert [sample.replayed for sample in whole.samples] == [False, False, True, True]
-    together = [name for part in parts for name in ids(part.samples)]
-    assert sorted(together) == sorted(ids(whole.samples))
-    for shard, part in enumerate(parts):
-        assert {sample.shard for sample in part.samples} == {shard}
-        assert part.lease_token == whole.lease_token
-    assert sorted(len(part.samples) for part in parts) == [1, 1, 2]
-    for wrong in ({"shard": 3, "num_shards": 3}, {"shard": 1}, {"num_shards": 2}):
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await trainer.lease(2, **wrong)
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    leased = (await trainer.lease(1, base_weight_version=2)).samples
+    assert [entry.sample for entry in (await trainer.listed()).samples] == list(leased)
+    assert list(unpack_ids(leased[0].tokens.token_ids)) == [1, 2, 3, 4, 5]
+    assert len(leased[0].tokens.logprobs) == 20
+    assert leased[0].loss_mask == bytes([0, 0, 0, 1, 1])
 
 
 async def test_a_step_comes_in_pages(trainer: Trainer) -> None:
-    """Together they are the whole answer, fresh samples and replayed ones, of all shards or one."""
+    """Together they are the whole answer, fresh samples and replayed ones."""
     replay = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=2, groups_per_step=1)
     await trainer.create(replay=replay, max_staleness=3)
     await trainer.run.submit("a", "b")
     await trainer.run.fill()
     await trainer.lease(1)
     await trainer.commit(1)
-    for wanted in ({}, {"num_shards": 1, "shard": 0}):
-        whole = await trainer.lease(2, **wanted)
-        samples, first = list[Any](), 0
-        for number in range(4):
-            page = await trainer.lease(2, first_sample=first, max_bytes=1, **wanted)
-            assert page.lease_token == whole.lease_token
-            samples += page.samples
-            assert page.next_sample == (number + 1) % 4
-            first = page.next_sample
-        assert samples == list(whole.samples)
+    whole = await trainer.lease(2)
+    assert ids(whole.samples) == ["b/0/1#t1", "b/1/1#t1", "a/0/1#t1", "a/1/1#t1"]
+    assert [sample.replayed for sample in whole.samples] == [False, False, True, True]
+    samples, first = list[Any](), 0
+    for number in range(4):
+        page = await trainer.lease(2, first_sample=first, max_bytes=1)
+        assert page.lease_token == whole.lease_token
+        samples += page.samples
+        assert page.next_sample == (number + 1) % 4
+        first = page.next_sample
+    assert samples == list(whole.samples)
     large = await trainer.lease(2, max_bytes=1 << 20)
     assert (len(large.samples), large.next_sample) == (4, 0)
     end = await trainer.lease(2, first_sample=4)
@@ -184,7 +148,7 @@ async def test_replayed_samples_are_whole_and_not_stale(trainer: Trainer) -> Non
     await trainer.lease(1)
     await trainer.commit(1)
     leased = await trainer.lease(2, base_weight_version=9)
-    assert [any(sample.loss_mask) for sample in leased.samples] == [False, False, True, True]
+    assert [1 in sample.loss_mask for sample in leased.samples] == [False, False, True, True]
     assert (leased.max_staleness, leased.num_deliveries) == (0, 1)
 
 
@@ -214,7 +178,7 @@ async def test_a_publish_waits_for_running_rollouts(trainer: Trainer) -> None:
 
 
 async def test_a_publish_waits_a_bounded_time(trainer: Trainer) -> None:
-    """After publish_wait_seconds it publishes, and counts what that makes too old."""
+    """After max_publish_wait it publishes, and counts what that makes too old."""
     await trainer.create(staleness_policy=StalenessPolicy.WAIT, publish_wait_seconds=0.01)
     await trainer.run.submit("a")
     await trainer.run.fill(version=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -17,6 +18,7 @@ from seamflow.trajectory.v1 import (
 
 from bench.harness.store_calls import send_async
 from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message, reason_of
+from trajectory_manager.model.token_bytes import unpack_ids
 
 POLICY = tokens_pb2.ORIGIN_POLICY
 
@@ -30,7 +32,7 @@ async def test_a_rollout_may_use_any_replica(replicas: tuple[Client, Client]) ->
     assert {name, other} == {"a/0/1", "a/1/1"}
     stored = await second.get(name)
     assert stored.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
-    assert [turn.parent_turn_id for turn in stored.turns] == ["", "t1"]
+    assert [turn.prefix_turn_id for turn in stored.turns] == ["", "t1"]
     assert list(stored.turns[1].tokens.token_ids) == [5, 6]
     epoch = await first.reconcile()
     leased = await second.lease_samples(epoch, 1, base=4, wait=5)
@@ -38,8 +40,9 @@ async def test_a_rollout_may_use_any_replica(replicas: tuple[Client, Client]) ->
     assert leased.max_staleness == 1
     sample = leased.samples[0]
     assert sample.sample_id == f"{name}#t2"
-    assert list(sample.tokens.token_ids) == [1, 2, 3, 4, 5, 6]
-    assert list(sample.loss_mask) == [False, False, True, True, False, True]
+    assert list(unpack_ids(sample.tokens.token_ids)) == [1, 2, 3, 4, 5, 6]
+    assert sample.loss_mask == bytes([0, 0, 1, 1, 0, 1])
+    assert [(turn.turn_id, turn.num_tokens) for turn in sample.turns] == [("t1", 4), ("t2", 2)]
     assert (sample.min_weight_version, sample.max_weight_version) == (3, 3)
     assert [span.start for span in sample.tokens.spans] == [0, 2, 4, 5]
     assert sample.rewards[0].value == 1.0
@@ -58,17 +61,23 @@ async def test_a_waiting_trainer_is_woken_by_another_replica(
     assert len((await waiting).samples) == 2
 
 
-async def test_readiness_waits_for_enough_groups(replicas: tuple[Client, Client]) -> None:
-    """GetReadiness answers once that many groups are ready, and counts everything."""
+async def test_a_trainer_waits_for_enough_groups(replicas: tuple[Client, Client]) -> None:
+    """AwaitStep answers once that many groups are ready; GetReadiness only reads the same."""
     first, second = replicas
     await first.submit("a", "b", "c")
-    request = sample_service_pb2.GetReadinessRequest(
-        run_id=first.run_id, min_ready_groups=1, wait=Duration(seconds=30)
+    request = sample_service_pb2.AwaitStepRequest(
+        run_id=first.run_id,
+        epoch=await first.reconcile(),
+        step=1,
+        min_ready_groups=1,
+        wait=Duration(seconds=30),
     )
-    waiting = first.samples.GetReadiness(request)
+    waiting = first.samples.AwaitStep(request)
     await second.play()
     await second.play()
-    counts = await waiting
+    counts = (await waiting).readiness
+    read = sample_service_pb2.GetReadinessRequest(run_id=first.run_id)
+    assert (await second.samples.GetReadiness(read)).readiness == counts
     assert (counts.num_ready_groups, counts.num_queued_tasks) == (1, 2)
     assert (counts.num_admitted_groups, counts.num_admissible_groups) == (1, 1)
 
@@ -82,15 +91,15 @@ async def test_a_waiting_trainer_reports_its_next_base_version(
     epoch = await first.reconcile()
     await first.play()
     await first.play()
-    first_wait = sample_service_pb2.GetReadinessRequest(run_id=first.run_id, epoch=epoch, step=1)
-    await first.samples.GetReadiness(first_wait)
+    first_wait = sample_service_pb2.AwaitStepRequest(run_id=first.run_id, epoch=epoch, step=1)
+    await first.samples.AwaitStep(first_wait)
     await first.lease_samples(epoch, 1, wait=30)
     names = [(await second.lease()).task.task_id for _ in range(3)]
     assert names == ["b", "b", ""], "while it trains there are no weights for more than a batch"
-    request = sample_service_pb2.GetReadinessRequest(
+    request = sample_service_pb2.AwaitStepRequest(
         run_id=first.run_id, epoch=epoch, step=2, base_weight_version=7
     )
-    await first.samples.GetReadiness(request)
+    await first.samples.AwaitStep(request)
     lease = await second.lease()
     assert lease.task.task_id == "c"
     await second.start(lease.rollout_id, lease.lease_token)
@@ -98,12 +107,12 @@ async def test_a_waiting_trainer_reports_its_next_base_version(
     assert (await second.begin(lease.rollout_id, "t", [1])).required_weight_version == 7
     await first.reconcile(trainer_id="newer")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first.samples.GetReadiness(request)
+        await first.samples.AwaitStep(request)
     assert caught.value.code() is grpc.StatusCode.ABORTED
 
 
 async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client]) -> None:
-    """LeaseTask waits for work, and answers empty when its time is up."""
+    """LeaseTasks waits for work, and answers empty when its time is up."""
     first, second = replicas
     assert not (await first.lease()).HasField("task")
     waiting = asyncio.create_task(first.lease(wait=30))
@@ -117,13 +126,12 @@ async def test_several_rollouts_are_leased_at_once(replicas: tuple[Client, Clien
     """Up to the number available, each under its own lease; one by default."""
     first, second = replicas
     await first.submit("a", "b")
-    answer = await first.lease(most=3)
-    assert len((await second.lease(most=0)).more) == 0
-    assert not (await second.lease(most=3)).HasField("task")
-    leases = [(answer.rollout_id, answer.lease_token)]
-    leases += [(lease.rollout_id, lease.lease_token) for lease in answer.more]
+    answer = await first.ask(most=3)
+    assert len((await second.ask()).leases) == 1
+    assert not (await second.ask(most=3)).leases
+    leases = [(lease.rollout_id, lease.lease_token) for lease in answer.leases]
     assert [name for name, _ in leases] == ["a/0/1", "a/1/1", "b/0/1"]
-    assert [lease.task.task_id for lease in answer.more] == ["a", "b"]
+    assert [lease.task.task_id for lease in answer.leases] == ["a", "a", "b"]
     for name, token in leases:
         await second.start(name, token)
         with pytest.raises(grpc.aio.AioRpcError):
@@ -136,27 +144,33 @@ async def test_a_number_of_leases_out_of_bounds_is_rejected(
 ) -> None:
     """By its name, whether there is work or not."""
     with pytest.raises(grpc.aio.AioRpcError, match="max_leases") as caught:
-        await replicas[0].lease(most=most)
+        await replicas[0].ask(most=most)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_completed_lease_is_lost(replicas: tuple[Client, Client]) -> None:
-    """An unfinished rollout is replaced, and its lease cannot be extended."""
+async def test_the_lease_of_a_finished_rollout_is_lost(replicas: tuple[Client, Client]) -> None:
+    """The others are extended by the run's lease_duration; a failed rollout is replaced."""
     first, second = replicas
     await first.submit("a")
-    lease = await first.lease()
-    await first.start(lease.rollout_id, lease.lease_token)
-    complete = task_service_pb2.CompleteTaskRequest(
-        run_id=first.run_id, lease_token=lease.lease_token
+    failed, held = await first.lease(), await first.lease()
+    await first.start(failed.rollout_id, failed.lease_token)
+    finish = trajectory_service_pb2.RolloutFinish(
+        run_id=first.run_id,
+        rollout_id=failed.rollout_id,
+        credential_digest=CREDENTIAL,
+        failure=tokens_pb2.Failure(
+            failure_class=tokens_pb2.FAILURE_CLASS_ENVIRONMENT, message="no disk"
+        ),
     )
     for client in replicas:
-        await client.tasks.CompleteTask(complete)
+        await send_async(client.trajectories, finish)
     extend = task_service_pb2.ExtendTasksRequest(
-        run_id=first.run_id, lease_tokens=[lease.lease_token]
+        run_id=first.run_id, lease_tokens=[failed.lease_token, held.lease_token]
     )
-    assert (await second.tasks.ExtendTasks(extend)).lost_lease_tokens == [lease.lease_token]
-    stored = await second.get(lease.rollout_id)
-    assert stored.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+    answer = await second.tasks.ExtendTasks(extend)
+    assert answer.lost_lease_tokens == [failed.lease_token]
+    assert answer.lease_duration.seconds == 60
+    assert (await second.get(failed.rollout_id)).failure == finish.failure
     assert (await second.lease()).rollout_id == "a/0/2"
 
 
@@ -169,7 +183,7 @@ async def test_a_stale_writer_gets_the_current_epoch(
     old = (await first.begin("r", "t", [1], "a")).epoch
     await first.append("r", "t", old, 0, message([1]))
     new = await second.begin("r", "t", [1], "b")
-    assert list(new.tokens.token_ids) == [1]
+    assert list(unpack_ids(new.tokens.token_ids)) == [1]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await first.append("r", "t", old, 1, message([2], POLICY))
     assert caught.value.code() is grpc.StatusCode.ABORTED
@@ -196,8 +210,8 @@ async def test_creating_a_run_again_needs_the_same_rules(
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
-        ("publish_wait_seconds", 5.0, "INVALID_ARGUMENT"),
-        ("publish_wait_seconds", float("nan"), "INVALID_ARGUMENT"),
+        ("max_publish_wait", Duration(seconds=5), "INVALID_ARGUMENT"),
+        ("max_publish_wait", Duration(seconds=-5), "INVALID_ARGUMENT"),
         ("num_extra_samples", -1, "INVALID_ARGUMENT"),
         ("fifo_window", -1, "INVALID_ARGUMENT"),
         ("max_deliveries", -1, "INVALID_ARGUMENT"),
@@ -209,16 +223,21 @@ async def test_creating_a_run_again_needs_the_same_rules(
         ("group_size", 0, "INVALID_ARGUMENT"),
         ("groups_per_step", 0, "INVALID_ARGUMENT"),
         ("max_staleness", -1, "INVALID_ARGUMENT"),
-        ("lease_seconds", float("nan"), "INVALID_ARGUMENT"),
+        ("lease_duration", Duration(), "INVALID_ARGUMENT"),
+        ("lease_duration", Duration(seconds=86_401), "INVALID_ARGUMENT"),
+        ("labels", {"": "x"}, "INVALID_ARGUMENT"),
+        ("labels", {"x": "y" * 257}, "INVALID_ARGUMENT"),
+        ("labels", {str(n): "" for n in range(33)}, "INVALID_ARGUMENT"),
     ],
 )
 async def test_rules_that_cannot_be_kept_are_rejected(
-    replicas: tuple[Client, Client], field: str, value: float, code: str
+    replicas: tuple[Client, Client], field: str, value: Any, code: str
 ) -> None:
     """At creation, with the field's name."""
     rules = trajectory_pb2.RunConfig()
     rules.CopyFrom(RULES)
-    setattr(rules, field, value)
+    rules.ClearField(field)  # type: ignore[arg-type]
+    rules.MergeFrom(trajectory_pb2.RunConfig(**{field: value}))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await Client(replicas[0].channel, "other").create_run(rules)
     assert caught.value.code().name == code
@@ -228,7 +247,7 @@ async def test_rules_that_cannot_be_kept_are_rejected(
 @pytest.mark.parametrize(
     ("rules", "field"),
     [
-        ({"staleness_policy": trajectory_pb2.STALENESS_POLICY_WAIT}, "publish_wait_seconds"),
+        ({"staleness_policy": trajectory_pb2.STALENESS_POLICY_WAIT}, "max_publish_wait"),
         ({"required_columns": ["Reference"]}, "required_columns"),
         ({"required_columns": ["a", "a"]}, "required_columns"),
         ({"groups_per_step": 4, "fifo_window": 3}, "fifo_window"),

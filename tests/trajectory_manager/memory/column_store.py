@@ -27,10 +27,12 @@ class MemoryColumnStore:
         self._values: dict[tuple[str, str], dict[tuple[str, str], tuple[int, bytes]]] = {}
 
     async def lease(
-        self, run_id: str, column: str, needs: Sequence[str], max_samples: int
+        self, run_id: str, column: str, needs: Sequence[str], max_samples: int, nonce: str
     ) -> ColumnLease | None:
         """See `ColumnStore`."""
         run, now = self._runs.get(run_id), self._clock()
+        if held := self._held(run, column, nonce):
+            return held
         free = [
             (sample_id, cell)
             for (name, sample_id), cell in run.cells.items()
@@ -44,11 +46,25 @@ class MemoryColumnStore:
         run.column_epoch = max(run.column_epoch + 1, int(now * 1000))
         for _, cell in free:
             cell.epoch, cell.expires = run.column_epoch, now + run.config.lease_seconds
+        run.column_requests[nonce] = run.column_epoch
         return ColumnLease(
             sample_ids=tuple(sample_id for sample_id, _ in free),
             epoch=run.column_epoch,
             seconds=run.config.lease_seconds,
         )
+
+    def _held(self, run: RunState, column: str, nonce: str) -> ColumnLease | None:
+        """What the lease of `nonce` still holds."""
+        now, epoch = self._clock(), run.column_requests.get(nonce)
+        held = {
+            sample_id: cell.expires
+            for (name, sample_id), cell in run.cells.items()
+            if name == column and cell.epoch == epoch and not cell.written and cell.expires > now
+        }
+        if epoch is None or not held:
+            return None
+        seconds = round(max(held.values()) - now, 3)
+        return ColumnLease(sample_ids=tuple(held), epoch=epoch, seconds=seconds)
 
     async def unwritten(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
@@ -163,6 +179,11 @@ class MemoryColumnStore:
     def forget(self, run_id: str, rollout_id: str) -> None:
         """Drop all values of a rollout that is deleted."""
         self._values.pop((run_id, rollout_id), None)
+
+    def forget_run(self, run_id: str) -> None:
+        """Drop all values of a run."""
+        for key in [key for key in self._values if key[0] == run_id]:
+            del self._values[key]
 
 
 def _samples(group: GroupState) -> list[str]:

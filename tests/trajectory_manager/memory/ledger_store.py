@@ -31,6 +31,9 @@ class MemoryLedgerStore:
         if epoch < run.epoch:
             raise store_error("STALE_TRAINER", run_id, epoch, run.epoch)
         run.epoch, run.training = epoch, run.training and not is_new
+        if run.end_time:
+            run.end_time = 0.0
+            run.changed(Topic.TASKS)
         self._cover(run, step)
         restored, run.committed_step = step < run.committed_step, step
         if restored:
@@ -68,19 +71,16 @@ class MemoryLedgerStore:
         step: int,
         base_weight_version: int,
         num_groups: int,
-        num_shards: int = 1,
         min_groups: int = 0,
         streaming: bool = False,
     ) -> LeaseAttempt:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
-        if streaming and num_shards != 1:
-            raise store_error("STREAMED_SHARDS", num_shards)
         entry = run.ledger.get(step)
         if entry is None:
-            entry = self._begun(run, step, base_weight_version, num_shards)
+            entry = self._begun(run, step, base_weight_version)
         else:
-            self._deliver_again(entry, epoch, num_shards)
+            self._deliver_again(entry, epoch)
         if not entry.lease.is_open:
             return LeaseAttempt(lease=entry.lease)
         wanted = _wanted(run, num_groups, min_groups)
@@ -106,7 +106,7 @@ class MemoryLedgerStore:
             run.reporting_epoch = epoch
             run.awaits(base_weight_version)
 
-    def _begun(self, run: RunState, step: int, base: int, num_shards: int) -> LedgerEntry:
+    def _begun(self, run: RunState, step: int, base: int) -> LedgerEntry:
         """An entry that takes part in nothing yet."""
         last = run.ledger.get(run.leased_step)
         if last is not None and last.lease.is_open:
@@ -117,15 +117,12 @@ class MemoryLedgerStore:
             step=step,
             base_weight_version=base,
             sample_ids=(),
-            num_shards=num_shards,
             is_open=True,
         )
         return LedgerEntry(lease, [], run.epoch)
 
-    def _deliver_again(self, entry: LedgerEntry, epoch: int, num_shards: int) -> None:
+    def _deliver_again(self, entry: LedgerEntry, epoch: int) -> None:
         lease = entry.lease
-        if lease.num_shards != num_shards:
-            raise store_error("OTHER_SHARDS", lease.step, lease.num_shards, num_shards)
         if entry.epoch != epoch:
             entry.epoch = epoch
             entry.lease = replace(lease, num_deliveries=lease.num_deliveries + 1)
@@ -138,14 +135,7 @@ class MemoryLedgerStore:
         entry.groups += fresh
         entry.lease = replace(
             entry.lease,
-            sample_ids=(
-                *entry.lease.sample_ids,
-                *chain.from_iterable(names for names, _ in groups),
-            ),
-            num_tokens=(
-                *entry.lease.num_tokens,
-                *chain.from_iterable(counts for _, counts in groups),
-            ),
+            sample_ids=(*entry.lease.sample_ids, *chain.from_iterable(groups)),
         )
 
     def _complete(self, run: RunState, run_id: str, entry: LedgerEntry) -> None:
@@ -157,10 +147,6 @@ class MemoryLedgerStore:
         entry.lease = replace(
             entry.lease,
             replayed_ids=tuple(chain.from_iterable(group.samples for group in again)),
-            num_tokens=(
-                *entry.lease.num_tokens,
-                *chain.from_iterable(group.tokens for group in again),
-            ),
             is_open=False,
         )
         run.num_taken += len(entry.groups)
@@ -314,19 +300,15 @@ def _keep(run: RunState, group: GroupState, step: int) -> None:
     rules = run.config.replay
     if rules is None:
         return
-    samples, tokens = _samples(group)
     rewards = [dict(done.rewards).get(rules.reward_name) for done in group.results]
     given = [reward for reward in rewards if reward is not None]
     run.replay[group.task.task_id] = replay_draw.ReplayGroup(
-        samples=samples,
-        tokens=tokens,
+        samples=_samples(group),
         reward=sum(given) / len(given) if given else None,
         step=step,
     )
 
 
-def _samples(group: GroupState) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The samples of a complete group, and how many tokens each has."""
-    names = tuple(name for done in group.results for name in done.sample_ids)
-    tokens = tuple(count for done in group.results for count in done.num_tokens)
-    return names, tokens
+def _samples(group: GroupState) -> tuple[str, ...]:
+    """The samples of a complete group."""
+    return tuple(name for done in group.results for name in done.sample_ids)

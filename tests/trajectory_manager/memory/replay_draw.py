@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trajectory_manager.model.records import Replay, ReplayStrategy
+from trajectory_manager.model.records import ReplayStrategy
+from trajectory_manager.model.runs import Replay
 
 _DIGITS = 13
 _RANGE = 16.0**_DIGITS
@@ -24,8 +25,6 @@ class ReplayGroup:
 
     samples: tuple[str, ...]
     """Its samples, in order."""
-    tokens: tuple[int, ...]
-    """Length of each."""
     reward: float | None
     """Mean of the reward that weighs, over its rollouts that have one."""
     step: int

@@ -12,12 +12,12 @@ from trajectory_manager.model.records import (
     DeadLetterReason,
     Purpose,
     RolloutResult,
-    RunConfig,
     SlotName,
     StalenessPolicy,
     Task,
     Topic,
 )
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS
@@ -120,6 +120,9 @@ class RunState:
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     num_missing: dict[str, int] = field(default_factory=dict)
     column_epoch: int = 0
+    column_requests: dict[str, int] = field(default_factory=dict)
+    create_time: float = 0.0
+    end_time: float = 0.0
     steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     trained: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     replay: dict[str, ReplayGroup] = field(default_factory=dict)

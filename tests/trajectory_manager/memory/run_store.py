@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tests.trajectory_manager.memory.column_store import MemoryColumnStore
 from tests.trajectory_manager.memory.run_state import (
     GroupState,
     LeaseState,
@@ -11,14 +12,15 @@ from tests.trajectory_manager.memory.run_state import (
     RunState,
     SlotState,
 )
+from tests.trajectory_manager.memory.token_store import MemoryTokenStore
 from trajectory_manager.model.records import (
     DeadLetter,
     DeadLetterReason,
     Effect,
+    EmptyReason,
     LostLease,
     Purpose,
     RolloutResult,
-    RunConfig,
     SettleResult,
     SlotName,
     Submitted,
@@ -28,6 +30,7 @@ from trajectory_manager.model.records import (
     Topic,
 )
 from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.model.runs import Run, RunConfig
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import MAX_REPLACEMENTS
 
@@ -35,17 +38,50 @@ from trajectory_manager.store.interface import MAX_REPLACEMENTS
 class MemoryRunStore:
     """Implements `RunStore`; nothing survives the process."""
 
-    def __init__(self, runs: Runs, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        tokens: MemoryTokenStore,
+        columns: MemoryColumnStore,
+        clock: Callable[[], float],
+    ) -> None:
         """`clock` gives Unix seconds."""
         self._clock = clock
         self._runs = runs
+        self._tokens = tokens
+        self._columns = columns
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """See `RunStore`."""
         if run_id in self._runs.by_id:
             return self._runs.by_id[run_id].config
-        self._runs.by_id[run_id] = RunState(config)
+        self._runs.by_id[run_id] = RunState(config, create_time=self._clock())
         return None
+
+    async def run(self, run_id: str) -> Run:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        return Run(
+            run_id=run_id,
+            config=run.config,
+            create_time=run.create_time,
+            end_time=run.end_time,
+            committed_step=run.committed_step,
+        )
+
+    async def end_run(self, run_id: str) -> None:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        run.end_time = run.end_time or self._clock()
+        run.changed(Topic.TASKS)
+
+    async def delete_run(self, run_id: str) -> int:
+        """See `RunStore`."""
+        if not self._runs.get(run_id).end_time:
+            raise store_error("RUNNING_RUN", run_id)
+        del self._runs.by_id[run_id]
+        self._columns.forget_run(run_id)
+        return self._tokens.delete_run(run_id)
 
     async def run_ids(self) -> list[str]:
         """See `RunStore`."""
@@ -85,19 +121,65 @@ class MemoryRunStore:
 
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
-    ) -> TaskLease | None:
+    ) -> TaskLease | EmptyReason:
         """See `RunStore`."""
         run = self._runs.get(run_id)
+        if held := self._held_lease(run, nonce):
+            return held
+        if run.end_time:
+            return EmptyReason.RUN_ENDED
         for purpose in purposes:
             found = self._open_slot(run, purpose)
             if found is not None:
                 return self._lease_slot(run, *found, nonce)
-        within_bound = run.num_outstanding < run.max_outstanding
-        if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN] and within_bound:
-            raise store_error(
-                "FULL_RUN", run_id, run.num_stored_tokens, run.config.max_stored_tokens
-            )
+        if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN]:
+            return self._closed_by(run)
+        return EmptyReason.NOTHING_QUEUED
+
+    async def lease_own_task(self, run_id: str, task: Task, nonce: str) -> TaskLease | EmptyReason:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        if held := self._held_lease(run, nonce):
+            return held
+        known = run.seen.get(task.task_id)
+        if known is not None and known != task:
+            raise store_error("OTHER_TASK", task.task_id)
+        if run.end_time:
+            return EmptyReason.RUN_ENDED
+        if known is None:
+            if run.num_admissible == 0:
+                return self._closed_by(run)
+            run.seen[task.task_id] = task
+            return self._lease_slot(run, self._admit(run, task), 0, nonce)
+        group = run.groups.get(task.task_id)
+        if group is None:
+            raise store_error("FULL_GROUP", task.task_id, "it is trained, or was discarded")
+        for index in range(len(group.slots)):
+            if group.is_open(index):
+                return self._lease_slot(run, group, index, nonce)
+        why = "all its rollouts are leased or finished"
+        raise store_error("FULL_GROUP", task.task_id, why)
+
+    def _held_lease(self, run: RunState, nonce: str) -> TaskLease | None:
+        """The lease that has this nonce, renewed, while it is held."""
+        for rollout_id, lease in run.leases.items():
+            if self._held(run, rollout_id, nonce) is lease:
+                lease.expires = self._clock() + run.config.lease_seconds
+                name = SlotName.parse(rollout_id)
+                assert name is not None, "what is leased is a slot"
+                return TaskLease(
+                    task=run.groups[name.task_id].task,
+                    rollout_id=rollout_id,
+                    nonce=nonce,
+                    seconds=run.config.lease_seconds,
+                )
         return None
+
+    def _closed_by(self, run: RunState) -> EmptyReason:
+        """Why no TRAIN group is admitted."""
+        if run.num_outstanding < run.max_outstanding:
+            return EmptyReason.STORE_FULL
+        return EmptyReason.ADMISSION_CLOSED
 
     def _open_slot(self, run: RunState, purpose: Purpose) -> tuple[GroupState, int] | None:
         slots = run.open_slots[purpose]
@@ -123,7 +205,8 @@ class MemoryRunStore:
         run.groups[task.task_id] = group
         if train:
             run.order[task.task_id] = group.admission
-        run.open_slots[task.purpose].extend((task.task_id, index) for index in range(1, number))
+        if not task.own:
+            run.open_slots[task.purpose].extend((task.task_id, i) for i in range(1, number))
         return group
 
     def _lease_slot(self, run: RunState, group: GroupState, index: int, nonce: str) -> TaskLease:
@@ -249,7 +332,8 @@ class MemoryRunStore:
         run.num_replaced += 1
         if group.num_replaced > MAX_REPLACEMENTS:
             return self._discard(run, group, DeadLetterReason.FAILURES, failure_message)
-        run.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
+        if not group.task.own:
+            run.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
         run.changed(Topic.TASKS)
         return SettleResult(effect=Effect.REPLACED)
 
@@ -281,7 +365,7 @@ class MemoryRunStore:
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""
         run, wanted = self._runs.get(run_id), set(task_ids)
-        again = [letter for letter in run.dead if letter.task.task_id in wanted]
+        again = [x for x in run.dead if x.task.task_id in wanted and not x.task.own]
         for letter in again:
             run.dead.remove(letter)
             record = (letter.task.task_id, *letter.attempts)

@@ -23,7 +23,7 @@ def memory_store(clock: Callable[[], float] = time.time, incarnation: int | None
     columns = MemoryColumnStore(runs, tokens, clock)
     return Store(
         tokens=tokens,
-        runs=MemoryRunStore(runs, clock),
+        runs=MemoryRunStore(runs, tokens, columns, clock),
         ledger=MemoryLedgerStore(runs, clock),
         columns=columns,
         retention=MemoryRetentionStore(runs, tokens, columns),

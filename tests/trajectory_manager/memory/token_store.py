@@ -18,6 +18,7 @@ from trajectory_manager.model.tokens import (
 )
 from trajectory_manager.store.errors import store_error
 
+_TEMPLATE = "template_fingerprint"
 GAP_MESSAGE = "tokens before an appended chunk are missing"
 
 
@@ -64,7 +65,8 @@ class MemoryTokenStore:
         wanted = replace(rollout, create_time=stored.create_time)
         if may_change:
             stored = replace(stored, credential_digest=wanted.credential_digest)
-        if replace(stored, traceparent="") != replace(wanted, traceparent=""):
+        wanted = replace(wanted, traceparent=stored.traceparent, labels=stored.labels)
+        if stored != wanted:
             raise store_error("OTHER_ROLLOUT", rollout.rollout_id)
         record.rollout = stored
 
@@ -82,8 +84,8 @@ class MemoryTokenStore:
         if record.rollout.credential_digest != credential_digest:
             raise store_error("BAD_CREDENTIAL", rollout_id)
         writer = record.turns.get(begin.turn_id)
-        if writer is not None and writer.turn.begin.prompt_digest != begin.prompt_digest:
-            raise store_error("OTHER_PROMPT", begin.turn_id)
+        if writer is not None and (differs := _difference(writer.turn.begin, begin)):
+            raise store_error("OTHER_TURN", begin.turn_id, differs)
         if writer is not None and writer.turn.finish_reason:
             return writer
         _require_running(record)
@@ -281,6 +283,13 @@ class MemoryTokenStore:
         record = self._records.pop((run_id, rollout_id))
         return sum(writer.tokens.num_tokens for writer in record.turns.values())
 
+    def delete_run(self, run_id: str) -> int:
+        """Drop all rollouts of a run; return how many."""
+        names = [key for key in self._records if key[0] == run_id]
+        for key in names:
+            del self._records[key]
+        return len(names)
+
     def _record(self, run_id: str, rollout_id: str) -> _Record:
         record = self._records.get((run_id, rollout_id))
         if record is None:
@@ -299,6 +308,15 @@ class MemoryTokenStore:
 
     def _closed(self, rollout: Rollout, outcome: Outcome) -> Rollout:
         return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
+
+
+def _difference(known: TurnBegin, given: TurnBegin) -> str:
+    """In what a call differs from the one that began the turn; empty: nothing."""
+    if known.prompt_digest != given.prompt_digest:
+        return "prompt"
+    if known.sampling != given.sampling:
+        return "sampling"
+    return "" if known.template_fingerprint == given.template_fingerprint else _TEMPLATE
 
 
 def _require_running(record: _Record) -> None:

@@ -20,7 +20,7 @@ def turn(turn_id: str, parent: str = "", prefix_length: int = 0) -> Turn:
         turn_id=turn_id,
         attempt_id="a",
         prompt_digest="",
-        parent_turn_id=parent,
+        prefix_turn_id=parent,
         prefix_length=prefix_length,
     )
     return Turn(begin=begin, epoch=1)

@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
+from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1.trajectory_service_pb2 import RolloutFinish
 
+from bench.harness.store_calls import send_async
 from services.chassis.errors import Reason
 from services.chassis.rpc.server import started
-from tests.trajectory_manager.client import RULES, Client
+from tests.trajectory_manager.client import CREDENTIAL, RULES, Client
 from tests.trajectory_manager.memory import run_state
 from tests.trajectory_manager.support import Run, failed, other_run, refused, rewarded
 from trajectory_manager.cli import service
@@ -204,10 +207,17 @@ async def agent(store: Store) -> AsyncIterator[Client]:
 
 
 async def fail(agent: Client) -> None:
-    """Lease a task and leave it."""
+    """Lease a task and fail it."""
     lease = await agent.lease(wait=10)
-    request = pb.CompleteTaskRequest(run_id=agent.run_id, lease_token=lease.lease_token)
-    await agent.tasks.CompleteTask(request)
+    await agent.start(lease.rollout_id, lease.lease_token)
+    failure = tokens_pb2.Failure(failure_class=tokens_pb2.FAILURE_CLASS_ENVIRONMENT)
+    request = RolloutFinish(
+        run_id=agent.run_id,
+        rollout_id=lease.rollout_id,
+        credential_digest=CREDENTIAL,
+        failure=failure,
+    )
+    await send_async(agent.trajectories, request)
 
 
 async def test_letters_are_read_and_requeued_over_grpc(agent: Client) -> None:
@@ -223,7 +233,7 @@ async def test_letters_are_read_and_requeued_over_grpc(agent: Client) -> None:
     assert [letter.task.task_id for letter in letters] == ["a", "b"]
     assert letters[0].reason == pb.DEAD_LETTER_REASON_FAILURES
     assert letters[0].rollout_ids[-1] == f"a/0/{MAX_REPLACEMENTS + 1}"
-    assert letters[0].time.seconds > 0
+    assert letters[0].discard_time.seconds > 0
     assert second.next_page_token == ""
     again = pb.RequeueDeadLettersRequest(run_id=agent.run_id, task_ids=["a", "b", "c"])
     assert (await agent.tasks.RequeueDeadLetters(again)).num_requeued == 2
@@ -234,17 +244,17 @@ async def test_letters_are_read_and_requeued_over_grpc(agent: Client) -> None:
 async def test_an_agent_learns_that_the_cap_keeps_its_tasks_out(
     agent: Client, store: Store
 ) -> None:
-    """Waiting in vain on the cap is not "nothing to do"; waiting for the trainer is."""
+    """Each reason for an empty answer is named; deletion lets a waiting agent go on."""
     await store.runs.add_stored_tokens(agent.run_id, 6)
-    assert not (await agent.lease()).HasField("task")
+    assert (await agent.ask()).empty_reason == trajectory_pb2.EMPTY_REASON_NOTHING_QUEUED
     await agent.submit("a", "b", "c")
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await agent.lease(wait=1)
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "max_stored_tokens" in (refused.value.details() or "")
-    waiting = asyncio.create_task(agent.lease(wait=30))
+    empty = await agent.ask(wait=1)
+    assert (len(empty.leases), empty.empty_reason) == (0, trajectory_pb2.EMPTY_REASON_STORE_FULL)
+    waiting = asyncio.create_task(agent.ask(wait=30))
     await store.runs.add_stored_tokens(agent.run_id, -6)
-    assert (await waiting).rollout_id == "a/0/1"
+    answer = await waiting
+    assert [lease.rollout_id for lease in answer.leases] == ["a/0/1"]
+    assert answer.empty_reason == trajectory_pb2.EMPTY_REASON_UNSPECIFIED
     assert (await agent.lease()).rollout_id == "b/0/1"
     await store.runs.add_stored_tokens(agent.run_id, 6)
-    assert not (await agent.lease()).HasField("task")
+    assert (await agent.ask()).empty_reason == trajectory_pb2.EMPTY_REASON_ADMISSION_CLOSED

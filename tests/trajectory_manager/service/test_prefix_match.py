@@ -74,9 +74,9 @@ async def bytes_read(run: Run) -> list[int]:
 
 
 async def test_reads_and_storage_do_not_grow_with_the_turns(run: Run) -> None:
-    """Every turn of an append-only conversation reads and stores as much as the second one."""
+    """Every turn of an append-only conversation reads and stores as much as the third one."""
     read = await bytes_read(run)
-    assert max(read[1:]) <= read[1] + GROWN_DIGITS
+    assert max(read[2:]) <= read[2] + GROWN_DIGITS
     turns = await run.store.tokens.turns(run.run_id, "r")
     sizes = [len(codec.begin_text(turn.begin)) for turn in turns]
     assert max(sizes) <= sizes[1] + GROWN_DIGITS
@@ -140,7 +140,7 @@ async def sequence(run: Run, turn_id: str) -> list[int]:
     turns = {turn.turn_id: turn for turn in await run.store.tokens.turns(run.run_id, "r")}
     (own,) = await run.store.tokens.tokens(run.run_id, "r", [turn_id])
     begin = turns[turn_id].begin
-    before = await sequence(run, begin.parent_turn_id) if begin.parent_turn_id else []
+    before = await sequence(run, begin.prefix_turn_id) if begin.prefix_turn_id else []
     return [*before[: begin.prefix_length], *unpack_ids(own.ids)]
 
 
@@ -159,7 +159,7 @@ async def test_samples_of_one_prompt_are_distinguished(run: Run) -> None:
         await run.append("r", f"t{n}", epoch, 2, tokens([7, n], policy()))
         await run.end("r", f"t{n}", epoch)
     opened = await run.begin("r", "u", [1, 2, 7, 1, 5])
-    assert (opened.turn.begin.parent_turn_id, len(opened.prefix_ids)) == ("t1", 16)
+    assert (opened.turn.begin.prefix_turn_id, len(opened.prefix_ids)) == ("t1", 16)
 
 
 async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> None:
@@ -168,7 +168,7 @@ async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> N
     await run.turn("r", "t1", [1, 2], [3])
     await run.begin("r", "t2", [1, 2, 3, 4])
     opened = await run.begin("r", "t3", [1, 2, 3, 4])
-    assert (opened.turn.begin.parent_turn_id, len(opened.prefix_ids)) == ("t1", 12)
+    assert (opened.turn.begin.prefix_turn_id, len(opened.prefix_ids)) == ("t1", 12)
 
 
 async def test_what_was_recorded_counts_not_what_was_asked(run: Run) -> None:

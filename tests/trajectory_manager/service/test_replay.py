@@ -11,7 +11,8 @@ import pytest
 from tests.trajectory_manager.ledger import Ledger, ledger_of, names
 from tests.trajectory_manager.memory.replay_draw import ReplayGroup, draw, trim
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.model.records import Replay, ReplayStrategy, StalenessPolicy
+from trajectory_manager.model.records import ReplayStrategy, StalenessPolicy
+from trajectory_manager.model.runs import Replay
 from trajectory_manager.store.interface import Store
 
 RECENCY = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=4, groups_per_step=2)
@@ -30,7 +31,7 @@ async def trained(store: Store, rules: Replay, *task_ids: str) -> Ledger:
     ledger = await ledger_of(store, RULES_OF_TWO, replay=rules)
     await ledger.lead()
     for step, task_id in enumerate(task_ids, 1):
-        await ledger.complete(task_id, tokens=(step, 10), rewards={"reward": (step / 7, 0.1)})
+        await ledger.complete(task_id, rewards={"reward": (step / 7, 0.1)})
         await ledger.lease(step)
         await ledger.commit(step)
     return ledger
@@ -41,7 +42,6 @@ def groups_of(*task_ids: str) -> dict[str, ReplayGroup]:
     return {
         task_id: ReplayGroup(
             samples=(f"{task_id}/0/1#t", f"{task_id}/1/1#t"),
-            tokens=(step, 10),
             reward=(step / 7 + 0.1) / 2,
             step=step,
         )
@@ -61,8 +61,6 @@ async def test_every_store_draws_by_the_rule(store: Store, rules: Replay) -> Non
         lease = await ledger.lease(step)
         drawn = draw(kept, rules, ledger.run_id, step, set())
         assert lease.replayed_ids == tuple(name for task in drawn for name in kept[task].samples)
-        lengths = tuple(count for task in drawn for count in kept[task].tokens)
-        assert lease.num_tokens == (1, 1, *lengths)
         assert names(lease) == [f"fresh-{step}/0", f"fresh-{step}/1"]
     assert (await store.runs.run_counts(ledger.run_id)).num_replay_groups == 4
 

@@ -19,7 +19,8 @@ from tests.trajectory_manager.client import Client
 from tests.trajectory_manager.support import RULES, Run, failed, rewarded, tokens
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.model.records import Durability, Outcome, Replay, ReplayStrategy
+from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
+from trajectory_manager.model.runs import Replay
 from trajectory_manager.model.token_bytes import pack_logprobs
 from trajectory_manager.model.tokens import Append
 from trajectory_manager.service.retention import Retention
@@ -227,7 +228,7 @@ async def test_a_deleted_rollout_leaves_no_keys(redis_url: str) -> None:
         await run.submit("a")
         await run.play()
         await run.play()
-        lease = await store.columns.lease(run.run_id, "value", (), 8)
+        lease = await store.columns.lease(run.run_id, "value", (), 8, "nonce")
         assert lease is not None
         value = dict.fromkeys(lease.sample_ids, pack_logprobs([1.0]))
         await store.columns.put(run.run_id, "value", lease.epoch, value, new=True)

@@ -89,7 +89,7 @@ async def test_without_the_mark_a_kill_would_leave_the_group_incomplete(run: Run
     await run.close(lease.rollout_id)
     await run.rollouts.sweep(run.run_id)
     assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
-    await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
+    await run.rollouts.settle(run.run_id, [lease.rollout_id])
     assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 1
 
 

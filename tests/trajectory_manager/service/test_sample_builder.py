@@ -58,7 +58,6 @@ async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
     assert found is not None
     result = sample_builder.rollout_result(*found, "reward")
     assert result.sample_ids == ("r#t2", "r#t3")
-    assert result.num_tokens == (4, 4)
     assert result.reward == rewarded().rewards[0].value
     assert result.rewards == (("reward", result.reward),)
     lease = StepLease(step=1, base_weight_version=0, sample_ids=result.sample_ids)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from services.chassis.errors import Reason, ServiceError
+from services.chassis.errors import Reason
 from tests.trajectory_manager.state_machine.base import (
     LOST,
     PICK,
@@ -27,7 +27,16 @@ from tests.trajectory_manager.support import (
     rollout_finish,
     tokens,
 )
-from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Reward, Rollout, Task
+from trajectory_manager.model.records import (
+    FailureClass,
+    Outcome,
+    Purpose,
+    Reward,
+    Rollout,
+    Task,
+    TaskLease,
+)
+from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
@@ -50,8 +59,10 @@ OUTCOMES = (
     Outcome(
         rewards=(Reward(name="other", value=2.0), Reward(name="reward", value=1.0, turn_id="t0"))
     ),
+    Outcome(rewards=(Reward(name="reward", value=1.0),), untrained_turn_ids=("t0",)),
     Outcome(),
 )
+SAMPLINGS = ("{}", "{}", "{}", '{"temperature":0.5}', '{"temperature":0.0}')
 TRAIN_MOSTLY = st.sampled_from([Purpose.TRAIN, Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
 PURPOSES = ((Purpose.EVAL, Purpose.TRAIN), (Purpose.TRAIN,), (Purpose.EVAL,))
 GOOD = st.sampled_from([rewarded(0.0), rewarded(1.0), rewarded(1 / 3)])
@@ -98,12 +109,15 @@ class Agents(Base):
         """Lease one task."""
         self.num_nonces += 1
         nonce = f"nonce-{self.num_nonces}"
-        lease = self.both(lambda on: on.store.runs.lease_task(RUN_ID, purposes, nonce))
-        if lease is None or isinstance(lease, ServiceError):
+        return self.took(self.both(lambda on: on.store.runs.lease_task(RUN_ID, purposes, nonce)))
+
+    def took(self, lease: Any) -> Held | None:
+        """What an agent holds of this answer."""
+        if not isinstance(lease, TaskLease):
             return None
         assert lease.rollout_id not in self.names, "a rollout was named twice"
         self.names.add(lease.rollout_id)
-        self.held.append(Held(lease.rollout_id, nonce, lease.task.purpose))
+        self.held.append(Held(lease.rollout_id, lease.nonce, lease.task.purpose))
         return self.held[-1]
 
     @precondition(lambda self: self.held)
@@ -143,6 +157,7 @@ class Agents(Base):
         fork=st.sampled_from([0, 0, 0, 1, 2]),
         parent=st.sampled_from(["", "", "", "t0", "t9"]),
         steps=STEPS,
+        sampling=st.sampled_from(SAMPLINGS),
     )
     def begin(
         self,
@@ -153,10 +168,11 @@ class Agents(Base):
         fork: int,
         parent: str,
         steps: int | None,
+        sampling: str,
     ) -> None:
         """A gateway opens a turn, again, or as another attempt; prompts share prefixes."""
         ids = [n if n <= length - fork else 100 + n for n in range(1, length + 1)]
-        self.opened(picked(self.held, number), f"t{turn}", attempt, ids, parent, steps)
+        self.opened(picked(self.held, number), f"t{turn}", attempt, ids, parent, steps, sampling)
 
     @precondition(lambda self: self.turns)
     @rule(number=PICK, attempt=st.sampled_from("abc"))
@@ -174,12 +190,17 @@ class Agents(Base):
         ids: list[int],
         parent: str = "",
         steps: int | None = None,
+        sampling: str = "{}",
     ) -> Writing | None:
         """Open a turn."""
         begin = TurnBegin(
-            turn_id=turn_id, attempt_id=attempt, prompt_digest="", parent_turn_id=parent
+            turn_id=turn_id,
+            attempt_id=attempt,
+            prompt_digest="",
+            parent_turn_id=parent,
+            sampling=sampling,
         )
-        prompt = Prompt(token_ids=ids)
+        prompt = Prompt(ids=pack_ids(ids))
         answers = self.wait(
             self.pair.flow(
                 lambda rollouts, _, on: rollouts.begin_turn(
@@ -307,16 +328,6 @@ class Agents(Base):
         """A record is finished, but not settled."""
         ending = rollout_finish(picked(self.held, number).rollout_id, outcome, by or None)
         self.both(lambda on: on.store.tokens.finish(RUN_ID, [ending]), lost=bool(by))
-
-    @precondition(lambda self: self.held)
-    @rule(number=PICK, nonce=st.sampled_from(["", "", "", "stolen"]), steps=STEPS)
-    def complete(self, number: int, nonce: str, steps: int | None) -> None:
-        """An agent gives its lease back."""
-        held = picked(self.held, number)
-        self.flow(
-            lambda rollouts, _, on: rollouts.complete(RUN_ID, held.rollout_id, nonce or held.nonce),
-            steps,
-        )
 
     @precondition(lambda self: self.held)
     @rule(number=PICK)

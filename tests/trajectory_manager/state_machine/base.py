@@ -24,13 +24,12 @@ from tests.trajectory_manager.support import RULES
 from trajectory_manager.model.records import (
     Durability,
     Purpose,
-    Replay,
     ReplayStrategy,
     RolloutState,
-    RunConfig,
     StalenessPolicy,
     Topic,
 )
+from trajectory_manager.model.runs import Replay, RunConfig
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import redis_store
@@ -122,7 +121,7 @@ class Base(RuleBasedStateMachine):
         self.turns: dict[tuple[str, str], Writing] = {}
         self.epoch = self.step = self.committed = 0
         self.epochs: list[int] = [0]
-        self.delivered: dict[int, int] = {}
+        self.delivered: set[int] = set()
         self.ended: dict[str, Any] = {}
         self.versions: dict[Topic, list[int]] = {}
         self.stack = AsyncExitStack()

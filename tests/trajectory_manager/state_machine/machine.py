@@ -19,16 +19,17 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from services.chassis.errors import ServiceError
 from tests.redis_server import RedisServer
 from tests.trajectory_manager.memory.token_store import MemoryTokenStore
-from tests.trajectory_manager.state_machine.agents import WORK, Agents
+from tests.trajectory_manager.state_machine.agents import WORK
 from tests.trajectory_manager.state_machine.base import RUN_ID, Rig
 from tests.trajectory_manager.state_machine.clock import scripts_on_the_clock
+from tests.trajectory_manager.state_machine.own_leases import OwnLeases
 from tests.trajectory_manager.state_machine.retention import Keepers
 from tests.trajectory_manager.state_machine.trainer import PROGRESS, Consumers, Trainer
 
 _TRIES = 100
 
 
-class Machine(Agents, Keepers, Trainer, Consumers):
+class Machine(OwnLeases, Keepers, Trainer, Consumers):
     """All rules, and a store that crashes."""
 
     only: ClassVar[frozenset[str]] = frozenset()

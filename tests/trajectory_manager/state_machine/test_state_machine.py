@@ -20,7 +20,7 @@ from tests.trajectory_manager.state_machine.machine import (
     rig,
 )
 from tests.trajectory_manager.support import RULES, Run, refused
-from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Topic
+from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Task, Topic
 from trajectory_manager.model.tokens import Append, TurnEnd
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.retention_interface import EndedGroup
@@ -77,11 +77,16 @@ def test_the_machine_finds_a_broken_script(tmp_path: Path, name: str) -> None:
         explore(on, kind, histories=400, rules=40, first_seed=first_seed, shrink=False)
 
 
+OWN = Task(task_id="a", payload_json="{}", num_samples=1, purpose=Purpose.TRAIN, own=True)
 CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "config": lambda store, run: store.runs.config(run),
     "version": lambda store, run: store.runs.version(run, Topic.READY),
     "submit": lambda store, run: store.runs.submit(run, [], 1),
     "lease_task": lambda store, run: store.runs.lease_task(run, (Purpose.TRAIN,), "n"),
+    "lease_own_task": lambda store, run: store.runs.lease_own_task(run, OWN, "n"),
+    "run": lambda store, run: store.runs.run(run),
+    "end_run": lambda store, run: store.runs.end_run(run),
+    "delete_run": lambda store, run: store.runs.delete_run(run),
     "admit_recorded": lambda store, run: store.runs.admit_recorded(run, []),
     "extend_tasks": lambda store, run: store.runs.extend_tasks(run, []),
     "register_rollout": lambda store, run: store.runs.register_rollout(run, "a", None),
@@ -102,7 +107,7 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "commit": lambda store, run: store.ledger.commit(run, 1, 1),
     "publish_wait": lambda store, run: store.ledger.publish_wait(run, 1, 1),
     "committed_steps": lambda store, run: store.ledger.committed_steps(run, ["a"]),
-    "columns.lease": lambda store, run: store.columns.lease(run, "critic", (), 1),
+    "columns.lease": lambda store, run: store.columns.lease(run, "critic", (), 1, "n"),
     "columns.unwritten": lambda store, run: store.columns.unwritten(run, "critic", 1, ["a/0/1#t"]),
     "columns.complete": lambda store, run: store.columns.complete(run, "critic", 1, ["a/0/1#t"]),
     "columns.status": lambda store, run: store.columns.status(run, "", 1),

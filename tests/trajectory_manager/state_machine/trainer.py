@@ -40,7 +40,6 @@ class Trainer(Base):
         stale=STALE,
         lost=LOST,
         groups=st.sampled_from([0, 0, 1, 9]),
-        shards=st.sampled_from([1, 1, 1, 2]),
         least=st.sampled_from([0, 0, 1, 2]),
         streaming=st.sampled_from([False, False, True]),
     )
@@ -51,14 +50,13 @@ class Trainer(Base):
         stale: bool,
         lost: bool,
         groups: int,
-        shards: int,
         least: int,
         streaming: bool,
     ) -> None:
         """A trainer asks for the next step, for one it has, or for one that is not next."""
         step = max(1, self.step + ahead)
         base = max(0, step - 1 + base - 1)
-        asked = (RUN_ID, self.fence(stale), step, base, groups, shards, least, streaming)
+        asked = (RUN_ID, self.fence(stale), step, base, groups, least, streaming)
         attempt = self.both(
             lambda on: on.store.ledger.lease_samples(*asked), lost=lost, stable=_lease
         )
@@ -66,7 +64,7 @@ class Trainer(Base):
         if lease is None:
             return
         assert not self.consumed & set(lease.sample_ids), "a sample is in two committed steps"
-        self.delivered[step] = shards
+        self.delivered.add(step)
         self.step = max(self.step, step)
 
     @rule(**PROGRESS)
@@ -75,7 +73,7 @@ class Trainer(Base):
         for _ in range(number):
             step = self.step
             for ahead in (0, 1):
-                self.train(ahead, 1, False, False, groups=0, shards=1, least=0, streaming=False)
+                self.train(ahead, 1, False, False, groups=0, least=0, streaming=False)
             if self.step == step:
                 return
             if commit:
@@ -99,8 +97,7 @@ class Trainer(Base):
         """These are trained for good."""
         self.consumed |= sample_ids
         self.committed = max(self.committed, step)
-        for past in [past for past in self.delivered if past <= step]:
-            del self.delivered[past]
+        self.delivered = {later for later in self.delivered if later > step}
 
     @rule(again=st.booleans(), behind=st.integers(-1, 2), old=PICK, lost=LOST)
     def replace_trainer(self, again: bool, behind: int, old: int, lost: bool) -> None:
@@ -130,14 +127,25 @@ class Consumers(Base):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.cells: list[Cells] = []
+        self.num_requests = 0
 
     @precondition(lambda self: self.config.required_columns)
-    @rule(column=st.sampled_from(COLUMNS), needs=st.booleans(), number=st.integers(1, 3), lost=LOST)
-    def lease_column(self, column: str, needs: bool, number: int, lost: bool) -> None:
-        """A consumer asks for samples, with or without another column; lost answers run out."""
+    @rule(
+        column=st.sampled_from(COLUMNS),
+        needs=st.booleans(),
+        number=st.integers(1, 3),
+        lost=LOST,
+        again=st.booleans(),
+    )
+    def lease_column(
+        self, column: str, needs: bool, number: int, lost: bool, again: bool = False
+    ) -> None:
+        """A consumer asks for samples, maybe again, with or without another column."""
         wanted = [COLUMNS[0]] if needs and column == COLUMNS[1] else []
         wanted = [name for name in wanted if name in self.config.required_columns]
-        lease = self.both(lambda on: on.store.columns.lease(RUN_ID, column, wanted, number))
+        self.num_requests += not again
+        nonce = f"request-{self.num_requests}"
+        lease = self.both(lambda on: on.store.columns.lease(RUN_ID, column, wanted, number, nonce))
         if lease is not None and not lost:
             self.cells.append(Cells(column, lease.epoch, lease.sample_ids))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from tests.trajectory_manager.state_machine.store_pair import comparable
@@ -13,9 +13,9 @@ _ALL = 10_000
 
 
 async def view(
-    store: Store, run_id: str, rollout_ids: Collection[str], epoch: int, leased: Mapping[int, int]
+    store: Store, run_id: str, rollout_ids: Collection[str], epoch: int, leased: Collection[int]
 ) -> dict[str, Any]:
-    """What `store` shows of a run; `leased` has the shards of steps that `epoch` was given."""
+    """What `store` shows of a run; `leased` has the steps that `epoch` was given."""
     names = sorted(rollout_ids)
     status = await store.columns.status(run_id, "", _ALL)
     found = {
@@ -38,10 +38,9 @@ async def view(
                 step,
                 0,
                 0,
-                shards,
-                streaming=shards == 1,
+                streaming=True,
             )
-            for step, shards in leased.items()
+            for step in leased
         },
     }
     answers = await asyncio.gather(*found.values())

@@ -49,7 +49,9 @@ async def leased(
     """A lease that must be there, perhaps as soon as another one is over."""
     async with asyncio.timeout(10):
         while True:
-            lease = await run.store.columns.lease(run.run_id, column, needs, max_samples)
+            lease = await run.store.columns.lease(
+                run.run_id, column, needs, max_samples, uuid.uuid4().hex
+            )
             if lease is not None:
                 return lease
             await asyncio.sleep(0.01)
@@ -116,13 +118,13 @@ async def test_a_cell_is_leased_to_one_consumer(store: Store) -> None:
     assert first.seconds == RULES.lease_seconds
     assert (await leased(run, VALUE)).sample_ids == SAMPLES
     assert (await leased(run, REF)).sample_ids == SAMPLES[3:]
-    assert await store.columns.lease(run.run_id, REF, (), 512) is None
+    assert await store.columns.lease(run.run_id, REF, (), 512, "nonce") is None
 
 
 async def test_a_column_waits_for_those_it_needs(store: Store) -> None:
     """Only samples that have the needed column are leased, wherever they are in the queue."""
     run = await waiting_run(store)
-    assert await store.columns.lease(run.run_id, VALUE, (REF,), 512) is None
+    assert await store.columns.lease(run.run_id, VALUE, (REF,), 512, "nonce") is None
     first, second = await leased(run, REF, 2), await leased(run, REF, 1)
     await write(run, REF, second)
     assert (await leased(run, VALUE, needs=(REF,))).sample_ids == SAMPLES[2:3]
@@ -188,7 +190,7 @@ async def test_many_consumers_write_each_cell_once(store: Store) -> None:
 
     async def consumer(column: str, needs: tuple[str, ...]) -> None:
         while len(written) < 32:
-            lease = await store.columns.lease(run.run_id, column, needs, 3)
+            lease = await store.columns.lease(run.run_id, column, needs, 3, uuid.uuid4().hex)
             if lease is None:
                 await asyncio.sleep(0.001)
                 continue
@@ -270,7 +272,9 @@ async def test_columns_over_grpc(caller: client.Client) -> None:
         await caller.play()
 
     async def lease(column: str, *needs: str) -> pb.LeaseColumnResponse:
-        request = pb.LeaseColumnRequest(run_id=caller.run_id, column=column, max_samples=8)
+        request = pb.LeaseColumnRequest(
+            run_id=caller.run_id, column=column, max_samples=8, request_id=uuid.uuid4().hex
+        )
         request.needs.extend(needs)
         request.wait.FromSeconds(5)
         return await stub.LeaseColumn(request)
@@ -286,7 +290,7 @@ async def test_columns_over_grpc(caller: client.Client) -> None:
         return await stub.WriteColumn(request)
 
     given = await lease(REF)
-    assert [len(sample.packed_tokens.token_ids) for sample in given.samples] == [24, 24]
+    assert [len(sample.tokens.token_ids) for sample in given.samples] == [24, 24]
     assert given.lease_duration.seconds == 60
     for bad in ((1.0, 2.0), (float("nan"),), ()):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -310,7 +314,9 @@ async def test_columns_over_grpc(caller: client.Client) -> None:
 async def test_only_required_columns_are_leased(caller: client.Client) -> None:
     """A name that the run does not know is an error that lists those it knows."""
     stub = async_stub(ColumnServiceStub, caller.channel)
-    request = pb.LeaseColumnRequest(run_id=caller.run_id, column="reff", max_samples=1)
+    request = pb.LeaseColumnRequest(
+        run_id=caller.run_id, column="reff", max_samples=1, request_id="r"
+    )
     with pytest.raises(grpc.aio.AioRpcError, match=f"{REF}, {VALUE}") as caught:
         await stub.LeaseColumn(request)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import uuid
-from typing import Any
 
-import grpc.aio
-import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1.trajectory_pb2 import EMPTY_REASON_STORE_FULL
 
-from tests.trajectory_manager.client import RULES, Client, reason_of
+from tests.trajectory_manager.client import RULES, Client
 from trajectory_manager.store.interface import Store
 
 
@@ -27,38 +24,13 @@ async def full_run(store: Store, replica: Client) -> Client:
     return client
 
 
-async def test_all_waiting_calls_get_store_full(
+async def test_all_waiting_calls_learn_that_the_store_is_full(
     store: Store, replicas: tuple[Client, Client]
 ) -> None:
-    """Also those so far behind in line that they never ask."""
+    """Also those so far behind in line that they attempt only once."""
     client = await full_run(store, replicas[0])
-    waiting = [client.lease(wait=1) for _ in range(30)]
-    for error in await asyncio.gather(*waiting, return_exceptions=True):
-        assert isinstance(error, grpc.aio.AioRpcError)
-        assert reason_of(error) == "STORE_FULL"
+    answers = await asyncio.gather(*(client.ask(wait=1) for _ in range(30)))
+    assert {answer.empty_reason for answer in answers} == {EMPTY_REASON_STORE_FULL}
+    assert not any(answer.leases for answer in answers)
     await store.runs.add_stored_tokens(client.run_id, -100)
     assert (await client.lease(wait=1)).HasField("task")
-
-
-async def test_the_store_is_full_until_another_answer_came(
-    store: Store, replicas: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queued call that times out gets the last result of those at the head."""
-    client = await full_run(store, replicas[0])
-    ask, asked_again, answer = store.runs.lease_task, asyncio.Event(), asyncio.Event()
-    calls = itertools.count()
-
-    async def quick_once(*arguments: Any) -> Any:
-        if next(calls) >= len(first):
-            asked_again.set()
-            await answer.wait()
-        return await ask(*arguments)
-
-    monkeypatch.setattr(store.runs, "lease_task", quick_once)
-    first = [asyncio.ensure_future(client.lease(wait=2)) for _ in range(8)]
-    await asked_again.wait()
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.lease(wait=1)
-    assert reason_of(caught.value) == "STORE_FULL"
-    answer.set()
-    await asyncio.gather(*first, return_exceptions=True)

@@ -165,19 +165,6 @@ async def test_the_window_moves_with_its_head(store: Store) -> None:
     assert names(await ledger.lease(1, base=4)) == ["d/0", "e/0"]
 
 
-async def test_the_first_lease_decides_the_shards(store: Store) -> None:
-    """Each later lease must ask for as many, also after a restart; the error names both."""
-    ledger = await ledger_of(store)
-    await ledger.complete("a", tokens=(7, 5))
-    await ledger.lead()
-    first = await ledger.lease(1, num_shards=2)
-    assert (first.num_shards, first.num_tokens) == (2, (7, 5))
-    error = await refused(Reason.INVALID_FIELD, ledger.attempt(1, num_shards=3))
-    assert "num_shards is 3" in error.message and "2, as in the first lease" in error.message
-    await ledger.lead("two")
-    assert (await ledger.lease(1, num_shards=2)).num_shards == 2
-
-
 async def test_a_poison_step_becomes_dead_letters(store: Store) -> None:
     """Delivered max_deliveries times without a commit; those after it return in order."""
     ledger = await ledger_of(store, replace(WIDE, groups_per_step=1, max_deliveries=2))

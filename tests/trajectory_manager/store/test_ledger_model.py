@@ -13,13 +13,8 @@ from services.chassis.errors import ServiceError
 from tests.trajectory_manager.ledger import Ledger
 from tests.trajectory_manager.memory.store import memory_store
 from tests.trajectory_manager.support import RULES
-from trajectory_manager.model.records import (
-    Durability,
-    Replay,
-    ReplayStrategy,
-    RunConfig,
-    StalenessPolicy,
-)
+from trajectory_manager.model.records import Durability, ReplayStrategy, StalenessPolicy
+from trajectory_manager.model.runs import Replay, RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.redis.connect import redis_store
 

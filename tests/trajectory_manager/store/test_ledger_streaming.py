@@ -7,7 +7,8 @@ from dataclasses import replace
 from services.chassis.errors import Reason
 from tests.trajectory_manager.ledger import WIDE, ledger_of, names
 from tests.trajectory_manager.support import refused
-from trajectory_manager.model.records import Replay, ReplayStrategy
+from trajectory_manager.model.records import ReplayStrategy
+from trajectory_manager.model.runs import Replay
 from trajectory_manager.store.interface import Store
 
 
@@ -153,12 +154,11 @@ async def test_replayed_groups_come_last(store: Store) -> None:
     assert whole.replayed_ids[0].split("/")[0] in ("a", "b")
 
 
-async def test_options_incompatible_with_streaming_are_rejected(store: Store) -> None:
-    """A step is cut into shards when it is whole; an open one is neither passed nor done."""
+async def test_an_open_step_is_neither_passed_nor_committed(store: Store) -> None:
+    """It is leased until it is complete."""
     ledger = await ledger_of(store, WIDE, groups_per_step=3)
     await ledger.complete("a")
     await ledger.lead()
-    await refused(Reason.INVALID_FIELD, ledger.attempt(1, num_shards=2, streaming=True))
     await ledger.stream(1)
     await refused(Reason.STEP_OUT_OF_ORDER, ledger.attempt(2))
     await refused(Reason.STEP_OUT_OF_ORDER, ledger.commit(1))

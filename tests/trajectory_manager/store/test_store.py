@@ -114,19 +114,19 @@ async def test_the_longest_stored_prefix_is_matched(run: Run) -> None:
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4])
     second = await run.begin("r", "t2", [1, 2, 3, 4, 5])
-    assert second.turn.begin.parent_turn_id == "t1"
+    assert second.turn.begin.prefix_turn_id == "t1"
     assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3, 4]
     await run.append("r", "t2", second.turn.epoch, 0, tokens([5]))
     await run.append("r", "t2", second.turn.epoch, 1, tokens([6], policy()))
     fork = await run.begin("r", "t3", [1, 2, 3, 8])
-    assert (fork.turn.begin.parent_turn_id, fork.turn.begin.prefix_length) == ("t1", 3)
+    assert (fork.turn.begin.prefix_turn_id, fork.turn.begin.prefix_length) == ("t1", 3)
     third = await run.begin("r", "t4", [1, 2, 3, 4, 5, 6, 7])
-    assert third.turn.begin.parent_turn_id == "t2"
+    assert third.turn.begin.prefix_turn_id == "t2"
     assert list(unpack_ids(third.prefix_ids)) == [1, 2, 3, 4, 5, 6]
     bound = await run.begin("r", "t5", [1, 2, 3, 4, 5, 6, 7], parent="t1")
-    assert (bound.turn.begin.parent_turn_id, bound.turn.begin.prefix_length) == ("t1", 4)
+    assert (bound.turn.begin.prefix_turn_id, bound.turn.begin.prefix_length) == ("t1", 4)
     root = await run.begin("r", "t6", [9, 9])
-    assert (root.turn.begin.parent_turn_id, root.prefix_ids) == ("", b"")
+    assert (root.turn.begin.prefix_turn_id, root.prefix_ids) == ("", b"")
     await refused(Reason.NOT_FOUND, run.begin("r", "t7", [1], parent="nobody"))
 
 
@@ -134,19 +134,19 @@ async def test_messages_match_whole_turns_of_the_same_template(run: Run) -> None
     """With message keys the prefix is the whole sequence of the turn they continue."""
     await run.start("r")
     first = await run.begin("r", "t1", ["system", "user"], fingerprint="f")
-    assert first.turn.begin.parent_turn_id == ""
+    assert first.turn.begin.prefix_turn_id == ""
     await run.append("r", "t1", first.turn.epoch, 0, tokens([1, 2, 3]))
     early = await run.begin("r", "t2", ["system", "user", "answer"], fingerprint="f")
-    assert early.turn.begin.parent_turn_id == ""
+    assert early.turn.begin.prefix_turn_id == ""
     await run.end("r", "t1", first.turn.epoch, "answer")
     second = await run.begin("r", "t3", ["system", "user", "answer", "tool"], fingerprint="f")
-    assert second.turn.begin.parent_turn_id == "t1"
+    assert second.turn.begin.prefix_turn_id == "t1"
     assert second.turn.begin.num_matched_messages == 3
     assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3]
     other = await run.begin("r", "t4", ["system", "user", "answer", "tool"], fingerprint="g")
-    assert other.turn.begin.parent_turn_id == ""
+    assert other.turn.begin.prefix_turn_id == ""
     rewritten = await run.begin("r", "t5", ["system", "other", "answer"], fingerprint="f")
-    assert rewritten.turn.begin.parent_turn_id == ""
+    assert rewritten.turn.begin.prefix_turn_id == ""
 
 
 async def test_only_the_credential_opens_and_closes(run: Run) -> None:
@@ -337,18 +337,14 @@ async def test_an_expired_lease_fails_its_rollout(store: Store) -> None:
 
 
 async def test_a_lease_is_proved_by_its_nonce(run: Run) -> None:
-    """A guessed token neither extends, starts nor completes."""
+    """A guessed token neither extends nor starts."""
     await run.submit("a")
     lease = await run.lease()
     assert lease is not None
     leases = [(lease.rollout_id, "guess"), (lease.rollout_id, lease.nonce)]
     assert await run.store.runs.extend_tasks(run.run_id, leases) == [False, True]
     await refused(Reason.LEASE_EXPIRED, run.start(lease.rollout_id, "guess"))
-    await run.rollouts.complete(run.run_id, lease.rollout_id, "guess")
-    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 0
-    await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
-    await run.rollouts.complete(run.run_id, lease.rollout_id, lease.nonce)
-    assert (await run.store.runs.run_counts(run.run_id)).num_replaced_samples == 1
+    await run.start(lease.rollout_id, lease.nonce)
 
 
 async def test_a_lost_answer_to_start_does_not_lose_the_rollout(run: Run) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
 from trajectory_manager.model.records import (
     FailureClass,
+    Labels,
     Outcome,
     Purpose,
     Reward,
@@ -30,12 +30,10 @@ from trajectory_manager.model.tokens import (
     TurnRecord,
     VersionSource,
 )
+from trajectory_manager.store.redis import record_json
 
 _COUNTER_BITS = 32
 _COUNTERS = (1 << _COUNTER_BITS) - 1
-_BEGIN_FIELDS = tuple(
-    field.name for field in fields(TurnBegin) if field.name not in ("turn_id", "prompt_digest")
-)
 TURN, TURN_STATE = b"turn:", b"state:"
 HEADER_FIELDS = (
     "identity",
@@ -46,6 +44,7 @@ HEADER_FIELDS = (
     "outcome",
     "created",
     "finished",
+    "labels",
 )
 """Fields of a header that `rollout` decodes."""
 
@@ -139,14 +138,13 @@ def _kind_span(text: str) -> Span:
 
 def begin_text(begin: TurnBegin) -> str:
     """The begin of a turn as JSON, without turn_id and prompt_digest."""
-    return json.dumps({name: getattr(begin, name) for name in _BEGIN_FIELDS})
+    return record_json.encode(begin, without=("turn_id", "prompt_digest"))
 
 
 def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
     """A turn from its record and its state."""
     _, digest, begin = stored.decode().split(" ", 2)
-    fields = json.loads(begin)
-    fields["new_message_keys"] = tuple(fields["new_message_keys"])
+    fields = record_json.decode(TurnBegin, begin)
     fields |= {"turn_id": turn_id, "prompt_digest": digest}
     _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
     reason, answer_key, drift = (*ended, "", "", "")[:3]
@@ -211,7 +209,7 @@ def identity(rollout: Rollout) -> str:
 
 def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Rollout:
     """A rollout from its header."""
-    purpose, group_id, pinned = json.loads(header[b"identity"])
+    purpose, group_id, pinned = json.loads(header[b"identity"])[:3]
     return Rollout(
         run_id=run_id,
         rollout_id=rollout_id,
@@ -225,6 +223,7 @@ def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Roll
         outcome=_outcome(header.get(b"outcome")),
         create_time=float(header[b"created"]),
         finish_time=float(header.get(b"finished", 0)),
+        labels=record_json.tuples(json.loads(header.get(b"labels") or b"[]")),
     )
 
 
@@ -233,25 +232,20 @@ _NEVER_STARTED = identity(Rollout(run_id="", rollout_id="", purpose=Purpose.TRAI
 
 def outcome_text(outcome: Outcome) -> str:
     """An outcome as JSON."""
-    rewards = [
-        {"name": reward.name, "value": reward.value, "turn_id": reward.turn_id}
-        for reward in outcome.rewards
-    ]
-    return json.dumps(
-        {
-            "rewards": rewards,
-            "failure_class": outcome.failure_class,
-            "failure_message": outcome.failure_message,
-        }
-    )
+    return record_json.encode(outcome)
+
+
+def labels_text(labels: Labels) -> str:
+    """Labels as JSON; empty without any."""
+    return json.dumps(labels) if labels else ""
 
 
 def _outcome(text: bytes | None) -> Outcome:
     if text is None:
         return Outcome()
-    fields = json.loads(text)
+    fields = record_json.decode(Outcome, text)
+    rewards = (record_json.known(Reward, reward) for reward in fields.pop("rewards", ()))
+    failure_class = FailureClass(fields.pop("failure_class", 0))
     return Outcome(
-        rewards=tuple(Reward(**reward) for reward in fields["rewards"]),
-        failure_class=FailureClass(fields["failure_class"]),
-        failure_message=fields["failure_message"],
+        rewards=tuple(Reward(**reward) for reward in rewards), failure_class=failure_class, **fields
     )

@@ -24,10 +24,10 @@ class RedisColumnStore:
         self._scripts = scripts
 
     async def lease(
-        self, run_id: str, column: str, needs: Sequence[str], max_samples: int
+        self, run_id: str, column: str, needs: Sequence[str], max_samples: int, nonce: str
     ) -> ColumnLease | None:
         """Lease the oldest queued cells whose samples have the columns in `needs`."""
-        reply = await self._call("lease_cells", run_id, column, max_samples, *needs)
+        reply = await self._call("lease_cells", run_id, column, max_samples, nonce, *needs)
         if not reply:
             return None
         epoch, seconds, sample_ids = reply

@@ -13,7 +13,7 @@ RUNS = "sf:runs"
 
 RUN_PARTS = (
     "config",  # string: the rules as JSON; the run exists if this does
-    "counters",  # hash: epoch, steps, totals, groups of the open step, change numbers of long polls
+    "counters",  # hash: epoch, steps, totals, change numbers of long polls, times of the run; below
     "tasks",  # hash: task_id -> task as JSON; never deleted, so that a task never runs twice
     "queue:1",  # list: TRAIN tasks to admit, "task_id", or "task_id attempt..." when requeued
     "queue:2",  # list: EVAL tasks
@@ -21,7 +21,7 @@ RUN_PARTS = (
     "open_slots:2",  # list: the same of EVAL groups
     "groups",  # hash: task_id -> group as JSON, from admission to commit
     "leases",  # sorted set: rollout_id by expiry in ms; 0: its group does not need it any more
-    "nonces",  # hash: rollout_id -> nonce of its lease
+    "nonces",  # hash: rollout_id -> nonce of its lease, and back: nonce -> rollout_id
     "outbox",  # sorted set: rollout_id by time of its outbox mark in ms
     "rollouts",  # sorted set: rollout_id by order of registration
     "ready",  # list: complete groups, oldest first
@@ -36,22 +36,29 @@ RUN_PARTS = (
     "ended_groups",  # sorted set: '["task_id", attempts of each slot...]' by committed step
     "committed_steps",  # hash: task_id -> its step, "task_id attempts" -> those trained or 0
     "replay",  # hash: task_id -> "step mean_reward {group}" of a group kept for replay
+    "column_requests",  # sorted set: "nonce epoch" of leases of columns, by expiry in ms
 )
 """The KEYS of every run script, in this order.
 
-A group is {"purpose": "1" | "2", "admission": its number in `admission_order`, "replaced", "done":
-counts of samples, "min_version": oldest version of its samples once it is complete, "slots":
-[...]}. A slot is {"attempt": the newest, "state": "open" | "leased" | "done" | "surplus"} and, once
-done, {"reward": text, "min_version": int, "samples": [sample_id...], "tokens": [of each sample...],
-"rewards": {name: number as text}} with the rewards of the whole rollout. Only slots that are done
-count; a surplus one was not needed. Numbers that are not integers are texts: Lua writes 14 digits.
+Among the counters, "created" and "ended" are Unix seconds; a run without "ended" runs. "deleting"
+is there once the run is being deleted; then it has no config any more.
+
+JSON that is made from a dataclass lacks fields at their default: see `record_json.py`.
+
+A group is {"purpose": "1" | "2", "admission": its number in `admission_order`, "own": true for an
+agent's own task, "replaced", "done": counts of samples, "min_version": oldest version of its
+samples once it is complete, "slots": [...]}. A slot is {"attempt": the newest, "state": "open" |
+"leased" | "done" | "surplus"} and, once done, {"reward": text, "min_version": int, "samples":
+[sample_id...], "rewards": {name: number as text}} with the sums of the rewards of the rollout and
+its turns. Only slots that are done count; a surplus one was not needed. Numbers that are not
+integers are texts: Lua writes 14 digits.
 
 A cell is one column of one sample, "column sample_id". Its state is "number" when queued,
 "number epoch" when leased, "=epoch" when written.
 
 A ledger entry is {"groups": [task_id...], "samples": [fresh sample_id...], "replayed": [...],
-"tokens": [of each of both], "base": weight version, "shards", "deliveries": numbers, "epoch": the
-newest trainer it was delivered to, "open": true while it may grow}.
+"base": weight version, "deliveries": number, "epoch": the newest trainer it was delivered to,
+"open": true while it may grow}.
 
 A dead letter is {"task_id", "reason": DeadLetterReason as int, "message", "time": Unix seconds,
 "attempts": [the newest attempt of each slot, over all groups of the task...]}: its rollouts are
@@ -65,12 +72,12 @@ ROLLOUT_PARTS = (
 )
 """The KEYS of every rollout script, in this order.
 
-A header has identity, credential, traceparent, required_version, state, outcome, created, finished;
-server and incarnation of the store at the newest BeginTurns; num_turns and newest_turn; recorded,
-the digest of a rollout that was generated elsewhere. Each turn has "turn:turn_id" -> "number
-prompt_digest begin", the begin as JSON, and "state:turn_id" -> "num_tokens incarnation counter
-attempt spans", followed by " reason key" or " reason key drift" once the turn has ended. Spans are
-"start:kind" with commas between, or "-"; a kind is
+A header has identity, credential, traceparent, required_version, state, outcome, created, finished,
+labels; server and incarnation of the store at the newest BeginTurns; num_turns and newest_turn;
+recorded, the digest of a rollout that was generated elsewhere. Each turn has "turn:turn_id" ->
+"number prompt_digest begin", the begin as JSON, and "state:turn_id" -> "num_tokens incarnation
+counter attempt spans", followed by " reason key" or " reason key drift" once the turn has ended.
+Spans are "start:kind" with commas between, or "-"; a kind is
 "origin:weight_version:version_source:server_id".
 """
 
@@ -96,3 +103,13 @@ def column_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
 def deleted_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:
     """All that is stored with a rollout; its chunks by their prefix."""
     return (*rollout_keys(run_id, rollout_id), column_keys(run_id, rollout_id)[1])
+
+
+def all_of_run(run_id: str) -> str:
+    """Pattern of the keys of a run and of its rollouts; a run_id has no special character."""
+    return f"sf:{{{run_id}[:}}]*"
+
+
+def is_header(key: str) -> bool:
+    """Whether the key is the header of a rollout."""
+    return key.endswith("}:header")

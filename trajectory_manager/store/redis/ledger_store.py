@@ -32,12 +32,11 @@ class RedisLedgerStore:
         step: int,
         base_weight_version: int,
         num_groups: int,
-        num_shards: int = 1,
         min_groups: int = 0,
         streaming: bool = False,
     ) -> LeaseAttempt:
         """The ledger entry of `step`, written now if enough groups are ready."""
-        asked = (epoch, step, base_weight_version, num_groups, min_groups, num_shards, +streaming)
+        asked = (epoch, step, base_weight_version, num_groups, min_groups, +streaming)
         num_too_old, *entry = await self._call("lease_step", run_id, *asked, MAX_DEAD_LETTERS)
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
@@ -93,8 +92,6 @@ def _step_lease(step: int, entry: bytes) -> StepLease:
         base_weight_version=fields["base"],
         sample_ids=tuple(fields["samples"]),
         replayed_ids=tuple(fields["replayed"]),
-        num_tokens=tuple(fields["tokens"]),
-        num_shards=fields["shards"],
         num_deliveries=fields["deliveries"],
         is_open=fields.get("open", False),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,12 +18,11 @@ from trajectory_manager.model.records import (
     DeadLetterReason,
     Durability,
     Effect,
+    EmptyReason,
     LostLease,
     Purpose,
-    Replay,
     ReplayStrategy,
     RolloutResult,
-    RunConfig,
     SettleResult,
     StalenessPolicy,
     Submitted,
@@ -31,9 +32,13 @@ from trajectory_manager.model.records import (
     Topic,
 )
 from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.model.runs import Replay, Run, RunConfig
 from trajectory_manager.store.errors import store_error, unwrap
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
-from trajectory_manager.store.redis import keys
+from trajectory_manager.store.redis import keys, record_json
+
+_CONFIG_SECONDS = 5.0
+_SCAN = 1000
 
 
 class RedisRunStore:
@@ -43,12 +48,14 @@ class RedisRunStore:
         # redis-py's types do not express that replies are bytes.
         self._redis: Any = redis
         self._scripts = scripts
-        self._configs: dict[str, RunConfig] = {}
+        # By run its rules and when they were read, in monotonic seconds.
+        self._configs: dict[str, tuple[float, RunConfig]] = {}
 
     async def create_run(self, run_id: str, config: RunConfig) -> RunConfig | None:
         """Create the run; return the existing config if there is one."""
         # Listed first: a run that exists and is not listed would never be swept.
         await self._scripts.call("register_run", keys=[keys.RUNS], args=[run_id])
+        self._configs.pop(run_id, None)
         existing = await self._call("create_run", run_id, json.dumps(asdict(config)))
         return _config(existing[0]) if existing else None
 
@@ -58,15 +65,62 @@ class RedisRunStore:
             return sorted(name.decode() for name in await self._redis.smembers(keys.RUNS))
 
     async def config(self, run_id: str) -> RunConfig:
-        """The rules of a run, cached: they never change."""
-        if run_id not in self._configs:
+        """The rules of a run, cached: they change only if it is deleted and created again."""
+        read_at, config = self._configs.get(run_id, (-math.inf, None))
+        if config is None or time.monotonic() - read_at > _CONFIG_SECONDS:
             with store_errors("config"):
                 text = await self._redis.get(keys.run_keys(run_id)[0])
             if text is None:
+                self._configs.pop(run_id, None)
                 raise store_error("UNKNOWN_RUN", run_id)
-            # Fixed when the run is created, so it may be remembered.
-            self._configs[run_id] = _config(text)
-        return self._configs[run_id]
+            config = _config(text)
+            self._configs[run_id] = (time.monotonic(), config)
+        return config
+
+    async def run(self, run_id: str) -> Run:
+        """A run and where it stands."""
+        config, counters = keys.run_keys(run_id)[:2]
+        read = ("HMGET", counters, "created", "ended", "committed_step")
+        text, values = await self._scripts.read([("GET", config), read])
+        if text is None:
+            raise store_error("UNKNOWN_RUN", run_id)
+        created, ended, committed_step = (float(value or 0) for value in values)
+        return Run(
+            run_id=run_id,
+            config=_config(text),
+            create_time=created,
+            end_time=ended,
+            committed_step=int(committed_step),
+        )
+
+    async def end_run(self, run_id: str) -> None:
+        """End the run."""
+        await self._call("end_run", run_id)
+
+    async def delete_run(self, run_id: str) -> int:
+        """Delete the run and everything of it; return how many rollouts it had."""
+        await self._call("begin_deletion", run_id)
+        self._configs.pop(run_id, None)
+        # Before its keys, so that no run that is created next loses its registration.
+        await self._scripts.call("unregister_run", keys=[keys.RUNS], args=[run_id])
+        num_rollouts = 0
+        async for found in self._rollout_keys(run_id):
+            await self._scripts.read([("UNLINK", key) for key in found])
+            num_rollouts += sum(map(keys.is_header, found))
+        await self._call("end_deletion", run_id)
+        return num_rollouts
+
+    async def _rollout_keys(self, run_id: str) -> AsyncIterator[list[str]]:
+        """All keys of the run's rollouts, registered or not, in batches."""
+        own, batch = set(keys.run_keys(run_id)), list[str]()
+        with store_errors("delete_run"):
+            async for found in self._redis.scan_iter(match=keys.all_of_run(run_id), count=_SCAN):
+                if (key := found.decode()) not in own:
+                    batch.append(key)
+                if len(batch) == _SCAN:
+                    yield batch
+                    batch = []
+        yield batch
 
     async def version(self, run_id: str, topic: Topic) -> int:
         """The change number of `topic`."""
@@ -80,31 +134,28 @@ class RedisRunStore:
         entries = [
             part
             for task in tasks
-            for part in (task.task_id, int(task.purpose), json.dumps(asdict(task)))
+            for part in (task.task_id, int(task.purpose), record_json.encode(task))
         ]
         accepted_tasks, free = await self._call("submit_tasks", run_id, max_queued, *entries)
         return Submitted(num_accepted=accepted_tasks, num_free=free)
 
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
-    ) -> TaskLease | None:
+    ) -> TaskLease | EmptyReason:
         """Lease one open slot, admitting a group if none is open."""
-        reply = await self._call(
-            "lease_task", run_id, nonce, *(int(purpose) for purpose in purposes)
-        )
-        if not reply:
-            return None
-        rollout_id, task, seconds = reply
-        return TaskLease(
-            task=_task(task),
-            rollout_id=rollout_id.decode(),
-            nonce=nonce,
-            seconds=float(seconds),
+        asked = (int(purpose) for purpose in purposes)
+        return _task_lease(nonce, await self._call("lease_task", run_id, nonce, *asked))
+
+    async def lease_own_task(self, run_id: str, task: Task, nonce: str) -> TaskLease | EmptyReason:
+        """Lease one open slot of the agent's own task."""
+        text = record_json.encode(task)
+        return _task_lease(
+            nonce, await self._call("lease_own_task", run_id, nonce, task.task_id, text)
         )
 
     async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
         """Admit groups whose rollouts are recorded, all or none."""
-        entries = [part for task in tasks for part in (task.task_id, json.dumps(asdict(task)))]
+        entries = [part for task in tasks for part in (task.task_id, record_json.encode(task))]
         new, free = await self._call("admit_recorded", run_id, *entries)
         return Submitted(num_accepted=new, num_free=free)
 
@@ -205,7 +256,6 @@ def _result_text(result: RolloutResult) -> str:
             "rewards": {name: _text(value) for name, value in result.rewards},
             "min_version": result.min_weight_version,
             "samples": result.sample_ids,
-            "tokens": result.num_tokens,
             "message": result.failure_message,
         }
     )
@@ -216,8 +266,17 @@ def _text(number: float) -> str:
     return repr(number + 0.0)
 
 
+def _task_lease(nonce: str, reply: list[Any]) -> TaskLease | EmptyReason:
+    if isinstance(reply[0], int):
+        return EmptyReason(reply[0])
+    rollout_id, task, seconds = reply
+    return TaskLease(
+        task=_task(task), rollout_id=rollout_id.decode(), nonce=nonce, seconds=float(seconds)
+    )
+
+
 def _task(text: bytes) -> Task:
-    fields = json.loads(text)
+    fields = record_json.decode(Task, text)
     return Task(**{**fields, "purpose": Purpose(fields["purpose"])})
 
 
@@ -233,10 +292,10 @@ def _dead_letter(task: bytes, text: bytes) -> DeadLetter:
 
 
 def _config(text: bytes) -> RunConfig:
-    fields = json.loads(text)
+    fields = record_json.decode(RunConfig, text)
     fields["staleness_policy"] = StalenessPolicy(fields["staleness_policy"])
     fields["durability"] = Durability(fields["durability"])
-    fields["required_columns"] = tuple(fields["required_columns"])
-    if replay := fields["replay"]:
+    if fields.get("replay"):
+        replay = record_json.known(Replay, fields["replay"])
         fields["replay"] = Replay(**{**replay, "strategy": ReplayStrategy(replay["strategy"])})
     return RunConfig(**fields)

@@ -42,6 +42,7 @@ class RedisTokenStore:
             rollout.credential_digest,
             rollout.traceparent,
             rollout.required_weight_version,
+            codec.labels_text(rollout.labels),
         )
 
     async def begin_turn(

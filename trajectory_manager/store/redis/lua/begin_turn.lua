@@ -9,6 +9,15 @@ local function reply(record, state)
   return {'ok', record, state, chunks, redis.call('HMGET', header, unpack(ARGV, 8))}
 end
 
+-- In what this call differs from the one that began the turn; nil: nothing.
+local function difference(record)
+  local known_digest, text = string.match(record, '^%d+ (%S+) (.*)$')
+  if known_digest ~= digest then return 'prompt' end
+  local known, given = cjson.decode(text), cjson.decode(begin)
+  if known.sampling ~= given.sampling then return 'sampling' end
+  if known.template_fingerprint ~= given.template_fingerprint then return 'template_fingerprint' end
+end
+
 local head = redis.call('HMGET', header, 'state', 'credential', 'incarnation', 'server',
   'turn:' .. turn_id, 'state:' .. turn_id)
 local record, state = head[5], head[6]
@@ -16,7 +25,8 @@ if not head[1] then return {'error', 'UNKNOWN_ROLLOUT', rollout_id} end
 if head[2] ~= credential then return {'error', 'BAD_CREDENTIAL', rollout_id} end
 local stored, inc, count, attempt, spans, ended = '0', '', '1', attempt_id, '-', ''
 if record then
-  if string.match(record, '^%d+ (%S+)') ~= digest then return {'error', 'OTHER_PROMPT', turn_id} end
+  local differs = difference(record)
+  if differs then return {'error', 'OTHER_TURN', turn_id, differs} end
   stored, inc, count, attempt, spans, ended = string.match(state, '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
   if ended ~= '' then return reply(record, state) end
 end

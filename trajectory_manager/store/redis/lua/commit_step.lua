@@ -127,6 +127,8 @@ end
 leased = pending[#pending] or step
 redis.call('HSET', counters, 'epoch', epoch, 'committed_step', step, 'leased_step', leased)
 if is_new then redis.call('HSET', counters, 'training', 0) end
+-- A trainer starts an ended run again.
+if redis.call('HDEL', counters, 'ended') == 1 then redis.call('HINCRBY', counters, 'version:tasks', 1) end
 redis.call('HINCRBY', counters, 'version:ready', 1)
 local newest = entries[leased]
 return {'ok', num_samples, epoch, pending, #pending > 0 and newest.open and leased or 0}

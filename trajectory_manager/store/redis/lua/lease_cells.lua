@@ -1,8 +1,9 @@
 -- Leases the oldest queued cells of a column whose samples have the columns it needs.
--- ARGV: run_id, column, max_samples, required column... Returns the epoch, its seconds and the samples.
+-- ARGV: run_id, column, max_samples, nonce, required column... Returns the epoch, its seconds and the samples; for the
+-- nonce of a lease that is held, those of it that are not written.
 -- A cell is "number" when queued, "number epoch" when leased, "=epoch" when written.
-local config, counters, cells, queue, leases = KEYS[1], KEYS[2], KEYS[19], KEYS[20], KEYS[21]
-local column, max_samples, page_size = ARGV[2], tonumber(ARGV[3]), 512
+local config, counters, cells, queue, leases, requests = KEYS[1], KEYS[2], KEYS[19], KEYS[20], KEYS[21], KEYS[25]
+local column, max_samples, nonce, page_size = ARGV[2], tonumber(ARGV[3]), ARGV[4], 512
 local rules = redis.call('GET', config)
 if not rules then return {'error', 'UNKNOWN_RUN', ARGV[1]} end
 local time = redis.call('TIME')
@@ -14,9 +15,30 @@ for _, cell in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', expiry)) do
   redis.call('ZADD', queue, 0, (string.gsub(cell, ' ', ' ' .. number .. ' ')))
 end
 redis.call('ZREMRANGEBYSCORE', leases, '-inf', expiry)
+redis.call('ZREMRANGEBYSCORE', requests, '-inf', expiry)
+
+-- The leased cells of the column under an epoch, oldest first.
+local function held_samples(epoch)
+  local found, samples = {}, {}
+  for _, field in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    local name, sample = string.match(field, '^(%S+) (.+)$')
+    local number, holder = string.match(redis.call('HGET', cells, field), '^(%d+) (%d+)$')
+    if name == column and holder == epoch then table.insert(found, number .. ' ' .. sample) end
+  end
+  table.sort(found)
+  for i, cell in ipairs(found) do samples[i] = string.match(cell, ' (.+)$') end
+  return samples
+end
+
+local live = redis.call('ZRANGE', requests, 0, -1, 'WITHSCORES')
+for i = 1, #live, 2 do
+  local known, epoch = string.match(live[i], '^(%S+) (%d+)$')
+  local samples = known == nonce and held_samples(epoch) or {}
+  if #samples > 0 then return {'ok', epoch, string.format('%.3f', (live[i + 1] - now) / 1000), samples} end
+end
 
 local function has_needed_columns(sample)
-  for i = 4, #ARGV do
+  for i = 5, #ARGV do
     local cell = redis.call('HGET', cells, ARGV[i] .. ' ' .. sample)
     if not cell or string.sub(cell, 1, 1) ~= '=' then return false end
   end
@@ -41,6 +63,7 @@ local epoch = math.max(tonumber(redis.call('HGET', counters, 'column_epoch') or 
 epoch = string.format('%d', epoch)
 redis.call('HSET', counters, 'column_epoch', epoch)
 local seconds, samples = cjson.decode(rules).lease_seconds, {}
+redis.call('ZADD', requests, string.format('%.3f', now + seconds * 1000), nonce .. ' ' .. epoch)
 for i, cell in ipairs(found) do
   local field = column .. ' ' .. cell.sample
   redis.call('ZREM', queue, cell.name)

@@ -1,22 +1,19 @@
 -- requires: _dead_letters _replay _steps
 -- Writes the ledger entry of a step, lets an open one grow, or returns the existing one.
--- ARGV: run_id, epoch, step, base_version, num_groups, min_groups, num_shards, streaming (0/1), max_dead_letters.
+-- ARGV: run_id, epoch, step, base_version, num_groups, min_groups, streaming (0/1), max_dead_letters.
 -- Returns the number of groups that were too old, and the entry if there is one.
 local config, counters, groups, ready, ledger, order, replay =
   KEYS[1], KEYS[2], KEYS[8], KEYS[13], KEYS[14], KEYS[18], KEYS[24]
-local run_id, epoch, step, base, num_groups, min_groups, shards, streaming, max_dead_letters = unpack(ARGV)
+local run_id, epoch, step, base, num_groups, min_groups, streaming, max_dead_letters = unpack(ARGV)
 local rules = redis.call('GET', config)
 if not rules then return {'error', 'UNKNOWN_RUN', run_id} end
 local current = redis.call('HGET', counters, 'epoch') or '0'
 if current ~= epoch then return {'error', 'STALE_TRAINER', run_id, epoch, current} end
 streaming = streaming == '1'
-if streaming and shards ~= '1' then return {'error', 'STREAMED_SHARDS', shards} end
 
 local known = redis.call('HGET', ledger, step)
 local entry = known and cjson.decode(known)
 if entry then
-  local stored = string.format('%d', entry.shards)
-  if stored ~= shards then return {'error', 'OTHER_SHARDS', step, stored, shards} end
   if entry.epoch ~= epoch then
     entry.deliveries, entry.epoch = entry.deliveries + 1, epoch
     redis.call('HSET', ledger, step, cjson.encode(entry))
@@ -30,8 +27,7 @@ else
     return {'error', 'STEP_ORDER', step, string.format('%d', tonumber(leased) + 1)}
   end
   entry = {
-    groups = {}, samples = {}, replayed = {}, tokens = {}, base = tonumber(base),
-    shards = tonumber(shards), deliveries = 1, epoch = epoch, open = true
+    groups = {}, samples = {}, replayed = {}, base = tonumber(base), deliveries = 1, epoch = epoch, open = true
   }
 end
 rules = cjson.decode(rules)
@@ -87,13 +83,10 @@ local function dead_letter_stale(task_id, group, position)
   read_window()
 end
 
--- Appends the names and lengths of the group's samples to two lists.
-local function add_samples(group, names, tokens)
+-- Appends the names of the group's samples to a list.
+local function add_samples(group, names)
   for _, slot in ipairs(group.slots) do
-    for i, name in ipairs(slot.state == 'done' and slot.samples or {}) do
-      table.insert(names, name)
-      table.insert(tokens, slot.tokens[i])
-    end
+    for _, name in ipairs(slot.state == 'done' and slot.samples or {}) do table.insert(names, name) end
   end
 end
 
@@ -168,7 +161,7 @@ if not grown then return {'ok', too_old} end
 for _, task_id in ipairs(fresh) do
   local group = cjson.decode(redis.call('HGET', groups, task_id))
   table.insert(entry.groups, task_id)
-  add_samples(group, entry.samples, entry.tokens)
+  add_samples(group, entry.samples)
   redis.call('LREM', ready, 1, task_id)
   redis.call('ZREM', order, task_id)
 end
@@ -177,7 +170,7 @@ if whole then
   for _, task_id in ipairs(entry.groups) do taken[task_id] = true end
   local drawn = replays and draw_replay() or {}
   for i = 1, math.min(#drawn, replays and replays.groups_per_step or 0) do
-    add_samples(cjson.decode(string.sub(drawn[i].kept, drawn[i].begin)), entry.replayed, entry.tokens)
+    add_samples(cjson.decode(string.sub(drawn[i].kept, drawn[i].begin)), entry.replayed)
   end
   -- Admission reopens only when the step is whole: what starts now is for later steps, as without streaming.
   redis.call('HSET', counters, 'open_groups', 0)

@@ -1,5 +1,5 @@
 -- Queues the tasks of dead letters again, to continue after the attempts they had. ARGV: run_id, task_id...
--- Returns how many; tasks that are no dead letters are skipped.
+-- Returns how many; tasks that are no dead letters and agents' own ones are skipped.
 local config, counters, tasks, letters, ended = KEYS[1], KEYS[2], KEYS[3], KEYS[17], KEYS[22]
 local queues = {[1] = KEYS[4], [2] = KEYS[5]}
 if redis.call('EXISTS', config) == 0 then return {'error', 'UNKNOWN_RUN', ARGV[1]} end
@@ -7,8 +7,8 @@ local requested, number = {}, 0
 for i = 2, #ARGV do requested[ARGV[i]] = true end
 for i, text in ipairs(redis.call('LRANGE', letters, 0, -1)) do
   local letter = cjson.decode(text)
-  if requested[letter.task_id] then
-    local task = cjson.decode(redis.call('HGET', tasks, letter.task_id))
+  local task = requested[letter.task_id] and cjson.decode(redis.call('HGET', tasks, letter.task_id))
+  if task and not task.own then
     local entry = letter.task_id .. ' ' .. table.concat(letter.attempts, ' ')
     redis.call('RPUSH', queues[task.purpose], entry)
     redis.call('LSET', letters, i - 1, '')

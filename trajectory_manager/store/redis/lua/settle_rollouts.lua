@@ -10,10 +10,16 @@ local rules = redis.call('GET', config)
 if not rules then return {'error', 'UNKNOWN_RUN', run_id} end
 rules = cjson.decode(rules)
 
+-- The lease of the rollout can no longer be proved, nor asked for again.
+local function end_nonce(rollout_id)
+  local nonce = redis.call('HGET', nonces, rollout_id)
+  if nonce then redis.call('HDEL', nonces, rollout_id, nonce) end
+end
+
 local function settle(rollout_id, result)
   redis.call('ZREM', outbox, rollout_id)
   redis.call('ZREM', leases, rollout_id)
-  redis.call('HDEL', nonces, rollout_id)
+  end_nonce(rollout_id)
 
   local task_id, index, attempt = string.match(rollout_id, '^(.+)/(%d+)/(%d+)$')
   local encoded = task_id and redis.call('HGET', groups, task_id)
@@ -32,7 +38,7 @@ local function settle(rollout_id, result)
     for i, other in ipairs(group.slots) do
       local name = string.format('%s/%d/%d', task_id, i - 1, other.attempt)
       redis.call('ZADD', leases, 'XX', 0, name)
-      redis.call('HDEL', nonces, name)
+      end_nonce(name)
     end
   end
 
@@ -52,7 +58,8 @@ local function settle(rollout_id, result)
     if group.replaced > tonumber(max_replacements) then return discard(FAILURES, result.message) end
     slot.state = 'open'
     save()
-    redis.call('LPUSH', open_slots[group.purpose], task_id .. '/' .. index)
+    -- An agent's own group is leased by its name.
+    if not group.own then redis.call('LPUSH', open_slots[group.purpose], task_id .. '/' .. index) end
     redis.call('HINCRBY', counters, 'version:tasks', 1)
     return {'replaced'}
   end
@@ -121,7 +128,7 @@ local function settle(rollout_id, result)
 
   if not result.finished then return replace() end
   slot.state, slot.reward, slot.rewards = 'done', result.reward, result.rewards
-  slot.min_version, slot.samples, slot.tokens = result.min_version, result.samples, result.tokens
+  slot.min_version, slot.samples = result.min_version, result.samples
   group.done = group.done + 1
   if group.done == cjson.decode(redis.call('HGET', tasks, task_id)).num_samples then return close_group() end
   save()

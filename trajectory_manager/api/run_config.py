@@ -1,0 +1,163 @@
+"""The rules of a run: their message, and their validation."""
+
+from __future__ import annotations
+
+import math
+
+from google.protobuf.duration_pb2 import Duration
+from seamflow.durations import to_duration
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.chassis.errors import Reason, failed_precondition, invalid_argument
+from trajectory_manager.api import validation
+from trajectory_manager.model.records import Durability, ReplayStrategy, StalenessPolicy
+from trajectory_manager.model.runs import Replay, RunConfig
+
+_MAX_GROUP_SIZE = 4096
+_MAX_LEASE_SECONDS = 86_400
+FIELDS = {"lease_seconds": "lease_duration", "publish_wait_seconds": "max_publish_wait"}
+"""Fields of `RunConfig` that the contract names otherwise."""
+
+
+def parse(message: trajectory_pb2.RunConfig, store: Durability) -> RunConfig:
+    """The validated rules of a run on a store of this durability.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT; FAILED_PRECONDITION, the store gives less.
+    """
+    config = _config(message)
+    _check(config)
+    if config.durability > store:
+        raise failed_precondition(
+            Reason.UNSUPPORTED,
+            f"durability {config.durability.name} is more than this store gives ({store.name}): "
+            "start the trajectory manager with durability = "
+            f'"{config.durability.name.lower()}" on a store that gives it',
+        )
+    return config
+
+
+def to_message(config: RunConfig) -> trajectory_pb2.RunConfig:
+    """The message of a run's rules."""
+    replay = config.replay
+    return trajectory_pb2.RunConfig(
+        group_size=config.group_size,
+        groups_per_step=config.groups_per_step,
+        max_staleness=config.max_staleness,
+        staleness_policy=int(config.staleness_policy),  # type: ignore[arg-type]
+        lease_duration=to_duration(config.lease_seconds),
+        zero_variance_reward=config.zero_variance_reward,
+        durability=int(config.durability),  # type: ignore[arg-type]
+        num_extra_samples=config.num_extra_samples,
+        fifo_window=config.fifo_window,
+        max_publish_wait=_optional_duration(config.publish_wait_seconds),
+        required_columns=config.required_columns,
+        replay=None if replay is None else _replay_message(replay),
+        max_deliveries=config.max_deliveries,
+        max_stored_tokens=config.max_stored_tokens,
+        retention_steps=config.retention_steps,
+        reward_name=config.reward_name,
+        labels=dict(config.labels),
+    )
+
+
+def _optional_duration(seconds: float) -> Duration | None:
+    return to_duration(seconds) if seconds else None
+
+
+def _replay_message(replay: Replay) -> trajectory_pb2.ReplayConfig:
+    return trajectory_pb2.ReplayConfig(
+        strategy=int(replay.strategy),  # type: ignore[arg-type]
+        capacity_groups=replay.capacity_groups,
+        groups_per_step=replay.groups_per_step,
+        reward_name=replay.reward_name,
+        temperature=replay.temperature,
+    )
+
+
+def _config(message: trajectory_pb2.RunConfig) -> RunConfig:
+    policy, durability = message.staleness_policy, message.durability
+    wait = validation.seconds("config.max_publish_wait", message.max_publish_wait)
+    if policy not in trajectory_pb2.StalenessPolicy.values()[1:]:
+        raise invalid_argument("config.staleness_policy", policy, "DROP, WAIT, MASK or WITHHOLD")
+    if durability not in trajectory_pb2.Durability.values()[1:]:
+        raise invalid_argument("config.durability", durability, "FAST, DURABLE or REPLICATED")
+    return RunConfig(
+        group_size=message.group_size,
+        groups_per_step=message.groups_per_step,
+        max_staleness=message.max_staleness,
+        staleness_policy=StalenessPolicy(policy),
+        lease_seconds=validation.seconds("config.lease_duration", message.lease_duration),
+        zero_variance_reward=message.zero_variance_reward,
+        durability=Durability(durability),
+        num_extra_samples=message.num_extra_samples,
+        fifo_window=message.fifo_window,
+        publish_wait_seconds=wait,
+        required_columns=tuple(message.required_columns),
+        replay=_replay(message.replay),
+        max_deliveries=message.max_deliveries,
+        max_stored_tokens=message.max_stored_tokens,
+        retention_steps=message.retention_steps,
+        reward_name=validation.optional_name("config.reward_name", message.reward_name),
+        labels=validation.labels("config.labels", message.labels),
+    )
+
+
+def _replay(message: trajectory_pb2.ReplayConfig) -> Replay | None:
+    if not message.strategy:
+        return None
+    if int(message.strategy) not in set(ReplayStrategy):
+        raise invalid_argument("config.replay.strategy", message.strategy, "RECENCY or REWARD")
+    return Replay(
+        strategy=ReplayStrategy(message.strategy),
+        capacity_groups=message.capacity_groups,
+        groups_per_step=message.groups_per_step,
+        reward_name=message.reward_name,
+        temperature=message.temperature,
+    )
+
+
+def _check(config: RunConfig) -> None:
+    size = validation.bounded("config.group_size", config.group_size, _MAX_GROUP_SIZE)
+    validation.positive("config.group_size", size)
+    validation.positive("config.groups_per_step", config.groups_per_step)
+    validation.not_negative("config.max_staleness", config.max_staleness)
+    validation.text("config.zero_variance_reward", config.zero_variance_reward)
+    if not 0 < config.lease_seconds <= _MAX_LEASE_SECONDS:
+        cure = f"more than 0 s, at most {_MAX_LEASE_SECONDS} s"
+        raise invalid_argument("config.lease_duration", config.lease_seconds, cure)
+    _check_bounds(config)
+    _check_columns(config.required_columns)
+    if config.replay is not None:
+        _check_replay(config.replay)
+
+
+def _check_bounds(config: RunConfig) -> None:
+    validation.bounded("config.num_extra_samples", config.num_extra_samples, _MAX_GROUP_SIZE)
+    for field in ("max_deliveries", "max_stored_tokens", "retention_steps"):
+        validation.not_negative(f"config.{field}", getattr(config, field))
+    if config.fifo_window != 0 and config.fifo_window < config.groups_per_step:
+        cure = f"0 (off), or at least groups_per_step, which is {config.groups_per_step}"
+        raise invalid_argument("config.fifo_window", config.fifo_window, cure)
+    waits = config.staleness_policy is StalenessPolicy.WAIT
+    if (config.publish_wait_seconds > 0) != waits:
+        cure = "more than 0 s with staleness_policy WAIT, and absent without"
+        raise invalid_argument("config.max_publish_wait", config.publish_wait_seconds, cure)
+
+
+def _check_columns(columns: tuple[str, ...]) -> None:
+    for column in columns:
+        validation.column("config.required_columns", column)
+    if len(set(columns)) < len(columns):
+        raise invalid_argument("config.required_columns", columns, "each one once")
+
+
+def _check_replay(replay: Replay) -> None:
+    validation.positive("config.replay.groups_per_step", replay.groups_per_step)
+    if replay.capacity_groups < replay.groups_per_step:
+        cure = f"at least groups_per_step, which is {replay.groups_per_step}"
+        raise invalid_argument("config.replay.capacity_groups", replay.capacity_groups, cure)
+    if replay.strategy is ReplayStrategy.REWARD:
+        validation.name("config.replay.reward_name", replay.reward_name)
+        if not (math.isfinite(replay.temperature) and replay.temperature > 0):
+            raise invalid_argument("config.replay.temperature", replay.temperature, "more than 0")
