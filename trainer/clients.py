@@ -19,9 +19,12 @@ from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
 from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb2
+from seamflow.trajectory.v1 import run_service_pb2_grpc as run_grpc
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 
+from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from trainer.batch_progress import BatchProgress
 
@@ -53,11 +56,12 @@ async def retry_forever(name: str, call: Callable[[], Awaitable[T]]) -> T:
 
 
 class SampleClient:
-    """Client of the trajectory manager's SampleService, under one trainer epoch."""
+    """Client of the trajectory manager's samples and run, under one trainer epoch."""
 
     def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
         # The generated constructor is typed for blocking channels.
         self._stub = async_stub(sample_grpc.SampleServiceStub, channel)
+        self._runs = async_stub(run_grpc.RunServiceStub, channel)
         self._run_id = run_id
         self._trainer_id = uuid.uuid4().hex
         self._pending: frozenset[int] = frozenset()
@@ -74,6 +78,27 @@ class SampleClient:
         response = await retry_forever("Reconcile", lambda: self._stub.Reconcile(request))
         self.epoch = response.epoch
         self._pending = frozenset(response.pending_steps) - {response.open_step}
+
+    async def check_rules(self, reward: str) -> None:
+        """Check that agents are held to the reward that is trained on.
+
+        Raises:
+            ConfigError: the run requires another one.
+        """
+        get = run_pb2.GetRunRequest(run_id=self._run_id)
+        run = (await retry_forever("GetRun", lambda: self._runs.GetRun(get))).run
+        required = run.config.reward_name
+        if required not in ("", reward):
+            raise ConfigError(
+                f"algorithm.reward is {reward!r}, and run {self._run_id!r} requires the reward "
+                f"{required!r} of its rollouts: set it to that name, or create the run with "
+                "another reward_name"
+            )
+
+    async def end_run(self) -> None:
+        """End the run: agents get no more tasks, and learn why."""
+        end = run_pb2.EndRunRequest(run_id=self._run_id)
+        await retry_forever("EndRun", lambda: self._runs.EndRun(end))
 
     async def progress(
         self,

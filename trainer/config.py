@@ -247,6 +247,8 @@ class TrainerConfig(ServerConfig):
     resume: bool = False
     """Continue from the newest checkpoint, if there is one. Without it an existing one is an
     error."""
+    end_run: bool = True
+    """End the run after the last step: agents get no more tasks, and learn why."""
     exit_when_finished: bool = False
     """End the process after the last step instead of serving GetStatus until a signal."""
     seed: int = Field(0, ge=0)

@@ -84,6 +84,7 @@ class Trainer:
 
     async def train(self) -> None:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
+        await self._samples.check_rules(self._config.algorithm.reward)
         await self._resume()
         while self.progress.step < self._config.num_steps:
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
@@ -98,6 +99,8 @@ class Trainer:
         await self._checkpointer.wait()
         self.progress.finished = True
         await self._nodes.release()
+        if self._config.end_run:
+            await self._samples.end_run()
 
     async def drain(self) -> None:
         """Wait until the checkpoint in flight is durable and its samples are committed.

@@ -94,7 +94,7 @@ async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
     try:
         run_ids = await store.runs.run_ids()
     except ServiceError as error:
-        get_logger().warning("sweep_failed", reason=error.reason.value, error=error.message)
+        get_logger().warning("sweep_failed", reason=error.reason, error=error.message)
         return
     for run_id in run_ids:
         try:

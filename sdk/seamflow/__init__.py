@@ -13,6 +13,7 @@ from seamflow.client import (
     Turn,
     WeightSpan,
 )
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 from seamflow.credentials import Credentials
 from seamflow.errors import SeamflowError
 

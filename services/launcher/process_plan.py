@@ -207,6 +207,8 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         seed=config.seed,
         # A restarted trainer continues; an older run's checkpoint is only here with --resume.
         resume="true",
+        # The launcher ends the run, after the last evaluation.
+        end_run="false",
         **reference,
     )
     trainer = _process("trainer", "trainer", layout, environment)
@@ -242,7 +244,6 @@ def _agent_runner(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         agent=config.agent,
         run_id=layout.run_id,
         gateway=layout.address("rollout_gateway"),
-        trajectory_manager=layout.address("trajectory_manager"),
         concurrency=config.concurrency,
         rollout_timeout=config.rollout_timeout,
         token_log=layout.folder / "received.jsonl",

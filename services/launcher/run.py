@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
-from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service_pb
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import plots, redis_server
@@ -75,6 +75,7 @@ class Run:
             before = await self._evaluate(services, "before")
             await self._learn(processes, services)
             after = await self._evaluate(services, "after")
+            await self._end_run(services)
             await self._drain_nodes(services)
         finally:
             watching.cancel()
@@ -118,10 +119,12 @@ class Run:
 
     async def _create_run(self, services: Services) -> None:
         config = self.config.replace(required_columns=self.config.columns)
-        request = trajectory_service_pb.CreateRunRequest(
-            run_id=self.layout.run_id, config=rules(config)
-        )
-        await retrying(lambda: services.trajectories.CreateRun(request))
+        request = run_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules(config))
+        await retrying(lambda: services.runs.CreateRun(request))
+
+    async def _end_run(self, services: Services) -> None:
+        request = run_pb.EndRunRequest(run_id=self.layout.run_id)
+        await retrying(lambda: services.runs.EndRun(request))
 
     async def _evaluate(self, services: Services, label: str) -> Evaluation | None:
         if self.config.heldout_tasks is None:

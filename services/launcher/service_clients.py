@@ -20,6 +20,7 @@ from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
+    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -62,6 +64,7 @@ class Services:
     """Stubs of all services that the launcher calls."""
 
     run_id: str
+    runs: RunServiceAsyncStub
     trajectories: TrajectoryServiceAsyncStub
     samples: SampleServiceAsyncStub
     tasks: TaskServiceAsyncStub
@@ -142,6 +145,7 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
         }
         yield Services(
             run_id=layout.run_id,
+            runs=async_stub(RunServiceStub, manager),
             trajectories=async_stub(TrajectoryServiceStub, manager),
             samples=async_stub(SampleServiceStub, manager),
             tasks=async_stub(TaskServiceStub, manager),

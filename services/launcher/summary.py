@@ -44,7 +44,7 @@ class TrajectoryFigures:
     def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
         """Count one trajectory."""
         lengths = [self._add_turn(turn) for turn in trajectory.turns]
-        if trajectory.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
+        if trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
             self.infrastructure_failures += 1
         if trajectory.state != trajectory_pb2.ROLLOUT_STATE_FINISHED:
             return

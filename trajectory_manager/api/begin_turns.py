@@ -122,7 +122,7 @@ async def _each(
         except Exception as error:
             # A bug in one part must not fail the others.
             reported = _internal_error(part, error)
-        _FAILED.labels(type(part).__name__, reported.reason.value).inc()
+        _FAILED.labels(type(part).__name__, reported.reason).inc()
         return failed(error=status.message(reported))
 
     return await asyncio.gather(*map(result, parts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from services.chassis.errors import Reason
 from services.chassis.metrics import counter, gauge, histogram
 from trajectory_manager.model.records import Effect, SettleResult
 from trajectory_manager.model.run_counts import RunCounts
@@ -48,9 +47,9 @@ class Metrics:
         self._appended.inc(num_new)
         self._duplicate.inc(num_duplicate)
 
-    def append_failed(self, reason: Reason) -> None:
+    def append_failed(self, reason: str) -> None:
         """An append failed."""
-        self._failed.labels(reason.value).inc()
+        self._failed.labels(str(reason)).inc()
 
     def leases(self, transition: str, number: int = 1) -> None:
         """Task leases were leased, extended, lost, expired or surplus."""

@@ -100,6 +100,8 @@ class WeightServiceServicer(object):
         Bytes that the service has already are ignored. When the stream fails, ask GetUpload and continue
         there. FAILED_PRECONDITION with reason CHECKSUM_MISMATCH (a part was damaged on its way) or
         OFFSET_GAP (a part begins beyond what the service has): the same. One stream may take 15 minutes.
+        Some gRPC clients do not learn why a stream ended that was refused while they were writing: after
+        a failure, send the next part in a stream of its own, then continue with many.
         An upload belongs to the content of the file, not to the version: the same file is continued under
         another version, for example by a trainer that was restarted.
         """
