@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
-from seamflow import Client, Drift, Rollout, Turn, WeightSpan
+from seamflow import (
+    BlockingClient,
+    Client,
+    Drift,
+    Rollout,
+    SamplingParams,
+    Turn,
+    WeightSpan,
+)
+from seamflow.client.rollout_client import RolloutName
+from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
-from seamflow.errors import InvalidRequestError, SeamflowError
+from seamflow.errors import InvalidRequestError, RunEndedError, SeamflowError
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
-from seamflow.token_log import TokenLog
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from tests.sdk.support import TOKENS, Gateway, serving
 
@@ -27,6 +38,11 @@ async def rollout_on(gateway: Gateway, **options: object) -> AsyncIterator[Rollo
         Client(address, run_id="run", **options) as client,  # type: ignore[arg-type]
     ):
         yield await client.start_rollout("r")
+
+
+def named(finish: pb.FinishRolloutRequest) -> list[tuple[str, float, str]]:
+    """Its rewards."""
+    return [(r.name, r.value, r.turn_id) for r in finish.rewards.rewards]
 
 
 async def answer(gateway: Gateway) -> Turn:
@@ -52,13 +68,15 @@ async def test_an_agent_that_does_not_look_on_gets_its_tokens_seldom() -> None:
         await rollout.generate(token_ids=[1], on_tokens=lambda tokens: None)
         await rollout.generate(token_ids=[1], chunk_seconds=0.25)
         await rollout.generate(token_ids=[1], chunk_seconds=0.5, on_tokens=lambda tokens: None)
-    assert gateway.chunk_seconds == [1.0, 0.0, 0.25, 0.5]
+    intervals = [request.chunk_interval for request in gateway.generated]
+    assert [each.ToTimedelta().total_seconds() for each in intervals] == [1.0, 0.0, 0.25, 0.5]
+    assert [request.stream_text for request in gateway.generated] == [False, True, False, True]
 
 
 async def test_a_turn_tells_of_drift() -> None:
     """An agent that re-tokenised what was sampled learns where, and both texts."""
     gateway = Gateway()
-    gateway.drift = pb.Drift(position=7, recorded_text="hel lo", retokenized_text="hello")
+    gateway.drift = tokens_pb2.Drift(position=7, recorded_text="hel lo", retokenized_text="hello")
     turn = await answer(gateway)
     assert turn.drift == Drift(position=7, recorded_text="hel lo", retokenized_text="hello")
 
@@ -133,7 +151,8 @@ async def test_a_refusal_is_raised() -> None:
 async def test_a_turn_has_a_deadline() -> None:
     """A gateway that stays away does not hold the agent for ever."""
     async with Client("127.0.0.1:1", run_id="run") as client:
-        rollout = Rollout(client._stub, "run", "r", "")
+        name = RolloutName(run_id="run", rollout_id="r", credential="")
+        rollout = Rollout(client._stub, name)
         with pytest.raises(TimeoutError):
             await rollout.generate(token_ids=[1], timeout=0.2)
 
@@ -146,17 +165,114 @@ async def test_a_rollout_closes_with_rewards_or_with_a_failure() -> None:
         await rollout.finish({"reward": 1, "length": 3})
         await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, "no browser")
     one, two, failed = gateway.finished
-    assert [(r.name, r.value) for r in one.rewards] == [("reward", 0.5)]
-    assert [(r.name, r.value) for r in two.rewards] == [("reward", 1.0), ("length", 3.0)]
-    assert (failed.failure_message, len(failed.rewards)) == ("no browser", 0)
-    assert one.credential == "credential of r"
+    assert named(one) == [("reward", 0.5, "")]
+    assert named(two) == [("reward", 1.0, ""), ("length", 3.0, "")]
+    assert (failed.WhichOneof("outcome"), failed.failure.message) == ("failure", "no browser")
+    assert set(gateway.credentials) == {"credential of r"}
+
+
+async def test_turns_have_rewards_of_their_own_or_are_left_out() -> None:
+    """A discarded branch is named when it is generated, or at the end."""
+    gateway = Gateway()
+    async with rollout_on(gateway) as rollout:
+        await rollout.generate(token_ids=[1], turn_id="a", train=False)
+        await rollout.generate(token_ids=[1], turn_id="b")
+        await rollout.finish(1.0, turn_rewards={"b": 0.5}, untrained_turn_ids=["c"])
+    (finish,) = gateway.finished
+    assert named(finish) == [("reward", 1.0, ""), ("reward", 0.5, "b")]
+    assert list(finish.untrained_turn_ids) == ["a", "c"]
+
+
+async def test_messages_and_tools_reach_the_gateway_and_come_back() -> None:
+    """In the form of OpenAI's chat API; the answer can be appended to the messages."""
+    gateway = Gateway()
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    gateway.answer = pb.Message(
+        role="assistant",
+        reasoning="hm",
+        tool_calls=[pb.ToolCall(id="c1", name="add", arguments_json='{"a": 1}')],
+    )
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    question = {"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}
+    async with rollout_on(gateway) as rollout:
+        turn = await rollout.generate(
+            [question], SamplingParams(stop=["x"]), tools=[tool], template_arguments={"think": 1}
+        )
+        assert (turn.text, turn.reasoning, turn.tool_calls) == ("", "hm", [call])
+        answer = {"role": "tool", "content": "2", "tool_call_id": "c1"}
+        await rollout.generate([question, turn.message, answer], tools=[tool])
+    first, second = (request.messages for request in gateway.generated)
+    assert (first.tools[0].name, first.tools[0].parameters_json) == ("add", '{"type": "object"}')
+    assert first.template_arguments_json == '{"think": 1}'
+    assert list(gateway.generated[0].sampling.stop) == ["x"]
+    assert second.messages[1] == gateway.answer
+    assert second.messages[2].tool_call_id == "c1"
+    assert (turn.prefix_turn_id, turn.prefix_length, turn.stop) == ("before", 2, "<end>")
+
+
+async def test_a_member_of_a_group_is_trained_without_a_leased_task() -> None:
+    """It has the name that the gateway gave, and its lease is kept until it ends."""
+    gateway = Gateway(lease_seconds=0.1)
+    async with serving(gateway.added()) as address, Client(address, run_id="run") as client:
+        rollout = await client.start_rollout("mine", group=("g", 4), labels={"env": "x"})
+        assert rollout.rollout_id == "g/0/1"
+        (request,) = gateway.started
+        assert (request.group.group_id, request.group.size) == ("g", 4)
+        assert dict(request.labels) == {"env": "x"}
+        for _ in range(3):
+            assert await gateway.extended.get() == ["g/0/1"]
+        await rollout.finish(1.0)
+        await asyncio.sleep(0.1)
+        while not gateway.extended.empty():
+            gateway.extended.get_nowait()
+        await asyncio.sleep(0.2)
+        assert gateway.extended.empty()
+
+
+async def test_a_run_that_has_ended_is_said() -> None:
+    """An agent stops, instead of asking for ever."""
+    gateway = Gateway()
+    gateway.ended = True
+    async with serving(gateway.added()) as address, Client(address, run_id="run") as client:
+        with pytest.raises(RunEndedError, match="run 'run' has ended"):
+            await client.lease_rollouts()
+
+
+async def test_run_and_model_can_be_asked() -> None:
+    """What a client has to know before its first turn."""
+    async with serving(Gateway().added()) as address, Client(address, run_id="run") as client:
+        assert (await client.model()).vocabulary_size == 17
+        assert (await client.run()).state == trajectory_pb2.RUN_STATE_RUNNING
+        assert await client.tokenize("abc") == [0, 1, 2]
+        assert await client.tokenize([{"role": "user", "content": "abc"}]) == [0]
+
+
+async def test_the_blocking_client_does_the_same() -> None:
+    """Lease, turn, reward, from a thread without an event loop; leases are kept meanwhile."""
+    gateway = Gateway([4], payloads=['{"x": 1}'], lease_seconds=0.1)
+
+    def agent(address: str) -> list[int]:
+        with BlockingClient(address, run_id="run") as client:
+            (rollout,) = client.lease_rollouts()
+            assert rollout.task is not None
+            assert rollout.task.payload == {"x": 1}
+            turn = rollout.generate([{"role": "user", "content": "hi"}])
+            time.sleep(0.3)
+            assert not rollout.is_lost
+            rollout.finish(1.0)
+            return list(turn.token_ids)
+
+    async with serving(gateway.added()) as address:
+        assert await asyncio.to_thread(agent, address) == TOKENS
+    assert gateway.extended.qsize() > 1
+    assert gateway.finished[0].rollout_id == "rollout-0"
 
 
 async def test_the_observer_sees_each_chunk_before_the_agent() -> None:
     """What was received is on record even where the agent fails on it."""
     seen: list[tuple[str, str, int]] = []
 
-    def fail(_: tokens_pb2.Tokens) -> None:
+    def fail(_: pb.TokenChunk) -> None:
         raise KeyError("agent")
 
     def observer(rollout_id: str, turn_id: str, chunk: pb.TokenChunk) -> None:

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 from seamflow import Client, Rollout
 from seamflow.channel import CONNECT_TIMEOUT, connect
+from seamflow.client.rollout_client import RolloutName
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
@@ -22,6 +23,7 @@ from seamflow.stubs import async_stub
 
 from tests.sdk.support import Gateway, serving
 
+NAME = RolloutName(run_id="run", rollout_id="r", credential="")
 REQUEST = pb.StartRolloutRequest(run_id="run", rollout_id="r")
 
 
@@ -63,7 +65,7 @@ async def test_an_agents_first_call_ends(closed: str, call: str) -> None:
         with pytest.raises(UnavailableError, match=closed):
             if call == "start_rollout":
                 await client.start_rollout()
-            await Rollout(client._stub, "run", "r", "").generate(token_ids=[1])
+            await Rollout(client._stub, NAME).generate(token_ids=[1])
 
 
 async def test_services_wait_for_each_other(closed: str) -> None:

@@ -19,21 +19,18 @@ from seamflow.runner.agent_runner import AgentRunner, RunnerConfig, load_agent
 from seamflow.runner.command_line import main
 
 from tests.sdk.agents import Answers, Breaks, Echoes, Waits
-from tests.sdk.support import TOKENS, Gateway, Tasks, serving
+from tests.sdk.support import TOKENS, Gateway, serving
 
 ROOT = Path(__file__).parents[2]
 
 
 @asynccontextmanager
-async def running(
-    agent: Agent, tasks: Tasks, gateway: Gateway, **options: object
-) -> AsyncIterator[None]:
+async def running(agent: Agent, gateway: Gateway, **options: object) -> AsyncIterator[None]:
     """A runner at work on these tasks, stopped at the end."""
-    async with serving(tasks.added(), gateway.added()) as address, asyncio.timeout(20):
+    async with serving(gateway.added()) as address, asyncio.timeout(20):
         config = RunnerConfig(
             run_id="run",
             gateway=address,
-            trajectory_manager=address,
             **options,  # type: ignore[arg-type]
         )
         stop = asyncio.Event()
@@ -46,24 +43,23 @@ async def running(
 async def test_a_task_becomes_a_finished_rollout(tmp_path: Path) -> None:
     """Lease, rollout under that lease, turn, reward; every chunk is in the log.
 
-    Closing the rollout gives its lease back: nothing more is said.
+    One address and one credential are enough.
     """
-    tasks, gateway, log = Tasks('{"reward": 0.5}'), Gateway(), tmp_path / "tokens.jsonl"
-    async with running(Answers(), tasks, gateway, token_log=str(log)):
+    gateway, log = Gateway(payloads=['{"reward": 0.5}']), tmp_path / "tokens.jsonl"
+    async with running(Answers(), gateway, token_log=str(log)):
         assert await gateway.closed.get() == "rollout-0"
-    assert tasks.completed.empty()
-    started, finished = gateway.started[0], gateway.finished[0]
-    assert (started.rollout_id, started.lease_token) == ("rollout-0", "lease-0")
-    assert started.purpose == tokens_pb2.PURPOSE_TRAIN
-    assert finished.rewards[0].value == 0.5
+    assert gateway.started == []
+    (finished,) = gateway.finished
+    assert finished.rewards.rewards[0].value == 0.5
+    assert set(gateway.credentials) == {"credential of rollout-0"}
     logged = [json.loads(line) for line in log.read_text().splitlines()]
     assert [token for line in logged for token in line["token_ids"]] == TOKENS
 
 
 async def test_no_more_than_concurrency_rollouts_at_once() -> None:
     """Three workers hold three leases while two tasks wait."""
-    tasks, agent = Tasks(*["{}"] * 5), Waits()
-    async with running(agent, tasks, Gateway(), concurrency=3):
+    agent = Waits()
+    async with running(agent, Gateway(payloads=["{}"] * 5), concurrency=3):
         began = {await agent.began.get() for _ in range(3)}
     assert began == {"task-0", "task-1", "task-2"}
     assert agent.began.empty()
@@ -72,76 +68,87 @@ async def test_no_more_than_concurrency_rollouts_at_once() -> None:
 
 async def test_a_lease_is_given_back_where_the_rollout_could_not_be_closed() -> None:
     """The gateway refuses its turn for good: its sample is replaced at once."""
-    tasks = Tasks('{"reward": 1}')
-    gateway = Gateway([2], grpc.StatusCode.INVALID_ARGUMENT)
-    async with running(Answers(), tasks, gateway):
-        assert await tasks.completed.get() == "lease-0"
-    assert gateway.finished == []
+    gateway = Gateway([2], grpc.StatusCode.INVALID_ARGUMENT, payloads=['{"reward": 1}'])
+    async with running(Answers(), gateway):
+        assert await gateway.closed.get() == "rollout-0"
+    (finished,) = gateway.finished
+    assert finished.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
 
 
 @pytest.mark.parametrize(("most", "calls"), [(8, 8), (1, 50)], ids=["many", "an older manager"])
 async def test_one_worker_asks_for_all_that_wait(most: int, calls: int) -> None:
     """A thousand calls would cost the manager more than the tasks; all get theirs at once."""
-    tasks, agent = Tasks(*["{}"] * 50, most=most), Waits()
-    async with running(agent, tasks, Gateway(), concurrency=60):
+    gateway, agent = Gateway(payloads=["{}"] * 50, most=most), Waits()
+    async with running(agent, gateway, concurrency=60):
         began = {await agent.began.get() for _ in range(50)}
         await asyncio.sleep(0.2)
     assert len(began) == 50
-    assert len(tasks.asked) <= calls
-    assert tasks.most_asking == 1
+    assert len(gateway.asked) <= calls
+    assert gateway.most_asking == 1
 
 
 async def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
     """It is closed without a reward."""
-    gateway, tasks = Gateway(), Tasks("{}")
-    async with running(Waits(), tasks, gateway, rollout_timeout=0.05):
+    gateway = Gateway(payloads=["{}"])
+    async with running(Waits(), gateway, rollout_timeout=0.05):
         await gateway.closed.get()
-    assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
-    assert not gateway.finished[0].rewards
+    assert gateway.finished[0].failure.failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
 
 
 async def test_an_exception_of_the_agent_is_an_environment_failure() -> None:
     """A broken environment is never a reward, and the runner goes on."""
-    gateway, tasks = Gateway(), Tasks("{}", "{}")
-    async with running(Breaks(), tasks, gateway, concurrency=1):
+    gateway = Gateway(payloads=["{}", "{}"])
+    async with running(Breaks(), gateway, concurrency=1):
         assert [await gateway.closed.get() for _ in range(2)] == ["rollout-0", "rollout-1"]
-    assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
-    assert "no browser" in gateway.finished[0].failure_message
+    assert gateway.finished[0].failure.failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+    assert "no browser" in gateway.finished[0].failure.message
 
 
 @pytest.mark.parametrize("reward", ["null", '"good"', "NaN"])
 async def test_a_reward_that_is_no_number_is_an_environment_failure(reward: str) -> None:
     """It is never trained on, and the message says what to return."""
-    gateway, tasks = Gateway(), Tasks(f'{{"reward": {reward}}}')
-    async with running(Echoes(), tasks, gateway):
+    gateway = Gateway(payloads=[f'{{"reward": {reward}}}'])
+    async with running(Echoes(), gateway):
         await gateway.closed.get()
-    assert gateway.finished[0].failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
-    assert "return a finite float" in gateway.finished[0].failure_message
+    assert gateway.finished[0].failure.failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+    assert "return a finite float" in gateway.finished[0].failure.message
 
 
 async def test_a_lost_lease_cancels_its_rollout_only() -> None:
     """The agent of the lost lease is cancelled, it completes nothing, and the next task starts."""
-    tasks, agent = Tasks("{}", "{}", lease_seconds=0.3), Waits()
-    async with running(agent, tasks, Gateway(), concurrency=1):
+    gateway, agent = Gateway(payloads=["{}", "{}"], lease_seconds=0.3), Waits()
+    async with running(agent, gateway, concurrency=1):
         assert await agent.began.get() == "task-0"
-        tasks.lost.add("lease-0")
+        gateway.lost.add("rollout-0")
         assert await agent.cancelled.get() == "task-0"
         assert await agent.began.get() == "task-1"
-        while await tasks.extended.get() != ["lease-1"]:
+        while await gateway.extended.get() != ["rollout-1"]:
             pass
         assert agent.cancelled.empty()
-    assert tasks.completed.empty()
+    assert gateway.finished == []
+
+
+async def test_a_run_that_has_ended_ends_the_runner() -> None:
+    """Rollouts in progress are finished first."""
+    gateway = Gateway(payloads=['{"reward": 1}'])
+    async with serving(gateway.added()) as address, asyncio.timeout(20):
+        runner = AgentRunner(Answers(), RunnerConfig(run_id="run", gateway=address, concurrency=3))
+        working = asyncio.create_task(runner.run(asyncio.Event()))
+        await gateway.closed.get()
+        assert not working.done()
+        gateway.ended = True
+        await working
+    assert len(gateway.finished) == 1
 
 
 async def test_sigterm_ends_the_process_cleanly() -> None:
     """The real process, stopped in the middle of a rollout, exits 0."""
-    tasks = Tasks("{}")
-    gateway = Gateway()
-    async with serving(tasks.added(), gateway.added()) as address:
+    gateway = Gateway(payloads=["{}"])
+    async with serving(gateway.added()) as address:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "seamflow.runner", "--agent", "tests.sdk.agents:Waits", "--run-id", "run"),
-            *("--gateway", address, "--trajectory-manager", address),
+            *("--gateway", address),
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=asyncio.subprocess.DEVNULL,

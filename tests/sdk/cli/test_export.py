@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ from tests.trajectory_manager.client import RULES, Client, message
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
+from trajectory_manager.model.token_bytes import pack_logprobs
 
 
 @pytest.fixture
@@ -60,10 +61,9 @@ async def channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
 async def new_run(channel: grpc.aio.Channel, **rules: Any) -> Client:
     """A fresh run with RULES and these."""
     client = Client(channel, uuid.uuid4().hex)
-    config = trajectory_pb2.RunConfig(**rules)
-    for field, value in RULES.ListFields():
-        if field.name not in rules:
-            setattr(config, field.name, value)
+    config = trajectory_pb2.RunConfig()
+    config.CopyFrom(RULES)
+    config.MergeFrom(trajectory_pb2.RunConfig(**rules))
     await client.create_run(config)
     return client
 
@@ -96,13 +96,12 @@ async def trained_run(channel: grpc.aio.Channel, **rules: Any) -> Client:
 async def record(client: Client, num_groups: int) -> None:
     """Many small groups at once."""
     span = message([2], tokens_pb2.ORIGIN_POLICY, 1).spans
-    packed = tokens_pb2.PackedTokens(
-        token_ids=pack_ids([2]), logprobs=pack_logprobs([-0.5]), spans=span
+    turn = trajectory_pb2.Turn(
+        turn_id="t",
+        tokens=tokens_pb2.Tokens(token_ids=[2], logprobs=[-0.5], spans=span),
+        finish_reason=tokens_pb2.FINISH_REASON_STOP,
     )
-    turn = trajectory_service_pb2.RecordedTurn(
-        turn_id="t", tokens=packed, finish_reason=tokens_pb2.FINISH_REASON_STOP, temperature=1.0
-    )
-    rewards = [tokens_pb2.Reward(name="reward", value=1.0)]
+    rewards = tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)])
     rollout = trajectory_service_pb2.RecordedRollout(turns=[turn], rewards=rewards)
     request = trajectory_service_pb2.RecordGroupsRequest(run_id=client.run_id)
     for index in range(num_groups):
@@ -140,12 +139,11 @@ async def test_an_export_holds_every_closed_rollout(
         "loss_mask": [False, False, True, True, False, True],
         "weight_versions": [-1, -1, 3, 3, -1, 3],
         "spans": found["a/0/1"]["spans"],
-        "temperature": 1.0,
+        "turns": found["a/0/1"]["turns"],
         "min_weight_version": 3,
         "max_weight_version": 3,
         "committed_step": 1,
         "columns": {},
-        "traceparent": "",
     }
     assert found["a/0/1"]["spans"][1] == {
         "start": 2,
@@ -155,6 +153,10 @@ async def test_an_export_holds_every_closed_rollout(
         "version_source": "ENGINE",
         "server_id": "server-1",
     }
+    assert [
+        (turn["turn_id"], turn["num_tokens"], json.loads(turn["sampling"]), turn["rewards"])
+        for turn in found["a/0/1"]["turns"]
+    ] == [("t1", 4, {}, {}), ("t2", 2, {}, {})]
     assert (found["eval"]["purpose"], found["eval"]["group_id"]) == ("EVAL", "")
 
 
@@ -281,12 +283,12 @@ def snapshot(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
     versions = [(span.num_tokens, span.weight_version) for span in sample.tokens.spans]
     return (
         sample.group_id,
-        list(sample.tokens.token_ids),
-        list(sample.tokens.logprobs),
-        list(sample.loss_mask),
+        sample.tokens.token_ids,
+        sample.tokens.logprobs,
+        sample.loss_mask,
         versions,
         [(reward.name, reward.value) for reward in sample.rewards],
-        sample.temperature,
+        [(turn.turn_id, turn.num_tokens, turn.sampling) for turn in sample.turns],
     )
 
 

@@ -46,8 +46,9 @@ def test_a_failure_is_shown_with_its_class() -> None:
     printer = TailPrinter(token_numbers)
     failed = trajectory_pb2.Trajectory(
         state=trajectory_pb2.ROLLOUT_STATE_FAILED,
-        failure_class=tokens_pb2.FAILURE_CLASS_TIMEOUT,
-        failure_message="took over 5 s",
+        failure=tokens_pb2.Failure(
+            failure_class=tokens_pb2.FAILURE_CLASS_TIMEOUT, message="took over 5 s"
+        ),
     )
     assert printer.update(failed) == "\nfailed, timeout: took over 5 s\n"
     assert printer.closed
