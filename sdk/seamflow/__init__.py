@@ -7,6 +7,7 @@ from seamflow.agent import Agent, Task
 from seamflow.client import Client, Drift, Rollout, Turn, WeightSpan
 from seamflow.credentials import Credentials
 from seamflow.errors import SeamflowError
+from seamflow.release import __version__
 
 __all__ = [
     "Agent",
@@ -20,5 +21,3 @@ __all__ = [
     "WeightSpan",
     "__version__",
 ]
-
-__version__ = "0.1.0"

@@ -116,7 +116,7 @@ class ServiceError(Exception):
         message = shortened(message, _MAX_TEXT)
         super().__init__(message)
         self.code = code
-        self.reason = str(reason)
+        self.reason = Reason(reason) if reason in Reason.__members__ else reason
         self.message = message
         self.metadata = {k: shortened(v) for k, v in (metadata or {}).items()}
         self.retry_after = retry_after
