@@ -11,6 +11,8 @@ from pathlib import Path
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
+from services.chassis.rpc.permissions import PERMISSIONS, Role
+
 ROOT = Path(__file__).parents[1]
 PRODUCT = (
     "sdk/seamflow",
@@ -104,6 +106,31 @@ def test_every_rpc_has_a_caller() -> None:
 def test_every_service_has_a_server() -> None:
     """What nobody serves cannot be called."""
     assert [service.full_name for service in services() if not has_server(service)] == []
+
+
+def called_in(*roots: str) -> set[tuple[str, str]]:
+    """(service, rpc) of every call in modules below these folders that make or hold its stub."""
+    trees = [
+        tree
+        for file, tree in product().items()
+        if file.relative_to(ROOT).as_posix().startswith(roots)
+    ]
+    return {
+        (service.full_name, method.name)
+        for service in services()
+        for tree in trees
+        if uses(tree, f"{service.name}Stub")
+        for method in service.methods
+        if calls(tree, method.name)
+    }
+
+
+def test_callers_may_call_what_they_call() -> None:
+    """The commands of the CLI are open to operators, the calls of processes to services."""
+    for role, roots in ((Role.OPERATOR, ("sdk/seamflow/cli/",)), (Role.SERVICE, PRODUCT[1:])):
+        called = called_in(*roots)
+        assert len(called) > 15
+        assert [name for name in sorted(called) if role not in PERMISSIONS[name[0]][name[1]]] == []
 
 
 def test_a_servicer_alone_is_no_caller() -> None:

@@ -1,4 +1,4 @@
-"""The contract's rules, checked from descriptors, so that no buf binary is needed."""
+"""The contract's rules beyond those of buf, checked from descriptors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FileDescriptor
-from google.protobuf.descriptor_pb2 import (
-    FieldDescriptorProto,
-    FileDescriptorProto,
-    FileDescriptorSet,
-)
 from seamflow.common.v1 import error_pb2
 
 from services.chassis.errors import Reason
@@ -117,44 +112,6 @@ def names_its_run(request: Descriptor) -> bool:
         field.message_type is not None and "run_id" in field.message_type.fields_by_name
         for field in request.fields
     )
-
-
-def released() -> dict[str, FileDescriptorProto]:
-    """What the last release promised."""
-    content = (ROOT / "protos" / "released.binpb").read_bytes()
-    return {file.name: file for file in FileDescriptorSet.FromString(content).file}
-
-
-def breaks(old: FileDescriptorProto, new: FileDescriptorProto) -> list[str]:
-    """Fields and rpcs of `old` that `new` lacks or has changed."""
-    found = []
-    new_messages = {m.name: {f.number: f for f in m.field} for m in new.message_type}
-    for message in old.message_type:
-        for field in message.field:
-            now = new_messages.get(message.name, {}).get(field.number)
-            same = now and (now.name, now.type, now.label) == (field.name, field.type, field.label)
-            if not same:
-                found.append(f"{message.name}.{field.name}")
-    new_rpcs = {f"{s.name}.{m.name}" for s in new.service for m in s.method}
-    old_rpcs = {f"{s.name}.{m.name}" for s in old.service for m in s.method}
-    return found + sorted(old_rpcs - new_rpcs)
-
-
-def test_nothing_released_is_broken() -> None:
-    """Released fields keep number, name and type, and released rpcs stay."""
-    for name, old in released().items():
-        if name.startswith("seamflow/"):
-            now = FileDescriptorProto()
-            descriptor(Path(name)).CopyToProto(now)
-            assert breaks(old, now) == []
-
-
-def test_a_changed_field_is_noticed() -> None:
-    """Negative control: another type under the same number is a break."""
-    old = released()["seamflow/common/v1/tokens.proto"]
-    new = FileDescriptorProto.FromString(old.SerializeToString())
-    new.message_type[0].field[0].type = FieldDescriptorProto.TYPE_STRING
-    assert breaks(old, new) == [f"{old.message_type[0].name}.{old.message_type[0].field[0].name}"]
 
 
 def test_the_reasons_of_the_contract_are_those_of_the_services() -> None:

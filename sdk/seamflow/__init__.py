@@ -16,6 +16,7 @@ from seamflow.client import (
 from seamflow.common.v1.tokens_pb2 import SamplingParams
 from seamflow.credentials import Credentials
 from seamflow.errors import SeamflowError
+from seamflow.release import __version__
 
 __all__ = [
     "Agent",
@@ -32,5 +33,3 @@ __all__ = [
     "WeightSpan",
     "__version__",
 ]
-
-__version__ = "0.1.0"

@@ -75,6 +75,13 @@ class Reason(StrEnum):
     GROUP_FULL = "GROUP_FULL"
     RELEASES_TOO_FAR_APART = "RELEASES_TOO_FAR_APART"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reason:
+        """A reason that another service of a newer release gave, to pass on."""
+        newer = str.__new__(cls, value)
+        newer._name_ = newer._value_ = str(value)
+        return newer
+
 
 _MAX_SHOWN = 80
 _MAX_TEXT = 1500
@@ -95,7 +102,7 @@ class ServiceError(Exception):
 
     Attributes:
         code: canonical gRPC status code.
-        reason: name of an `ErrorReason`; of a newer release, if another service gave it.
+        reason: machine-readable cause.
         message: human-readable, at most 1,500 characters; never holds tokens, texts or secrets.
         metadata: machine-readable details, such as the current epoch; values of at most 80
             characters.
@@ -106,7 +113,7 @@ class ServiceError(Exception):
     def __init__(
         self,
         code: grpc.StatusCode,
-        reason: Reason | str,
+        reason: Reason,
         message: str,
         *,
         metadata: Mapping[str, str] | None = None,
@@ -116,7 +123,7 @@ class ServiceError(Exception):
         message = shortened(message, _MAX_TEXT)
         super().__init__(message)
         self.code = code
-        self.reason: str = reason
+        self.reason = reason
         self.message = message
         self.metadata = {k: shortened(v) for k, v in (metadata or {}).items()}
         self.retry_after = retry_after

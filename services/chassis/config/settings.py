@@ -56,7 +56,11 @@ class ServerConfig(Settings):
     development: bool = False
     """Serve reflection, and allow plaintext beyond loopback."""
     token: SecretStr | None = None
-    """Bearer token that callers must present, and that is presented to other services."""
+    """Bearer token of services: callers must present it, and it is presented to other services."""
+    agent_token: SecretStr | None = None
+    """Bearer token of agents, which opens only what agents need; by default they use `token`."""
+    operator_token: SecretStr | None = None
+    """Bearer token of operators, for commands and dashboards; by default they use `token`."""
     tls_ca_file: Path | None = None
     """PEM file of the authority that signed the certificates of callers and other services."""
     tls_cert_file: Path | None = None

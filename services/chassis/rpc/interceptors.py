@@ -1,14 +1,13 @@
 """Interceptor of every call, unary or streamed.
 
-In order: request id and trace for the logs, deadline cap, bearer token, rejection of malformed
-bytes, the handler, mapping of errors to codes, metrics of rate, errors and duration. Exception
-texts never reach a caller.
+In order: request id and trace for the logs, deadline cap, the caller's release and role, rejection
+of malformed bytes, the handler, mapping of errors to codes, metrics of rate, errors and duration.
+Exception texts never reach a caller.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -25,11 +24,13 @@ from seamflow.errors import (
     SeamflowError,
     decode,
 )
+from seamflow.release import HEADER, RELEASE, works_with
 
 from services.chassis import metrics
-from services.chassis.errors import Reason, ServiceError, deadline_exceeded, unauthenticated
+from services.chassis.errors import Reason, ServiceError, deadline_exceeded, shown
 from services.chassis.log import get_logger
 from services.chassis.rpc import status, tracing
+from services.chassis.rpc.permissions import Permissions
 
 __all__ = ["CallInterceptor"]
 
@@ -38,8 +39,6 @@ Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 
 _UNARY_SECONDS = 900.0
 _STREAM_SECONDS = 86_400.0
-# Health probes cannot send a token, and health is not secret.
-_OPEN_METHODS = ("/grpc.health.v1.Health/",)
 
 
 # A refusal of what this process sent to another service: the caller cannot act on it. A handler
@@ -60,7 +59,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         service: metrics prefix, e.g. "scheduler".
-        token: bearer token required of every caller; None: no authentication.
+        permissions: who may call what; None: everyone everything.
         unary_seconds: longest a unary call may take, regardless of the caller's deadline.
         stream_seconds: the same for streams.
     """
@@ -68,12 +67,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         service: str,
-        token: str | None = None,
+        permissions: Permissions | None = None,
         *,
         unary_seconds: float = _UNARY_SECONDS,
         stream_seconds: float = _STREAM_SECONDS,
     ) -> None:
-        self._token = token
+        self._service = service
+        self._permissions = permissions
+        self._releases = {RELEASE}
         self._unary_seconds = unary_seconds
         self._stream_seconds = stream_seconds
         self._log = get_logger()
@@ -116,7 +117,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             in_flight.inc()
             try:
                 async with _limited(cap):
-                    self._authenticate(method, metadata)
+                    self._check_caller(method, metadata)
                     yield
                 code = _code(context, grpc.StatusCode.OK)
             except asyncio.CancelledError:
@@ -138,19 +139,32 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return guard
 
-    def _authenticate(self, method: str, metadata: dict[str, str | bytes]) -> None:
-        if self._token is None or method.startswith(_OPEN_METHODS):
-            return
-        shown = metadata.get("authorization", "")
-        expected = f"Bearer {self._token}"
-        if not isinstance(shown, str) or not hmac.compare_digest(shown.encode(), expected.encode()):
-            raise unauthenticated(
-                'send metadata "authorization: Bearer <token>" with a valid token'
-            )
+    def _check_caller(self, method: str, metadata: dict[str, str | bytes]) -> None:
+        release = metadata.get(HEADER, RELEASE)  # foreign clients send none
+        if release not in self._releases:
+            self._check_release(str(release))
+        if self._permissions is not None:
+            self._permissions.check(method, metadata)
+
+    def _check_release(self, release: str) -> None:
+        """Refuse a release that is too far away; remember one that is not."""
+        if not works_with(release):
+            raise _too_far_apart(self._service, release)
+        self._releases.add(release)
 
     def _log_call(self, code: grpc.StatusCode, seconds: float) -> None:
         write = self._log.debug if code is grpc.StatusCode.OK else self._log.info
         write("call", code=code.name, duration_ms=round(seconds * 1e3, 3))
+
+
+def _too_far_apart(service: str, release: str) -> ServiceError:
+    message = (
+        f"the caller is of seamflow release {shown(release)}, this {service} of {RELEASE}: "
+        "releases work together if their minor versions differ by one at most; update the older one"
+    )
+    metadata = {"caller_release": release, "server_release": RELEASE}
+    reason = Reason.RELEASES_TOO_FAR_APART
+    return ServiceError(grpc.StatusCode.FAILED_PRECONDITION, reason, message, metadata=metadata)
 
 
 def _bind(trace: tracing.Trace, method: str, context: Context) -> None:

@@ -28,6 +28,7 @@ from services.chassis.errors import ExitCode, StartupError
 from services.chassis.rpc import admin, listen
 from services.chassis.rpc.health import Health
 from services.chassis.rpc.interceptors import CallInterceptor
+from services.chassis.rpc.permissions import Permissions, check_entries
 
 __all__ = ["Service", "run", "started"]
 
@@ -125,13 +126,14 @@ async def _main(table: str, config: ConfigType, build: Build[ConfigType]) -> Non
 async def _listening(
     service: Service, config: ServerConfig, table: str
 ) -> AsyncIterator[_Listening]:
-    token = config.token.get_secret_value() if config.token else None
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(table, token)], options=listen.server_options()
+        interceptors=[CallInterceptor(table, Permissions(config))],
+        options=listen.server_options(),
     )
     registrar = _Registrar(server)
     for add, servicer in service.servicers:
         add(servicer, registrar)
+    check_entries(registrar.names)
     state = Health(tuple(registrar.names), service.ready)
     health_pb2_grpc.add_HealthServicer_to_server(state.servicer, server)
     if config.development:

@@ -39,7 +39,7 @@ def encode(error: ServiceError) -> bytes:
 
 def message(error: ServiceError) -> error_pb2.Status:
     """The status of `error`: ErrorInfo always, RetryInfo and BadRequest where they apply."""
-    reason = error_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    reason = error_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)
     details: list[Message] = [reason]
     if error.retry_after is not None:
         details.append(error_pb2.RetryInfo(retry_delay=to_duration(error.retry_after)))
@@ -75,7 +75,7 @@ def from_dependency(error: errors.SeamflowError) -> ServiceError:
     if error.reason:
         return ServiceError(
             code,
-            error.reason,
+            Reason(error.reason),
             str(error),
             metadata=error.metadata,
             retry_after=error.retry_after,

@@ -122,4 +122,4 @@ def _as_called() -> Iterator[None]:
         yield
     except ServiceError as error:
         kind = StaleEpochError if error.code is grpc.StatusCode.ABORTED else SeamflowError
-        raise kind(error.message, error.reason) from error
+        raise kind(error.message, error.reason.value) from error

@@ -44,7 +44,7 @@ FAILURES = {
         metadata={"current_epoch": "4"},
     ),
     "newer": ServiceError(
-        grpc.StatusCode.FAILED_PRECONDITION, "REASON_OF_A_NEWER_RELEASE", "not now"
+        grpc.StatusCode.FAILED_PRECONDITION, Reason("REASON_OF_A_NEWER_RELEASE"), "not now"
     ),
     "silent": ServiceError(grpc.StatusCode.PERMISSION_DENIED, Reason.PERMISSION_DENIED, "no"),
 }

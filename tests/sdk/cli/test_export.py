@@ -168,11 +168,11 @@ async def test_columns_are_exported(channel: grpc.aio.Channel, tmp_path: Path) -
         await client.play()
     stub = async_stub(ColumnServiceStub, channel)
     lease = column_service_pb2.LeaseColumnRequest(
-        run_id=client.run_id, column="value", max_samples=8
+        run_id=client.run_id, column="value", request_id="one", max_samples=8
     )
     given = await stub.LeaseColumn(lease)
     write = column_service_pb2.WriteColumnRequest(
-        run_id=client.run_id, column="value", lease_token=given.lease_token
+        run_id=client.run_id, column="value", request_id="one", lease_token=given.lease_token
     )
     for sample in given.samples:
         write.values.add(sample_id=sample.sample_id, values=pack_logprobs([0.25]))

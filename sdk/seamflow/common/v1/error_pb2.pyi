@@ -120,8 +120,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     `retry_delay`; an operator frees or adds space.
     """
     ERROR_REASON_DEPENDENCY_UNAVAILABLE: _ErrorReason.ValueType  # 20
-    """UNAVAILABLE (DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, if that is what the dependency gave): another service
-    that the call needs did not answer. Given by every rpc. Repeat with backoff.
+    """UNAVAILABLE: another service that the call needs did not answer. Given by every rpc. Repeat with backoff.
+    RESOURCE_EXHAUSTED without RetryInfo: a message to or from that service was too large; a repeat fails again.
     """
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 21
     """UNAVAILABLE: the process ends soon and takes no new calls. Given by every rpc. Repeat: another replica, or
@@ -130,6 +130,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 22
     """DEADLINE_EXCEEDED: the call took longer than its deadline or than the server allows. Given by every rpc.
     Repeat with a longer deadline; the first call may have taken effect, which a repeat with the same key shows.
+    UNAVAILABLE: a call to another service took too long; repeat with backoff.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 23
     """UNAUTHENTICATED: metadata "authorization: Bearer <token>" is missing or holds no known token. Given by every
@@ -152,9 +153,9 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     Start the rollout in another group.
     """
     ERROR_REASON_RELEASES_TOO_FAR_APART: _ErrorReason.ValueType  # 28
-    """FAILED_PRECONDITION: the caller's release of seamflow and the server's cannot work together (metadata
-    `caller_release`, `server_release`). Given by every rpc at the first call of a connection. Update the older
-    side; a repeat fails again.
+    """FAILED_PRECONDITION: the caller's release of seamflow (metadata `seamflow-release`) and the server's are
+    more than one minor version apart (error metadata `caller_release`, `server_release`). Given by every rpc.
+    Update the older side; a repeat fails again. A client without that metadata is served.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -243,8 +244,8 @@ ERROR_REASON_STORE_FULL: ErrorReason.ValueType  # 19
 `retry_delay`; an operator frees or adds space.
 """
 ERROR_REASON_DEPENDENCY_UNAVAILABLE: ErrorReason.ValueType  # 20
-"""UNAVAILABLE (DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, if that is what the dependency gave): another service
-that the call needs did not answer. Given by every rpc. Repeat with backoff.
+"""UNAVAILABLE: another service that the call needs did not answer. Given by every rpc. Repeat with backoff.
+RESOURCE_EXHAUSTED without RetryInfo: a message to or from that service was too large; a repeat fails again.
 """
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 21
 """UNAVAILABLE: the process ends soon and takes no new calls. Given by every rpc. Repeat: another replica, or
@@ -253,6 +254,7 @@ the next process, answers.
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 22
 """DEADLINE_EXCEEDED: the call took longer than its deadline or than the server allows. Given by every rpc.
 Repeat with a longer deadline; the first call may have taken effect, which a repeat with the same key shows.
+UNAVAILABLE: a call to another service took too long; repeat with backoff.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 23
 """UNAUTHENTICATED: metadata "authorization: Bearer <token>" is missing or holds no known token. Given by every
@@ -275,9 +277,9 @@ ERROR_REASON_GROUP_FULL: ErrorReason.ValueType  # 27
 Start the rollout in another group.
 """
 ERROR_REASON_RELEASES_TOO_FAR_APART: ErrorReason.ValueType  # 28
-"""FAILED_PRECONDITION: the caller's release of seamflow and the server's cannot work together (metadata
-`caller_release`, `server_release`). Given by every rpc at the first call of a connection. Update the older
-side; a repeat fails again.
+"""FAILED_PRECONDITION: the caller's release of seamflow (metadata `seamflow-release`) and the server's are
+more than one minor version apart (error metadata `caller_release`, `server_release`). Given by every rpc.
+Update the older side; a repeat fails again. A client without that metadata is served.
 """
 global___ErrorReason = ErrorReason
 
