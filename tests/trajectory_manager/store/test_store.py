@@ -271,14 +271,11 @@ async def test_a_failed_sample_is_replaced_outside_admission(run: Run) -> None:
 @pytest.mark.parametrize(
     ("outcome", "replaced"),
     [
-        (Outcome(failure_class=FailureClass.POLICY), 1),
         (replace(rewarded(0.0), failure_class=FailureClass.POLICY), 0),
         (replace(rewarded(0.0), failure_class=FailureClass.TIMEOUT), 1),
     ],
 )
-async def test_only_a_policy_failure_with_rewards_counts(
-    run: Run, outcome: Outcome, replaced: int
-) -> None:
+async def test_only_a_policy_failure_counts(run: Run, outcome: Outcome, replaced: int) -> None:
     """There the reward stands; every other failure replaces the sample."""
     await run.submit("a")
     await run.play(outcome=outcome)
