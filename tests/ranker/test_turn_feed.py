@@ -13,8 +13,9 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
-from seamflow.trajectory.v1.task_service_pb2 import LeaseTaskRequest, SubmitTasksRequest, Task
+from seamflow.trajectory.v1.task_service_pb2 import LeaseTasksRequest, SubmitTasksRequest
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from bench.harness.store_calls import send_async
 from services.ranker.turn_feed import EndedTurn, TurnFeed, ended_turns
@@ -141,7 +142,8 @@ async def started_rollout(channel: grpc.aio.Channel, stub: TrajectoryServiceAsyn
     tasks = async_stub(TaskServiceStub, channel)
     task = Task(task_id="task", payload_json="{}", purpose=tokens_pb2.PURPOSE_TRAIN)
     await tasks.SubmitTasks(SubmitTasksRequest(run_id="run", tasks=[task]))
-    lease = await tasks.LeaseTask(LeaseTaskRequest(run_id="run"))
+    request = LeaseTasksRequest(run_id="run", request_id="r")
+    (lease,) = (await tasks.LeaseTasks(request)).leases
     start = pb.NewRollout(
         run_id="run",
         rollout_id=lease.rollout_id,

@@ -23,13 +23,13 @@ def config(model: Path, **settings: Any) -> ScoringConfig:
 
 
 def rows(seed: int = 0) -> list[Row]:
-    """Ragged sequences at several temperatures; the shortest has one token."""
+    """Ragged sequences, each token at its own temperature; the shortest has one token."""
     dice = np.random.default_rng(seed)
     return [
         Row(
             sample_id=f"s{length}",
             token_ids_T=dice.integers(0, VOCABULARY, length).astype(np.int32),
-            temperature=0.5 + 0.1 * length,
+            temperatures_T=dice.uniform(0.4, 1.5, length).astype(np.float32),
             columns={},
         )
         for length in (7, 1, 12, 3, 12)
@@ -74,7 +74,9 @@ def direct(model: Path, row: Row) -> np.ndarray:
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     ids = torch.from_numpy(row.token_ids_T.astype(np.int64))
     with torch.no_grad():
-        logits = network(ids[None]).logits[0] / np.float64(np.float32(row.temperature))
+        # The logits at a token are those of the next one.
+        temperatures = torch.from_numpy(np.append(row.temperatures_T[1:], 1.0).astype(np.float64))
+        logits = network(ids[None]).logits[0] / temperatures[:, None]
     logprobs = torch.log_softmax(logits, -1)
     return np.array([0.0, *(logprobs[t - 1, ids[t]].item() for t in range(1, len(ids)))])
 
@@ -86,7 +88,7 @@ def scored(settings: ScoringConfig, given: Sequence[Row]) -> Sequence[np.ndarray
 
 @pytest.mark.parametrize("budget", [1, 24, 10_000])
 def test_log_probs_are_those_of_the_model(model: Path, budget: int) -> None:
-    """However rows are put together, at each one's own temperature."""
+    """However rows are put together, at each token's own temperature."""
     found = scored(config(model, micro_batch_tokens=budget), rows())
     for values, row in zip(found, rows(), strict=True):
         assert values.dtype == np.float32
