@@ -93,7 +93,7 @@ async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None
             run_id="run",
             rollout_id=running,
             credential_digest="0" * 64,
-            failure_class=tokens_pb2.FAILURE_CLASS_POLICY,
+            failure=tokens_pb2.Failure(failure_class=tokens_pb2.FAILURE_CLASS_ENVIRONMENT),
         )
         await send_async(stub, finish)
         assert await read(feed) == []  # it had no turn
