@@ -1,4 +1,4 @@
-"""LeaseTasks over real gRPC: repeated requests, and agents' own tasks."""
+"""LeaseTasks over real gRPC: waiting, several leases, repeated requests, agents' own tasks."""
 
 from __future__ import annotations
 
@@ -102,4 +102,41 @@ async def test_wrong_requests_are_named(
     )
     with pytest.raises(grpc.aio.AioRpcError, match=field) as caught:
         await replicas[0].tasks.LeaseTasks(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client]) -> None:
+    """LeaseTasks waits for work, and answers empty when its time is up."""
+    first, second = replicas
+    assert not (await first.lease()).HasField("task")
+    waiting = asyncio.create_task(first.lease(wait=30))
+    await second.submit("a")
+    lease = await waiting
+    assert (lease.task.task_id, lease.task.num_samples) == ("a", 2)
+    assert lease.lease_duration.seconds == 60
+
+
+async def test_several_rollouts_are_leased_at_once(replicas: tuple[Client, Client]) -> None:
+    """Up to the number available, each under its own lease; one by default."""
+    first, second = replicas
+    await first.submit("a", "b")
+    answer = await first.ask(most=3)
+    assert len((await second.ask()).leases) == 1
+    assert not (await second.ask(most=3)).leases
+    leases = [(lease.rollout_id, lease.lease_token) for lease in answer.leases]
+    assert [name for name, _ in leases] == ["a/0/1", "a/1/1", "b/0/1"]
+    assert [lease.task.task_id for lease in answer.leases] == ["a", "a", "b"]
+    for name, token in leases:
+        await second.start(name, token)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await second.start(name, leases[0][1] if token != leases[0][1] else leases[1][1])
+
+
+@pytest.mark.parametrize("most", [-1, 9])
+async def test_a_number_of_leases_out_of_bounds_is_rejected(
+    replicas: tuple[Client, Client], most: int
+) -> None:
+    """By its name, whether there is work or not."""
+    with pytest.raises(grpc.aio.AioRpcError, match="max_leases") as caught:
+        await replicas[0].ask(most=most)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

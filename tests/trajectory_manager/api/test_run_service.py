@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -123,3 +124,90 @@ async def test_only_an_ended_run_is_deleted(replicas: tuple[Client, Client]) -> 
     rules.group_size = 7
     assert await first.create_run(rules)
     assert (await get(second)).config.group_size == 7
+
+
+async def test_creating_a_run_again_needs_the_same_rules(
+    replicas: tuple[Client, Client],
+) -> None:
+    """Other rules are rejected with the fields that differ."""
+    first, second = replicas
+    assert not await second.create_run()
+    other = trajectory_pb2.RunConfig()
+    other.CopyFrom(RULES)
+    other.group_size = 5
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await first.create_run(other)
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "group_size (is 2, given 5)" in (caught.value.details() or "")
+    assert "max_staleness" not in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("max_publish_wait", Duration(seconds=5), "INVALID_ARGUMENT"),
+        ("max_publish_wait", Duration(seconds=-5), "INVALID_ARGUMENT"),
+        ("num_extra_samples", -1, "INVALID_ARGUMENT"),
+        ("fifo_window", -1, "INVALID_ARGUMENT"),
+        ("max_deliveries", -1, "INVALID_ARGUMENT"),
+        ("max_stored_tokens", -1, "INVALID_ARGUMENT"),
+        ("retention_steps", -1, "INVALID_ARGUMENT"),
+        ("staleness_policy", trajectory_pb2.STALENESS_POLICY_UNSPECIFIED, "INVALID_ARGUMENT"),
+        ("durability", trajectory_pb2.DURABILITY_DURABLE, "FAILED_PRECONDITION"),
+        ("durability", trajectory_pb2.DURABILITY_REPLICATED, "FAILED_PRECONDITION"),
+        ("group_size", 0, "INVALID_ARGUMENT"),
+        ("groups_per_step", 0, "INVALID_ARGUMENT"),
+        ("max_staleness", -1, "INVALID_ARGUMENT"),
+        ("lease_duration", Duration(), "INVALID_ARGUMENT"),
+        ("lease_duration", Duration(seconds=86_401), "INVALID_ARGUMENT"),
+        ("labels", {"": "x"}, "INVALID_ARGUMENT"),
+        ("labels", {"x": "y" * 257}, "INVALID_ARGUMENT"),
+        ("labels", {str(n): "" for n in range(33)}, "INVALID_ARGUMENT"),
+    ],
+)
+async def test_rules_that_cannot_be_kept_are_rejected(
+    replicas: tuple[Client, Client], field: str, value: Any, code: str
+) -> None:
+    """At creation, with the field's name."""
+    rules = trajectory_pb2.RunConfig()
+    rules.CopyFrom(RULES)
+    rules.ClearField(field)  # type: ignore[arg-type]
+    rules.MergeFrom(trajectory_pb2.RunConfig(**{field: value}))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await Client(replicas[0].channel, "other").create_run(rules)
+    assert caught.value.code().name == code
+    assert field in (caught.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("rules", "field"),
+    [
+        ({"staleness_policy": trajectory_pb2.STALENESS_POLICY_WAIT}, "max_publish_wait"),
+        ({"required_columns": ["Reference"]}, "required_columns"),
+        ({"required_columns": ["a", "a"]}, "required_columns"),
+        ({"groups_per_step": 4, "fifo_window": 3}, "fifo_window"),
+        ({"replay": {"strategy": 1, "groups_per_step": 0}}, "replay.groups_per_step"),
+        (
+            {"replay": {"strategy": 1, "groups_per_step": 2, "capacity_groups": 1}},
+            "replay.capacity_groups",
+        ),
+        (
+            {"replay": {"strategy": 2, "groups_per_step": 1, "capacity_groups": 1}},
+            "replay.reward_name",
+        ),
+        ({"replay": {"strategy": 9}}, "replay.strategy"),
+    ],
+)
+async def test_contradictory_rules_are_rejected(
+    replicas: tuple[Client, Client], rules: dict[str, object], field: str
+) -> None:
+    """The error names the field that has to change."""
+    config = trajectory_pb2.RunConfig()
+    config.CopyFrom(RULES)
+    for name in rules:
+        config.ClearField(name)  # type: ignore[arg-type]
+    config.MergeFrom(trajectory_pb2.RunConfig(**rules))  # type: ignore[arg-type]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await Client(replicas[0].channel, "other").create_run(config)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in (caught.value.details() or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -26,7 +27,7 @@ async def test_newer_records_are_read(redis_url: str) -> None:
         await run.submit("a")
         lease = await run.play(outcome=rewarded(0.5))
         assert lease is not None
-        redis = Redis.from_url(redis_url)
+        redis: Any = Redis.from_url(redis_url)
         config, _, tasks, *_ = keys.run_keys(run.run_id)
         await redis.set(config, newer(await redis.get(config)))
         await redis.hset(tasks, "a", newer(await redis.hget(tasks, "a")))
