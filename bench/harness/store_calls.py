@@ -9,9 +9,7 @@ import grpc.aio
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
-
-__all__ = ["Part", "packed", "send", "send_async"]
+__all__ = ["Part", "packed", "send", "send_async", "unpacked"]
 
 Part = pb.NewRollout | pb.NewTurn | pb.TokenAppend | pb.RolloutFinish
 
@@ -47,12 +45,13 @@ async def send_async(stub: Any, part: Part, **options: Any) -> Any:
 
 
 def packed(tokens: tokens_pb2.Tokens) -> tokens_pb2.PackedTokens:
-    """The same tokens as bytes."""
-    return tokens_pb2.PackedTokens(
-        token_ids=pack_ids(tokens.token_ids),
-        logprobs=pack_logprobs(tokens.logprobs),
-        spans=tokens.spans,
-    )
+    """The same tokens as bytes: the two messages are equal on the wire."""
+    return tokens_pb2.PackedTokens.FromString(tokens.SerializeToString())
+
+
+def unpacked(tokens: tokens_pb2.PackedTokens) -> tokens_pb2.Tokens:
+    """The same tokens as numbers."""
+    return tokens_pb2.Tokens.FromString(tokens.SerializeToString())
 
 
 def _result(result: Any) -> Any:

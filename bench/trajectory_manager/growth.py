@@ -36,9 +36,17 @@ from bench.baselines.store.seamflow_append import open_turns, write
 from bench.baselines.store.seamflow_run import CREDENTIAL, RUN_ID, create_run, manager, packed
 from bench.baselines.store.workload import Options, Segment, Trajectory, make_trajectories
 from bench.harness.redis_process import FAST, redis_server
+from bench.harness.store_calls import unpacked
 from bench.report import MIN_SAMPLES, Report, ratio
 from rollout.gateway.record.recorder import Recorder
-from trajectory_manager.model.records import Durability, Purpose, Rollout, StalenessPolicy, Task
+from trajectory_manager.model.records import (
+    Durability,
+    Purpose,
+    Rollout,
+    StalenessPolicy,
+    Task,
+    TaskLease,
+)
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, TurnBegin, VersionSource
 from trajectory_manager.service.metrics import Metrics
@@ -172,7 +180,7 @@ class Filled:
         async def opened(index: int) -> None:
             await self.store.runs.submit(RUN_ID, [_task(f"live-{index}")], max_queued=_FILLING)
             lease = await self.store.runs.lease_task(RUN_ID, [Purpose.TRAIN], f"{index:032x}")
-            assert lease is not None, "admission has room for all"
+            assert isinstance(lease, TaskLease), "admission has room for all"
             rollout = Rollout(
                 run_id=RUN_ID,
                 rollout_id=lease.rollout_id,
@@ -210,14 +218,13 @@ class Filled:
             advance(len(groups))
 
     def _group(self, task_id: str) -> pb.RecordedGroup:
-        turn = pb.RecordedTurn(
+        turn = trajectory_pb2.Turn(
             turn_id=_TURN,
-            tokens=packed([_segment(self.random, STORED_TOKENS)]),
+            tokens=unpacked(packed([_segment(self.random, STORED_TOKENS)])),
             finish_reason=tokens_pb2.FINISH_REASON_STOP,
-            temperature=1.0,
         )
-        reward = tokens_pb2.Reward(name="reward", value=1.0)
-        rollout = pb.RecordedRollout(turns=[turn], rewards=[reward])
+        rewards = tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)])
+        rollout = pb.RecordedRollout(turns=[turn], rewards=rewards)
         return pb.RecordedGroup(task_id=task_id, rollouts=[rollout])
 
     def _tokens(self) -> Tokens:
@@ -278,7 +285,7 @@ class Filled:
             self.epoch = (await stub.Reconcile(request)).epoch
         self.steps += 1
         wanted = sample_service_pb2.LeaseSamplesRequest(
-            run_id=RUN_ID, epoch=self.epoch, step=self.steps, packed=True
+            run_id=RUN_ID, epoch=self.epoch, step=self.steps
         )
         sent = time.monotonic()
         samples = (await stub.LeaseSamples(wanted)).samples

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -31,13 +32,13 @@ from seamflow.errors import (
 )
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1 import task_service_pb2
+from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.baselines.store.seamflow_run import CREDENTIAL
-from bench.harness.store_calls import send_async
+from bench.harness.store_calls import send_async, unpacked
 
 __all__ = ["GROUP_SIZE", "TURN", "Producers", "Seen", "logprobs_of"]
 
@@ -123,14 +124,16 @@ class Producers:
         self._stopping.set()
 
     async def _agent(self) -> None:
-        request = task_service_pb2.LeaseTaskRequest(run_id=self._run_id, wait=Duration(seconds=1))
         while not self._stopping.is_set():
-            lease = await self._answer("LeaseTask", lambda: self._tasks.LeaseTask(request))
-            if lease.rollout_id:
+            request = task_service_pb2.LeaseTasksRequest(
+                run_id=self._run_id, request_id=uuid.uuid4().hex, wait=Duration(seconds=1)
+            )
+            answer = await self._answer("LeaseTasks", partial(self._tasks.LeaseTasks, request))
+            for lease in answer.leases:
                 with self._refusals():
                     await self._play(lease)
 
-    async def _play(self, lease: task_service_pb2.LeaseTaskResponse) -> None:
+    async def _play(self, lease: task_service_pb2.TaskLease) -> None:
         rollout_id = lease.rollout_id
         start = pb.NewRollout(
             run_id=self._run_id,
@@ -146,8 +149,7 @@ class Producers:
             rollout_id=rollout_id,
             turn_id=TURN,
             attempt_id="bench",
-            token_ids=prompt.tolist(),
-            temperature=1.0,
+            token_ids=prompt.tobytes(),
             credential_digest=CREDENTIAL,
         )
         epoch = (await self._answer("BeginTurns", lambda: send_async(self._store, begin))).epoch
@@ -156,7 +158,7 @@ class Producers:
             run_id=self._run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
-            rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
+            rewards=_rewards(),
         )
         await self._answer("AppendTokens", lambda: send_async(self._store, finish))
         self.seen.finished.add(rollout_id)
@@ -182,7 +184,7 @@ class Producers:
     async def _load(self) -> None:
         for first in itertools.count(0, _TASKS):
             tasks = [
-                task_service_pb2.Task(task_id=f"task-{i}", purpose=tokens_pb2.PURPOSE_TRAIN)
+                trajectory_pb2.Task(task_id=f"task-{i}", purpose=tokens_pb2.PURPOSE_TRAIN)
                 for i in range(first, first + _TASKS)
             ]
             request = task_service_pb2.SubmitTasksRequest(run_id=self._run_id, tasks=tasks)
@@ -250,14 +252,16 @@ def _packed(ids: Ids, *, sampled: bool = True) -> tokens_pb2.PackedTokens:
 
 def _recorded(task_id: str, ids: dict[str, Ids]) -> pb.RecordedGroup:
     turns = [
-        pb.RecordedTurn(
+        trajectory_pb2.Turn(
             turn_id=TURN,
-            tokens=_packed(ids[f"{task_id}/{slot}/1"]),
+            tokens=unpacked(_packed(ids[f"{task_id}/{slot}/1"])),
             finish_reason=_STOP,
-            temperature=1.0,
         )
         for slot in range(GROUP_SIZE)
     ]
-    reward = tokens_pb2.Reward(name="reward", value=1.0)
-    rollouts = [pb.RecordedRollout(turns=[turn], rewards=[reward]) for turn in turns]
+    rollouts = [pb.RecordedRollout(turns=[turn], rewards=_rewards()) for turn in turns]
     return pb.RecordedGroup(task_id=task_id, rollouts=rollouts)
+
+
+def _rewards() -> tokens_pb2.Rewards:
+    return tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)])

@@ -39,7 +39,7 @@ class RunRules(ServerConfig):
     """Discard groups whose samples all got the same reward of this name; empty keeps all."""
     reward_name: str = ""
     """Reward that the trainer trains on: a rollout that lacks it is refused; empty: any will do."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field({})
     """For people and dashboards."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """durable: every acknowledged write is on disk; replicated: also on every replica."""

@@ -67,12 +67,12 @@ def ended_turns(trajectory: trajectory_pb2.Trajectory) -> Iterator[EndedTurn]:
     sequences: dict[str, list[int]] = {"": []}
     depths = {"": 0}
     for turn in trajectory.turns:
-        parent = sequences.get(turn.parent_turn_id, [])
+        parent = sequences.get(turn.prefix_turn_id, [])
         num_sampled = sum(
             span.num_tokens for span in turn.tokens.spans if span.origin == tokens_pb2.ORIGIN_POLICY
         )
         whole = [*parent[: turn.prefix_length], *turn.tokens.token_ids]
-        depth = depths.get(turn.parent_turn_id, 0)
+        depth = depths.get(turn.prefix_turn_id, 0)
         sequences[turn.turn_id], depths[turn.turn_id] = whole, depth + 1
         if turn.finish_reason in _ENDED and num_sampled:
             start = TurnStart(

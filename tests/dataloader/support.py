@@ -16,6 +16,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import (
     TaskServiceServicer,
     add_TaskServiceServicer_to_server,
 )
+from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, already_exists, exhausted, not_found, unavailable
@@ -33,7 +34,7 @@ class Queue(TaskServiceServicer):
     def __init__(self, capacity: int = 10_000, run_id: str = "run") -> None:
         self.capacity = capacity
         self.run_id = run_id
-        self.tasks: dict[str, pb.Task] = {}
+        self.tasks: dict[str, Task] = {}
         self.taken = 0
         self.most_waiting = 0
         self.num_refused = 0
@@ -57,7 +58,7 @@ class Queue(TaskServiceServicer):
         self.most_waiting = max(self.most_waiting, waiting)
         return pb.SubmitTasksResponse(num_accepted=len(new), num_free=self.capacity - waiting)
 
-    def _is_new(self, task: pb.Task) -> bool:
+    def _is_new(self, task: Task) -> bool:
         known = self.tasks.get(task.task_id)
         if known is not None and known != task:
             raise already_exists("task", task.task_id)

@@ -29,7 +29,8 @@ def recorded(task_id: str, outcomes: Sequence[float], name: str = "success") -> 
     """A group of closed rollouts with these rewards."""
     rollouts = [
         trajectory.RecordedRollout(
-            turns=[turn("a", [1], 2)], rewards=[tokens_pb2.Reward(name=name, value=value)]
+            turns=[turn("a", [1], 2)],
+            rewards=tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name=name, value=value)]),
         )
         for value in outcomes
     ]

@@ -24,6 +24,8 @@ required_columns = ["ref_logprobs"]
 max_deliveries = 3
 max_stored_tokens = 1000000
 retention_steps = 10
+reward_name = "reward"
+labels = { team = "agents" }
 replay_strategy = "reward"
 replay_capacity_groups = 64
 replay_groups_per_step = 4

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import numpy as np
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.run_service_pb2 import CreateRunRequest
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.chassis.rpc.server import started
@@ -43,16 +46,17 @@ async def manager(
             groups_per_step=1000,
             max_staleness=8,
             staleness_policy=trajectory_pb2.STALENESS_POLICY_MASK,
-            lease_seconds=600,
+            lease_duration=to_duration(600),
             durability=trajectory_pb2.DURABILITY_FAST,
         )
-        await stub.CreateRun(pb.CreateRunRequest(run_id=run_id, config=rules))
+        runs = async_stub(RunServiceStub, channel)
+        await runs.CreateRun(CreateRunRequest(run_id=run_id, config=rules))
         yield f"127.0.0.1:{port}", stub
 
 
 def turn(
     turn_id: str, prompt: Sequence[int], num_sampled: int, parent: str = "", prefix: int = 0
-) -> pb.RecordedTurn:
+) -> trajectory_pb2.Turn:
     """A turn that adds `prompt` and samples so many tokens."""
     environment = tokens_pb2.Span(num_tokens=len(prompt), origin=tokens_pb2.ORIGIN_ENVIRONMENT)
     policy = tokens_pb2.Span(
@@ -62,24 +66,23 @@ def turn(
         version_source=tokens_pb2.VERSION_SOURCE_ENGINE,
     )
     ids = [*prompt, *[7] * num_sampled]
-    return pb.RecordedTurn(
+    return trajectory_pb2.Turn(
         turn_id=turn_id,
-        parent_turn_id=parent,
+        prefix_turn_id=parent,
         prefix_length=prefix,
-        tokens=tokens_pb2.PackedTokens(
-            token_ids=np.array(ids, "<i4").tobytes(),
-            logprobs=np.array([0.0] * len(prompt) + [-0.5] * num_sampled, "<f4").tobytes(),
+        tokens=tokens_pb2.Tokens(
+            token_ids=ids,
+            logprobs=[0.0] * len(prompt) + [-0.5] * num_sampled,
             spans=[environment, policy],
         ),
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        temperature=1.0,
     )
 
 
-def group(task_id: str, *rollouts: Sequence[pb.RecordedTurn]) -> pb.RecordedGroup:
+def group(task_id: str, *rollouts: Sequence[trajectory_pb2.Turn]) -> pb.RecordedGroup:
     """A group of complete rollouts."""
-    reward = tokens_pb2.Reward(name="reward", value=1.0)
-    recorded = [pb.RecordedRollout(turns=turns, rewards=[reward]) for turns in rollouts]
+    rewards = tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)])
+    recorded = [pb.RecordedRollout(turns=turns, rewards=rewards) for turns in rollouts]
     return pb.RecordedGroup(task_id=task_id, payload_json="{}", rollouts=recorded)
 
 

@@ -13,8 +13,9 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
-from seamflow.trajectory.v1.task_service_pb2 import LeaseTaskRequest, SubmitTasksRequest, Task
+from seamflow.trajectory.v1.task_service_pb2 import LeaseTasksRequest, SubmitTasksRequest
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from bench.harness.store_calls import send_async
 from services.ranker.turn_feed import EndedTurn, TurnFeed, ended_turns
@@ -92,7 +93,7 @@ async def test_a_running_rollout_is_read_when_it_closes_and_eval_never() -> None
             run_id="run",
             rollout_id=running,
             credential_digest="0" * 64,
-            failure_class=tokens_pb2.FAILURE_CLASS_POLICY,
+            failure=tokens_pb2.Failure(failure_class=tokens_pb2.FAILURE_CLASS_ENVIRONMENT),
         )
         await send_async(stub, finish)
         assert await read(feed) == []  # it had no turn
@@ -141,7 +142,8 @@ async def started_rollout(channel: grpc.aio.Channel, stub: TrajectoryServiceAsyn
     tasks = async_stub(TaskServiceStub, channel)
     task = Task(task_id="task", payload_json="{}", purpose=tokens_pb2.PURPOSE_TRAIN)
     await tasks.SubmitTasks(SubmitTasksRequest(run_id="run", tasks=[task]))
-    lease = await tasks.LeaseTask(LeaseTaskRequest(run_id="run"))
+    request = LeaseTasksRequest(run_id="run", request_id="r")
+    (lease,) = (await tasks.LeaseTasks(request)).leases
     start = pb.NewRollout(
         run_id="run",
         rollout_id=lease.rollout_id,

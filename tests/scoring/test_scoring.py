@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from seamflow.channel import connect
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -39,6 +40,8 @@ class Run:
         """Create it, and let agents play all tasks."""
         config = trajectory_pb2.RunConfig()
         config.CopyFrom(RULES)
+        for name in rules:
+            config.ClearField(name)  # type: ignore[arg-type]
         config.MergeFrom(trajectory_pb2.RunConfig(required_columns=columns, **rules))
         await self.client.create_run(config)
         await self.client.submit(*task_ids)
@@ -138,7 +141,7 @@ async def test_a_service_that_needs_another_column_waits_for_it(run: Run) -> Non
 async def test_samples_leased_by_a_dead_service_are_scored_by_another(run: Run) -> None:
     """After its lease: the one that died never wrote."""
     Lengths.going_on.clear()
-    await run.begin("a", lease_seconds=1.0)
+    await run.begin("a", lease_duration=to_duration(1.0))
     async with run.scoring(max_samples=1):
         # It hangs in its scorer, and goes without a word.
         assert await asyncio.to_thread(Lengths.began.wait, 20)
@@ -159,7 +162,7 @@ async def test_two_services_share_the_samples(run: Run) -> None:
 
 async def test_leases_shrink_until_they_are_scored_in_time(run: Run) -> None:
     """Four need longer than a lease lives, and would be leased and lost for ever."""
-    await run.begin("a", "b", groups_per_step=2, lease_seconds=0.8)
+    await run.begin("a", "b", groups_per_step=2, lease_duration=to_duration(0.8))
     async with run.scoring(Slow, max_samples=4):
         await run.until(2)
     assert len(Lengths.scored) > 4

@@ -7,6 +7,7 @@ acknowledgement, the end of each rollout included, and the batches that the trai
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -84,8 +85,7 @@ async def open_turns(channel: grpc.aio.Channel, number: int) -> list[_OpenTurn]:
     """Submit, lease, start and open as many rollouts."""
     tasks = async_stub(TaskServiceStub, channel)
     submitted = [
-        task_service_pb2.Task(task_id=str(i), purpose=tokens_pb2.PURPOSE_TRAIN)
-        for i in range(number)
+        trajectory_pb2.Task(task_id=str(i), purpose=tokens_pb2.PURPOSE_TRAIN) for i in range(number)
     ]
     await tasks.SubmitTasks(task_service_pb2.SubmitTasksRequest(run_id=RUN_ID, tasks=submitted))
     room = asyncio.Semaphore(_MAX_OPENING)
@@ -99,7 +99,8 @@ async def open_turns(channel: grpc.aio.Channel, number: int) -> list[_OpenTurn]:
 
 async def _open_turn(channel: grpc.aio.Channel, tasks: TaskServiceAsyncStub) -> _OpenTurn:
     store = async_stub(TrajectoryServiceStub, channel)
-    lease = await tasks.LeaseTask(task_service_pb2.LeaseTaskRequest(run_id=RUN_ID))
+    request = task_service_pb2.LeaseTasksRequest(run_id=RUN_ID, request_id=uuid.uuid4().hex)
+    (lease,) = (await tasks.LeaseTasks(request)).leases
     start = pb.NewRollout(
         run_id=RUN_ID,
         rollout_id=lease.rollout_id,
@@ -113,8 +114,7 @@ async def _open_turn(channel: grpc.aio.Channel, tasks: TaskServiceAsyncStub) -> 
         rollout_id=lease.rollout_id,
         turn_id=_TURN,
         attempt_id="bench",
-        token_ids=[1],
-        temperature=1.0,
+        token_ids=bytes([1, 0, 0, 0]),
         credential_digest=CREDENTIAL,
     )
     return _OpenTurn(lease.rollout_id, (await send_async(store, begin)).epoch)
@@ -158,7 +158,7 @@ def _finish(rollout_id: str) -> pb.RolloutFinish:
         run_id=RUN_ID,
         rollout_id=rollout_id,
         credential_digest=CREDENTIAL,
-        rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
+        rewards=tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)]),
     )
 
 

@@ -24,9 +24,9 @@ from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import run_service_pb2, sample_service_pb2, trajectory_pb2
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.baselines.store.workload import Options, Reads, Segment
 
@@ -78,13 +78,13 @@ async def create_run(channel: grpc.aio.Channel, options: Options, durability: in
         groups_per_step=options.batch,
         max_staleness=steps,
         staleness_policy=trajectory_pb2.STALENESS_POLICY_MASK,
-        lease_seconds=600,
+        lease_duration=Duration(seconds=600),
         durability=durability,  # type: ignore[arg-type]
     )
-    request = trajectory_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
-    store = async_stub(TrajectoryServiceStub, channel)
+    request = run_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
+    runs = async_stub(RunServiceStub, channel)
     # A replica that has just connected does not count for some moments.
-    await retrying(lambda: store.CreateRun(request))
+    await retrying(lambda: runs.CreateRun(request))
 
 
 def packed(segments: Sequence[Segment]) -> tokens_pb2.PackedTokens:
@@ -131,7 +131,6 @@ async def _read(report: Connection, options: Options, target: str) -> None:
                 step=step + 1,
                 num_groups=min(options.batch, options.trajectories - trajectories),
                 wait=Duration(seconds=_READ_SECONDS),
-                packed=True,
                 max_bytes=_PAGE_BYTES,
             )
             step += 1
@@ -160,7 +159,7 @@ async def _samples(
 
 def _columns(sample: trajectory_pb2.Sample) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
     """[3, num_tokens]: ids, log-probabilities by their bits, versions."""
-    tokens = sample.packed_tokens
+    tokens = sample.tokens
     lengths = [span.num_tokens for span in tokens.spans]
     versions = np.array([span.weight_version for span in tokens.spans], np.int32)
     return np.stack(

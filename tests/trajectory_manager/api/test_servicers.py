@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import grpc.aio
 import pytest
@@ -17,7 +16,7 @@ from seamflow.trajectory.v1 import (
 )
 
 from bench.harness.store_calls import send_async
-from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message, reason_of
+from tests.trajectory_manager.client import CREDENTIAL, Client, message, reason_of
 from trajectory_manager.model.token_bytes import unpack_ids
 
 POLICY = tokens_pb2.ORIGIN_POLICY
@@ -111,43 +110,6 @@ async def test_a_waiting_trainer_reports_its_next_base_version(
     assert caught.value.code() is grpc.StatusCode.ABORTED
 
 
-async def test_a_waiting_agent_gets_the_next_task(replicas: tuple[Client, Client]) -> None:
-    """LeaseTasks waits for work, and answers empty when its time is up."""
-    first, second = replicas
-    assert not (await first.lease()).HasField("task")
-    waiting = asyncio.create_task(first.lease(wait=30))
-    await second.submit("a")
-    lease = await waiting
-    assert (lease.task.task_id, lease.task.num_samples) == ("a", 2)
-    assert lease.lease_duration.seconds == 60
-
-
-async def test_several_rollouts_are_leased_at_once(replicas: tuple[Client, Client]) -> None:
-    """Up to the number available, each under its own lease; one by default."""
-    first, second = replicas
-    await first.submit("a", "b")
-    answer = await first.ask(most=3)
-    assert len((await second.ask()).leases) == 1
-    assert not (await second.ask(most=3)).leases
-    leases = [(lease.rollout_id, lease.lease_token) for lease in answer.leases]
-    assert [name for name, _ in leases] == ["a/0/1", "a/1/1", "b/0/1"]
-    assert [lease.task.task_id for lease in answer.leases] == ["a", "a", "b"]
-    for name, token in leases:
-        await second.start(name, token)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await second.start(name, leases[0][1] if token != leases[0][1] else leases[1][1])
-
-
-@pytest.mark.parametrize("most", [-1, 9])
-async def test_a_number_of_leases_out_of_bounds_is_rejected(
-    replicas: tuple[Client, Client], most: int
-) -> None:
-    """By its name, whether there is work or not."""
-    with pytest.raises(grpc.aio.AioRpcError, match="max_leases") as caught:
-        await replicas[0].ask(most=most)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
 async def test_the_lease_of_a_finished_rollout_is_lost(replicas: tuple[Client, Client]) -> None:
     """The others are extended by the run's lease_duration; a failed rollout is replaced."""
     first, second = replicas
@@ -189,93 +151,6 @@ async def test_a_stale_writer_gets_the_current_epoch(
     assert caught.value.code() is grpc.StatusCode.ABORTED
     assert reason_of(caught.value) == "STALE_EPOCH"
     assert await second.append("r", "t", new.epoch, 1, message([2], POLICY)) == 2
-
-
-async def test_creating_a_run_again_needs_the_same_rules(
-    replicas: tuple[Client, Client],
-) -> None:
-    """Other rules are rejected with the fields that differ."""
-    first, second = replicas
-    assert not await second.create_run()
-    other = trajectory_pb2.RunConfig()
-    other.CopyFrom(RULES)
-    other.group_size = 5
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await first.create_run(other)
-    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    assert "group_size (is 2, given 5)" in (caught.value.details() or "")
-    assert "max_staleness" not in (caught.value.details() or "")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "code"),
-    [
-        ("max_publish_wait", Duration(seconds=5), "INVALID_ARGUMENT"),
-        ("max_publish_wait", Duration(seconds=-5), "INVALID_ARGUMENT"),
-        ("num_extra_samples", -1, "INVALID_ARGUMENT"),
-        ("fifo_window", -1, "INVALID_ARGUMENT"),
-        ("max_deliveries", -1, "INVALID_ARGUMENT"),
-        ("max_stored_tokens", -1, "INVALID_ARGUMENT"),
-        ("retention_steps", -1, "INVALID_ARGUMENT"),
-        ("staleness_policy", trajectory_pb2.STALENESS_POLICY_UNSPECIFIED, "INVALID_ARGUMENT"),
-        ("durability", trajectory_pb2.DURABILITY_DURABLE, "FAILED_PRECONDITION"),
-        ("durability", trajectory_pb2.DURABILITY_REPLICATED, "FAILED_PRECONDITION"),
-        ("group_size", 0, "INVALID_ARGUMENT"),
-        ("groups_per_step", 0, "INVALID_ARGUMENT"),
-        ("max_staleness", -1, "INVALID_ARGUMENT"),
-        ("lease_duration", Duration(), "INVALID_ARGUMENT"),
-        ("lease_duration", Duration(seconds=86_401), "INVALID_ARGUMENT"),
-        ("labels", {"": "x"}, "INVALID_ARGUMENT"),
-        ("labels", {"x": "y" * 257}, "INVALID_ARGUMENT"),
-        ("labels", {str(n): "" for n in range(33)}, "INVALID_ARGUMENT"),
-    ],
-)
-async def test_rules_that_cannot_be_kept_are_rejected(
-    replicas: tuple[Client, Client], field: str, value: Any, code: str
-) -> None:
-    """At creation, with the field's name."""
-    rules = trajectory_pb2.RunConfig()
-    rules.CopyFrom(RULES)
-    rules.ClearField(field)  # type: ignore[arg-type]
-    rules.MergeFrom(trajectory_pb2.RunConfig(**{field: value}))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await Client(replicas[0].channel, "other").create_run(rules)
-    assert caught.value.code().name == code
-    assert field in (caught.value.details() or "")
-
-
-@pytest.mark.parametrize(
-    ("rules", "field"),
-    [
-        ({"staleness_policy": trajectory_pb2.STALENESS_POLICY_WAIT}, "max_publish_wait"),
-        ({"required_columns": ["Reference"]}, "required_columns"),
-        ({"required_columns": ["a", "a"]}, "required_columns"),
-        ({"groups_per_step": 4, "fifo_window": 3}, "fifo_window"),
-        ({"replay": {"strategy": 1, "groups_per_step": 0}}, "replay.groups_per_step"),
-        (
-            {"replay": {"strategy": 1, "groups_per_step": 2, "capacity_groups": 1}},
-            "replay.capacity_groups",
-        ),
-        (
-            {"replay": {"strategy": 2, "groups_per_step": 1, "capacity_groups": 1}},
-            "replay.reward_name",
-        ),
-        ({"replay": {"strategy": 9}}, "replay.strategy"),
-    ],
-)
-async def test_contradictory_rules_are_rejected(
-    replicas: tuple[Client, Client], rules: dict[str, object], field: str
-) -> None:
-    """The error names the field that has to change."""
-    config = trajectory_pb2.RunConfig()
-    config.CopyFrom(RULES)
-    for name in rules:
-        config.ClearField(name)  # type: ignore[arg-type]
-    config.MergeFrom(trajectory_pb2.RunConfig(**rules))  # type: ignore[arg-type]
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await Client(replicas[0].channel, "other").create_run(config)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert field in (caught.value.details() or "")
 
 
 def _spans(*lengths: tuple[int, int]) -> tokens_pb2.Tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tests.trajectory_manager.memory import task_leases
 from tests.trajectory_manager.memory.column_store import MemoryColumnStore
 from tests.trajectory_manager.memory.run_state import (
     GroupState,
@@ -124,7 +125,7 @@ class MemoryRunStore:
     ) -> TaskLease | EmptyReason:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        if held := self._held_lease(run, nonce):
+        if held := task_leases.repeated(run, nonce, self._clock()):
             return held
         if run.end_time:
             return EmptyReason.RUN_ENDED
@@ -133,13 +134,13 @@ class MemoryRunStore:
             if found is not None:
                 return self._lease_slot(run, *found, nonce)
         if Purpose.TRAIN in purposes and run.queue[Purpose.TRAIN]:
-            return self._closed_by(run)
+            return task_leases.closed_by(run)
         return EmptyReason.NOTHING_QUEUED
 
     async def lease_own_task(self, run_id: str, task: Task, nonce: str) -> TaskLease | EmptyReason:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        if held := self._held_lease(run, nonce):
+        if held := task_leases.repeated(run, nonce, self._clock()):
             return held
         known = run.seen.get(task.task_id)
         if known is not None and known != task:
@@ -148,7 +149,7 @@ class MemoryRunStore:
             return EmptyReason.RUN_ENDED
         if known is None:
             if run.num_admissible == 0:
-                return self._closed_by(run)
+                return task_leases.closed_by(run)
             run.seen[task.task_id] = task
             return self._lease_slot(run, self._admit(run, task), 0, nonce)
         group = run.groups.get(task.task_id)
@@ -159,27 +160,6 @@ class MemoryRunStore:
                 return self._lease_slot(run, group, index, nonce)
         why = "all its rollouts are leased or finished"
         raise store_error("FULL_GROUP", task.task_id, why)
-
-    def _held_lease(self, run: RunState, nonce: str) -> TaskLease | None:
-        """The lease that has this nonce, renewed, while it is held."""
-        for rollout_id, lease in run.leases.items():
-            if self._held(run, rollout_id, nonce) is lease:
-                lease.expires = self._clock() + run.config.lease_seconds
-                name = SlotName.parse(rollout_id)
-                assert name is not None, "what is leased is a slot"
-                return TaskLease(
-                    task=run.groups[name.task_id].task,
-                    rollout_id=rollout_id,
-                    nonce=nonce,
-                    seconds=run.config.lease_seconds,
-                )
-        return None
-
-    def _closed_by(self, run: RunState) -> EmptyReason:
-        """Why no TRAIN group is admitted."""
-        if run.num_outstanding < run.max_outstanding:
-            return EmptyReason.STORE_FULL
-        return EmptyReason.ADMISSION_CLOSED
 
     def _open_slot(self, run: RunState, purpose: Purpose) -> tuple[GroupState, int] | None:
         slots = run.open_slots[purpose]
@@ -249,7 +229,8 @@ class MemoryRunStore:
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        held = [self._held(run, rollout_id, nonce) for rollout_id, nonce in leases]
+        now = self._clock()
+        held = [task_leases.held(run, rollout_id, nonce, now) for rollout_id, nonce in leases]
         for lease in held:
             if lease is not None:
                 lease.expires = self._clock() + run.config.lease_seconds
@@ -263,7 +244,7 @@ class MemoryRunStore:
         leased = None
         if nonce is not None:
             name = SlotName.parse(rollout_id)
-            if name is None or self._held(run, rollout_id, nonce) is None:
+            if name is None or task_leases.held(run, rollout_id, nonce, self._clock()) is None:
                 raise store_error("LOST_LEASE", rollout_id)
             group = run.groups[name.task_id]
             leased = TaskContext(group.task.purpose, group.required_weight_version)
@@ -407,9 +388,3 @@ class MemoryRunStore:
             num_kept_back_groups=len(run.ready) - len(run.leasable()),
             num_open_groups=run.num_streamed,
         )
-
-    def _held(self, run: RunState, rollout_id: str, nonce: str) -> LeaseState | None:
-        lease = run.leases.get(rollout_id)
-        if lease is None or lease.surplus or lease.nonce != nonce:
-            return None
-        return lease if lease.expires > self._clock() else None

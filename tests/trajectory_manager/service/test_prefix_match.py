@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.trajectory_manager.support import Run, policy, tokens
+from services.chassis.errors import Reason
+from tests.trajectory_manager.support import Run, policy, refused, tokens
 from trajectory_manager.model.prefix_tree import message_keys
 from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.model.tokens import Tokens, Turn, TurnRecord
@@ -228,3 +229,95 @@ async def test_messages_have_no_divergence(run: Run) -> None:
     await run.end("r", "t1", opened.turn.epoch, "answer")
     assert (await run.begin("r", "t2", ["user", "answer", "more"])).divergence is None
     assert (await run.begin("r", "t3", ["user", "other", "more"])).divergence is None
+
+
+async def answered(run: Run, turn_id: str, prompt: list[str], answer: str, parent: str = "") -> str:
+    """A turn of messages with one sampled token; the turn it continues."""
+    opened = await run.begin("r", turn_id, prompt, parent=parent)
+    await run.append("r", turn_id, opened.turn.epoch, 0, tokens([len(prompt)], policy()))
+    await run.end("r", turn_id, opened.turn.epoch, answer)
+    return opened.turn.begin.prefix_turn_id
+
+
+@pytest.mark.parametrize(
+    ("echoed", "prefix"),
+    [
+        ("a1", "t1"),
+        ("a1:r1", "t1"),
+        ("a1:r2", ""),
+        ("a2:r1", ""),
+    ],
+)
+async def test_an_echo_matches_with_or_without_its_reasoning(
+    run: Run, echoed: str, prefix: str
+) -> None:
+    """Without it any reasoning matches; with it only the same."""
+    await run.start("r")
+    await answered(run, "t1", ["user"], "a1:r1")
+    assert await answered(run, "t2", ["user", echoed, "more"], "a2:r2") == prefix
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "prefix"),
+    [
+        ("a1", "a2", "t2"),
+        ("a1:r1", "a2:r2", "t2"),
+        ("a1", "a2:r2", "t2"),
+        ("a1:r9", "a2:r2", ""),
+        ("a1:r9", "a2", ""),
+        ("a1:r1", "a2:r9", "t1"),
+    ],
+)
+async def test_all_answers_on_the_path_are_checked(
+    run: Run, first: str, second: str, prefix: str
+) -> None:
+    """Also where the turn before was given its own echo without the reasoning."""
+    await run.start("r")
+    await answered(run, "t1", ["user"], "a1:r1")
+    assert await answered(run, "t2", ["user", "a1", "more"], "a2:r2") == "t1"
+    assert await answered(run, "t3", ["user", first, "more", second, "go"], "a3") == prefix
+
+
+async def test_a_prompt_that_drops_reasoning_is_the_same_prompt(run: Run) -> None:
+    """A repeated turn may echo with it or without."""
+    await run.start("r")
+    await answered(run, "t1", ["user"], "a1:r1")
+    first = await run.begin("r", "t2", ["user", "a1:r1", "more"])
+    again = await run.begin("r", "t2", ["user", "a1", "more"])
+    assert again.turn == first.turn
+
+
+async def test_an_answer_without_reasoning_has_none(run: Run) -> None:
+    """An echo with reasoning is another answer."""
+    await run.start("r")
+    await answered(run, "t1", ["user"], "a1")
+    assert await answered(run, "t2", ["user", "a1:r1", "more"], "a2") == ""
+    assert await answered(run, "t3", ["user", "a1", "more"], "a3") == "t1"
+
+
+async def test_a_sub_agent_keeps_its_parent(run: Run) -> None:
+    """Its prompt continues nothing: it is a root, and its own turns continue it."""
+    await run.start("r")
+    await answered(run, "main", ["user"], "a1")
+    opened = await run.begin("r", "sub", ["task"], parent="main")
+    begin = opened.turn.begin
+    assert (begin.parent_turn_id, begin.prefix_turn_id, opened.prefix_ids) == ("main", "", b"")
+    await run.append("r", "sub", opened.turn.epoch, 0, tokens([7], policy()))
+    await run.end("r", "sub", opened.turn.epoch, "s1")
+    assert await answered(run, "sub-2", ["task", "s1", "go"], "s2", parent="sub") == "sub"
+    found = {turn.turn_id: turn.begin for turn in await run.store.tokens.turns(run.run_id, "r")}
+    assert found["sub"].parent_turn_id == "main"
+    assert found["sub-2"].parent_turn_id == "sub"
+
+
+async def test_with_a_parent_only_its_path_is_matched(run: Run) -> None:
+    """An ancestor of the parent is, another branch is not, however much it shares."""
+    await run.start("r")
+    await answered(run, "t1", ["user"], "a1")
+    await answered(run, "left", ["user", "a1", "more"], "a2")
+    await answered(run, "right", ["user", "a1", "else"], "a3")
+    whole = ["user", "a1", "more", "a2", "go"]
+    assert await answered(run, "x", whole, "a4") == "left"
+    assert await answered(run, "y", whole, "a4", parent="right") == "t1"
+    assert await answered(run, "z", whole, "a4", parent="left") == "left"
+    await refused(Reason.NOT_FOUND, run.begin("r", "w", whole, parent="nobody"))

@@ -121,6 +121,36 @@ async def test_a_cell_is_leased_to_one_consumer(store: Store) -> None:
     assert await store.columns.lease(run.run_id, REF, (), 512, "nonce") is None
 
 
+async def test_a_repeated_lease_is_the_same_lease(store: Store) -> None:
+    """By its nonce, as long as it holds cells; then the next ones are leased."""
+    run = await waiting_run(store)
+    lease = store.columns.lease
+    first = await lease(run.run_id, REF, (), 2, "nonce")
+    again = await lease(run.run_id, REF, (), 2, "nonce")
+    assert first is not None and again is not None
+    assert first.sample_ids == SAMPLES[:2]
+    assert (again.sample_ids, again.epoch) == (first.sample_ids, first.epoch)
+    assert 0 < again.seconds <= first.seconds
+    other = await lease(run.run_id, REF, (), 1, "other")
+    assert other is not None
+    assert other.sample_ids == SAMPLES[2:3]
+    await write(run, REF, first)
+    next_one = await lease(run.run_id, REF, (), 2, "nonce")
+    assert next_one is not None
+    assert next_one.sample_ids == SAMPLES[3:]
+
+
+async def test_a_lease_that_is_over_is_not_repeated(store: Store) -> None:
+    """Its cells are leased again, under a new epoch."""
+    run = await waiting_run(store, lease_seconds=0.05)
+    first = await store.columns.lease(run.run_id, REF, (), 2, "nonce")
+    assert first is not None
+    await asyncio.sleep(0.1)
+    again = await store.columns.lease(run.run_id, REF, (), 4, "nonce")
+    assert again is not None
+    assert again.epoch > first.epoch
+
+
 async def test_a_column_waits_for_those_it_needs(store: Store) -> None:
     """Only samples that have the needed column are leased, wherever they are in the queue."""
     run = await waiting_run(store)

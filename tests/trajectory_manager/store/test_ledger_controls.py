@@ -213,7 +213,7 @@ CONTROLS = [
     (a_group_begins_that_will_be_too_old, "lease_step", "'training', 1", "'training', 0"),
     (
         a_group_may_begin_with_weights_that_are_too_old,
-        "lease_task",
+        "_task_leases",
         "group.required_version = version",
         "group.required_version = 0",
     ),

@@ -83,7 +83,6 @@ class Pair:
         self.settled.add((task_id, slot))
         rewards = {"reward": [self.dice.random() for _ in running[task_id]]}
         facts: dict[str, Any] = {"version": self.version()}
-        facts["tokens"] = [self.dice.randint(1, 50) for _ in running[task_id]]
         if self.dice.random() < 0.8:
             facts["rewards"] = rewards
         await self.both("finish_slots", task_id, [slot], **facts)

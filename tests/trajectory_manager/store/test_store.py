@@ -22,6 +22,7 @@ from trajectory_manager.model.records import (
     FailureClass,
     Outcome,
     Purpose,
+    Reward,
     Rollout,
     RolloutState,
     Task,
@@ -271,14 +272,11 @@ async def test_a_failed_sample_is_replaced_outside_admission(run: Run) -> None:
 @pytest.mark.parametrize(
     ("outcome", "replaced"),
     [
-        (Outcome(failure_class=FailureClass.POLICY), 1),
         (replace(rewarded(0.0), failure_class=FailureClass.POLICY), 0),
         (replace(rewarded(0.0), failure_class=FailureClass.TIMEOUT), 1),
     ],
 )
-async def test_only_a_policy_failure_with_rewards_counts(
-    run: Run, outcome: Outcome, replaced: int
-) -> None:
+async def test_only_a_policy_failure_counts(run: Run, outcome: Outcome, replaced: int) -> None:
     """There the reward stands; every other failure replaces the sample."""
     await run.submit("a")
     await run.play(outcome=outcome)
@@ -317,6 +315,18 @@ async def test_groups_without_variance_are_filtered(store: Store) -> None:
     counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_discarded_groups) == (1, 1)
     assert counts.num_admissible_groups == 1
+
+
+async def test_the_variance_is_that_of_the_sums_over_turns(store: Store) -> None:
+    """A rollout's reward is its own and those of its turns together."""
+    run = await other_run(store, zero_variance_reward="reward")
+    await run.submit("same", "other")
+    half = Reward(name="reward", value=0.5)
+    split = Outcome(rewards=(half, replace(half, turn_id="t1")))
+    for outcome in (rewarded(1.0), split, rewarded(0.5), split):
+        await run.play(outcome=outcome)
+    letters = await store.runs.dead_letters(run.run_id, 0, 10)
+    assert [letter.task.task_id for letter in letters] == ["same"]
 
 
 async def test_an_expired_lease_fails_its_rollout(store: Store) -> None:
