@@ -8,12 +8,17 @@ import sys
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from seamflow.weights.v1.weight_service_pb2 import FetchShardsResponse, ShardEncoding
+from seamflow.weights.v1.weight_service_pb2 import (
+    FetchShardsResponse,
+    ShardEncoding,
+    UploadShardsRequest,
+)
 
 from services.lib.weight_files import deltas
-from services.lib.weight_files.shard_chunks import decode_chunk, encode_chunk
+from services.lib.weight_files.shard_chunks import decode_chunk, encode_chunk, encode_upload
 
 names = st.text(max_size=40)
 offsets = st.integers(0, 2**63 - 1)
@@ -29,6 +34,20 @@ def test_protobuf_reads_encoded_chunks(
     assert (read.name, read.offset, read.data) == (name, offset, data)
     assert (read.encoding, read.num_bytes) == (encoding, num_bytes)
     assert decode_chunk(message).checksum == read.checksum
+
+
+@given(names, offsets, st.binary(max_size=300), st.sampled_from([0, 1]))
+def test_protobuf_reads_encoded_uploads(
+    name: str, offset: int, data: bytes, encoding: ShardEncoding.ValueType
+) -> None:
+    """The same message as the generated class makes, with the checksum of its data."""
+    head = UploadShardsRequest(run_id="run", weight_version=3, epoch=7, encoding=encoding)
+    head.file.name, head.offset = name, offset
+    read = UploadShardsRequest.FromString(encode_upload(head, data))
+    checksum = xxhash.xxh3_64_intdigest(data)
+    assert (read.data, read.checksum) == (data, checksum)
+    read.ClearField("data")
+    assert read == head
 
 
 @given(names, offsets, st.binary(max_size=300), st.none() | st.integers(0, 2**64 - 1))

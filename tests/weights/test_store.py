@@ -91,7 +91,7 @@ async def test_scopes_do_not_share_numbers(store: Store, scope: Scope) -> None:
 
 
 @pytest.mark.parametrize("new", [2, HUGE_EPOCH + 1])
-async def test_an_older_epoch_can_neither_begin_nor_commit(
+async def test_an_older_epoch_can_neither_begin_nor_upload_nor_commit(
     store: Store, scope: Scope, new: int
 ) -> None:
     """Once a newer trainer was seen the older one is fenced, exactly, up to 63 bits."""
@@ -100,6 +100,7 @@ async def test_an_older_epoch_can_neither_begin_nor_commit(
     await store.begin(scope, publish("b", epoch=new), 0)
     for attempt in (
         store.begin(scope, publish("c", epoch=old), 0),
+        store.fence(scope, old, version),
         store.commit(scope, old, manifest(scope, version)),
     ):
         with pytest.raises(ServiceError) as refused:
@@ -140,6 +141,17 @@ async def test_the_first_commit_wins(store: Store, scope: Scope) -> None:
     again = await store.commit(scope, 1, manifest(scope, version, "second"))
     assert first == again == await store.manifest(scope, version)
     assert again.files[0].name == "first"
+
+
+async def test_only_allocated_versions_are_uploaded(store: Store, scope: Scope) -> None:
+    """The fence checks the version too, raises no epoch, and lets a repeated check pass."""
+    version = await store.begin(scope, publish("a"), 0)
+    await store.fence(scope, 1, version)
+    await store.fence(scope, 9, version)
+    await store.fence(scope, 1, version)
+    with pytest.raises(ServiceError) as refused:
+        await store.fence(scope, 1, version + 1)
+    assert refused.value.reason is Reason.NOT_FOUND
 
 
 async def test_only_allocated_versions_are_committed(store: Store, scope: Scope) -> None:
