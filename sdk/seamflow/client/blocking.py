@@ -16,9 +16,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from seamflow.agent import Task
 from seamflow.client.client import Client
 from seamflow.client.rollout_client import Rollout
+from seamflow.client.task import Task
 from seamflow.client.turn import Turn
 from seamflow.common.v1 import tokens_pb2
 

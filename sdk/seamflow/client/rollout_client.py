@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from seamflow.agent import Task
 from seamflow.client.messages import Message, Tool, to_messages
+from seamflow.client.task import Task
 from seamflow.client.turn import Turn
 from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import to_duration

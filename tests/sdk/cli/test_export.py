@@ -38,7 +38,7 @@ from tests.trajectory_manager.client import RULES, Client, message
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.model.token_bytes import pack_logprobs
+from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_columns_are_exported(channel: grpc.aio.Channel, tmp_path: Path) -
     )
     given = await stub.LeaseColumn(lease)
     write = column_service_pb2.WriteColumnRequest(
-        run_id=client.run_id, column="value", request_id="one", lease_token=given.lease_token
+        run_id=client.run_id, column="value", lease_token=given.lease_token
     )
     for sample in given.samples:
         write.values.add(sample_id=sample.sample_id, values=pack_logprobs([0.25]))
@@ -270,7 +270,7 @@ async def forked(client: Client) -> None:
     await client.append(lease.rollout_id, "t1", opened.epoch, 2, sampled)
     await client.end(lease.rollout_id, "t1", opened.epoch)
     opened = await client.begin(lease.rollout_id, "t2", [1, 2, 3, 7])
-    assert list(opened.prefix_token_ids) == [1, 2, 3]
+    assert opened.prefix_token_ids == pack_ids([1, 2, 3])
     await client.append(lease.rollout_id, "t2", opened.epoch, 0, message([7]))
     sampled = message([8], tokens_pb2.ORIGIN_POLICY, 3)
     await client.append(lease.rollout_id, "t2", opened.epoch, 1, sampled)
