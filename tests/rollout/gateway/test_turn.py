@@ -68,6 +68,8 @@ class World:
         prompt: Sequence[int] = (),
         messages: Sequence[pb.Message] = (),
         offset: int = 0,
+        *,
+        given: pb.Messages | None = None,
         **fields: Any,
     ) -> list[pb.GenerateResponse]:
         """All events of a turn, from the sampled token at `offset` on."""
@@ -78,7 +80,9 @@ class World:
             resume_from_offset=offset,
             **fields,
         )
-        if messages:
+        if given is not None:
+            request.messages.CopyFrom(given)
+        elif messages:
             request.messages.messages.extend(messages)
         else:
             request.token_ids.token_ids.extend(prompt)
