@@ -27,6 +27,12 @@ NUM_REQUESTS = 1000
 CONCURRENCY = 50
 TIMEOUT = 1.0
 OURS_TO_MEND = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
+UNSIGNED = {
+    FieldDescriptor.TYPE_UINT32,
+    FieldDescriptor.TYPE_UINT64,
+    FieldDescriptor.TYPE_FIXED32,
+    FieldDescriptor.TYPE_FIXED64,
+}
 SERVICES = {
     "trajectory_manager": [
         "trajectory.v1.trajectory_service.TrajectoryService",
@@ -158,8 +164,7 @@ def random_message(descriptor: Descriptor, rng: random.Random, depth: int = 0) -
 
 
 def _set(message: Message, field: FieldDescriptor, value: object) -> None:
-    unsigned = (FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64)
-    if field.type in unsigned:
+    if field.type in UNSIGNED:
         value = abs(int(str(value)))
     setattr(message, field.name, value)
 

@@ -30,6 +30,8 @@ class Training:
         self.metrics_file = folder / "metrics.jsonl"
         self.port, self.model = port, model
         self.checkpoints = folder / "checkpoints"
+        self.weights_address: str | None = None
+        """A weights service; None: one that shares a folder with the trainer."""
         self._folder = folder
 
     async def begin(self, *task_ids: str, groups_per_step: int = 3, **rules: Any) -> None:
@@ -71,7 +73,7 @@ class Training:
                 checkpoint__folder=self.checkpoints,
                 tracking__metrics_file=self.metrics_file,
                 trajectory_manager=f"127.0.0.1:{self.port}",
-                weights=weights.address,
+                weights=self.weights_address or weights.address,
                 num_steps=num_steps,
                 optimizer__learning_rate=3e-3,
                 resume=True,

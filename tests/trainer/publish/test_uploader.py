@@ -9,10 +9,12 @@ import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 from seamflow.errors import PreconditionError, StaleEpochError
 from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
@@ -21,6 +23,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from services.lib.weight_files.shard_chunks import encode_upload
 from services.weights.version_folders import WeightFolders
 from tests.trainer.publish.publishing import SentBytes, big_weights
+from tests.trainer.training import Training
 from tests.weights.process import WeightsProcess, running
 from tests.weights.support import Trainer, weights_channel
 from trainer.publish.publisher import Publisher
@@ -92,6 +95,22 @@ async def test_weights_travel_without_a_common_path(
     assert (sent.num_bytes == size_of(whole)) == (not compress)
     assert sent.num_bytes <= size_of(whole)
     assert list((tmp_path / "there" / "upload").iterdir()) == []
+
+
+async def test_a_trainer_trains_without_a_common_path(
+    service: WeightsProcess, training: Training, sent: SentBytes
+) -> None:
+    """The real loop: each step's weights are uploaded in its background and committed."""
+    training.weights_address = f"127.0.0.1:{service.port}"
+    records = await (await training.fill(2)).train(2)
+    assert [record["weight_version"] for record in records] == [1, 2]
+    reader = replace(service.trainer, run_id=training.client.run_id)
+    first, second = [await reader.fetch(version) for version in (1, 2)]
+    assert first.keys() == second.keys()
+    assert load(first[WEIGHTS]).keys() == load(second[WEIGHTS]).keys()
+    assert first[WEIGHTS] != second[WEIGHTS]
+    assert sent.num_bytes == size_of(first) + size_of(second)
+    assert list((training.checkpoints / "upload").iterdir()) == []
 
 
 async def test_a_killed_weights_service_gets_only_the_rest(

@@ -485,11 +485,11 @@ class GetManifestRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """Absent: the newest committed."""
+    """A committed version. Absent: the newest committed."""
     def __init__(
         self,
         *,
@@ -540,20 +540,20 @@ class FetchShardsRequest(google.protobuf.message.Message):
     BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     BASE_SHA256_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """A committed version."""
+    """Required. A committed version."""
     offset: builtins.int
-    """Begin at this byte of the file; needs exactly one name."""
+    """Begin at this byte of the file, 0 to its length; needs exactly one name if it is not 0."""
     base_weight_version: builtins.int
     """Version whose file of the same name the caller has; 0: none. Needs exactly one name."""
     base_sha256: builtins.str
     """Lower-case hex SHA-256 of that file; a sender with different content sends no delta."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Only these files; empty: all."""
+        """Only these files, of the manifest; empty: all."""
 
     @property
     def accepted_encodings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___ShardEncoding.ValueType]:
@@ -625,11 +625,11 @@ class WatchVersionsRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     AFTER_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     after_weight_version: builtins.int
-    """Send versions above this one; intermediate ones may be skipped."""
+    """Send versions above this one; intermediate ones may be skipped. 0: any version."""
     def __init__(
         self,
         *,
@@ -673,13 +673,13 @@ class GetSourcesRequest(google.protobuf.message.Message):
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
     """A committed version; 0: only register."""
     address: builtins.str
-    """Address of the caller for other servers, as "host:port". Empty: it is no relay."""
+    """Address of the caller for other servers, as "host:port", at most 256 characters. Empty: it is no relay."""
     def __init__(
         self,
         *,
@@ -751,11 +751,11 @@ class AcquireSwapRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     SERVER_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     server_id: builtins.str
-    """The caller; a repeated call extends its place."""
+    """Required. The caller, 1 to 256 characters; a repeated call extends its place."""
     def __init__(
         self,
         *,
@@ -802,11 +802,11 @@ class ReleaseSwapRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     SERVER_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
-    """Training job."""
+    """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     server_id: builtins.str
-    """Holder of the place."""
+    """Required. Holder of the place, 1 to 256 characters."""
     def __init__(
         self,
         *,

@@ -146,7 +146,8 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchShards(self, request, context):
-        """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+        """Streams the files of a version, in manifest order. When the stream ends early or a chunk is damaged, ask for
+        that file again from the last good byte (names, offset). Rollout servers that relay serve this rpc too,
         for versions they have or are still receiving, but no other rpc of this service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -155,14 +156,15 @@ class WeightServiceServicer(object):
 
     def GetSources(self, request, context):
         """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
-        A server joins with its first call and leaves by not calling.
+        A server joins with its first call, and leaves by not calling for the ttl of the response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcquireSwap(self, request, context):
-        """Requests one of the limited places to change weights concurrently with other servers of a run.
+        """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
+        not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,7 +178,8 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchVersions(self, request, context):
-        """Change feed of committed versions, resumable from a version.
+        """Change feed of committed versions. Ends only with the call: when it breaks, watch again from the last
+        version received.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -88,7 +88,8 @@ class WeightServiceStub:
         seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         seamflow.weights.v1.weight_service_pb2.FetchShardsResponse,
     ]
-    """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+    """Streams the files of a version, in manifest order. When the stream ends early or a chunk is damaged, ask for
+    that file again from the last good byte (names, offset). Rollout servers that relay serve this rpc too,
     for versions they have or are still receiving, but no other rpc of this service.
     """
 
@@ -97,14 +98,16 @@ class WeightServiceStub:
         seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
     ]
     """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
-    A server joins with its first call and leaves by not calling.
+    A server joins with its first call, and leaves by not calling for the ttl of the response.
     """
 
     AcquireSwap: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
     ]
-    """Requests one of the limited places to change weights concurrently with other servers of a run."""
+    """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
+    not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+    """
 
     ReleaseSwap: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
@@ -116,7 +119,9 @@ class WeightServiceStub:
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
         seamflow.weights.v1.weight_service_pb2.WatchVersionsResponse,
     ]
-    """Change feed of committed versions, resumable from a version."""
+    """Change feed of committed versions. Ends only with the call: when it breaks, watch again from the last
+    version received.
+    """
 
 class WeightServiceAsyncStub:
     """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
@@ -188,7 +193,8 @@ class WeightServiceAsyncStub:
         seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         seamflow.weights.v1.weight_service_pb2.FetchShardsResponse,
     ]
-    """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+    """Streams the files of a version, in manifest order. When the stream ends early or a chunk is damaged, ask for
+    that file again from the last good byte (names, offset). Rollout servers that relay serve this rpc too,
     for versions they have or are still receiving, but no other rpc of this service.
     """
 
@@ -197,14 +203,16 @@ class WeightServiceAsyncStub:
         seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
     ]
     """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
-    A server joins with its first call and leaves by not calling.
+    A server joins with its first call, and leaves by not calling for the ttl of the response.
     """
 
     AcquireSwap: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
     ]
-    """Requests one of the limited places to change weights concurrently with other servers of a run."""
+    """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
+    not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+    """
 
     ReleaseSwap: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
@@ -216,7 +224,9 @@ class WeightServiceAsyncStub:
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
         seamflow.weights.v1.weight_service_pb2.WatchVersionsResponse,
     ]
-    """Change feed of committed versions, resumable from a version."""
+    """Change feed of committed versions. Ends only with the call: when it breaks, watch again from the last
+    version received.
+    """
 
 class WeightServiceServicer(metaclass=abc.ABCMeta):
     """Allocates versions, receives and serves their files, stores manifests; available while trainers are suspended.
@@ -302,7 +312,8 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.FetchShardsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[seamflow.weights.v1.weight_service_pb2.FetchShardsResponse], collections.abc.AsyncIterator[seamflow.weights.v1.weight_service_pb2.FetchShardsResponse]]:
-        """Streams the files of a version, in manifest order. Rollout servers that relay serve this rpc too,
+        """Streams the files of a version, in manifest order. When the stream ends early or a chunk is damaged, ask for
+        that file again from the last good byte (names, offset). Rollout servers that relay serve this rpc too,
         for versions they have or are still receiving, but no other rpc of this service.
         """
 
@@ -313,7 +324,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse]]:
         """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
-        A server joins with its first call and leaves by not calling.
+        A server joins with its first call, and leaves by not calling for the ttl of the response.
         """
 
     @abc.abstractmethod
@@ -322,7 +333,9 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse]]:
-        """Requests one of the limited places to change weights concurrently with other servers of a run."""
+        """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
+        not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+        """
 
     @abc.abstractmethod
     def ReleaseSwap(
@@ -338,6 +351,8 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[seamflow.weights.v1.weight_service_pb2.WatchVersionsResponse], collections.abc.AsyncIterator[seamflow.weights.v1.weight_service_pb2.WatchVersionsResponse]]:
-        """Change feed of committed versions, resumable from a version."""
+        """Change feed of committed versions. Ends only with the call: when it breaks, watch again from the last
+        version received.
+        """
 
 def add_WeightServiceServicer_to_server(servicer: WeightServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
