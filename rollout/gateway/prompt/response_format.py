@@ -149,7 +149,8 @@ class ResponseFormat:
             return Answer(self._plain(text), " ".join(str(error).split())[:400])
 
     def _message(self, parsed: Mapping[str, Any]) -> dict[str, Any]:
-        message = self._plain((parsed.get("content") or "").strip())
+        message = self._plain(parsed.get("content") or "")
+        message["content"] = message["content"].strip()
         reasoning = parsed.get("reasoning_content") or parsed.get("thinking")
         if reasoning:
             message["reasoning_content"] = reasoning
