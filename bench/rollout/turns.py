@@ -28,6 +28,7 @@ import uvloop
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from seamflow import Client
 from seamflow.channel import connect
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
@@ -131,8 +132,7 @@ class Agents:
         self._seen.last[rollout_id] = time.monotonic()
         await rollout.generate(
             token_ids=prompt,
-            max_new_tokens=TURN_TOKENS,
-            ignore_eos=True,
+            sampling=SamplingParams(max_new_tokens=TURN_TOKENS, ignore_eos=True),
             turn_id="turn",
             chunk_seconds=0.0,  # what is measured is when chunks come
         )

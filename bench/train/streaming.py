@@ -32,6 +32,7 @@ from rich.progress import track
 from rich.table import Table
 from seamflow.agent import Task
 from seamflow.client import Rollout
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from bench.report import RESULTS, Report, ratios
 from bench.train.sides import ROOT, Window, read_config, waits, watch
@@ -226,9 +227,7 @@ class ToolAgent:
         await asyncio.sleep(tool_seconds(task.payload["terms"], rollout.rollout_id))
         turn = await rollout.generate(
             messages=[{"role": "user", "content": user_message(task.payload)}],
-            temperature=1.0,
-            max_new_tokens=task.payload["max_new_tokens"],
-            ignore_eos=True,
+            sampling=SamplingParams(max_new_tokens=task.payload["max_new_tokens"], ignore_eos=True),
         )
         _write_arrival(rollout.rollout_id)
         reward, success = score(task.payload, turn.text)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from google.protobuf.duration_pb2 import Duration
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
@@ -24,9 +25,13 @@ from seamflow.runner.agent_runner import AgentRunner, RunnerConfig
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import (
+    run_service_pb2,
+    task_service_pb2,
+    trajectory_pb2,
+)
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.harness.byte_model import make_byte_model
 from bench.harness.redis_process import FAST, redis_server
@@ -190,7 +195,6 @@ class _Rig:
         runner = RunnerConfig(
             run_id=_RUN,
             gateway=self._gateway,
-            trajectory_manager=self._manager,
             concurrency=min(
                 setting.workload.rollouts_per_node * nodes,
                 setting.workload.rollouts_per_step * (1 + setting.ahead),
@@ -212,7 +216,7 @@ class _Rig:
 
     async def _submit_batch(self, stub: TaskServiceAsyncStub, first: int, end: int) -> None:
         tasks = [
-            task_service_pb2.Task(
+            trajectory_pb2.Task(
                 task_id=f"group-{n}",
                 payload_json=json.dumps({"group": n}),
                 purpose=tokens_pb2.PURPOSE_TRAIN,
@@ -255,13 +259,13 @@ class _Rig:
             groups_per_step=workload.groups_per_step // setting.mode.parts,
             max_staleness=setting.most_behind,
             staleness_policy=trajectory_pb2.STALENESS_POLICY_WAIT,
-            publish_wait_seconds=3600,
-            lease_seconds=600,
+            max_publish_wait=Duration(seconds=3600),
+            lease_duration=Duration(seconds=600),
             durability=trajectory_pb2.DURABILITY_FAST,
         )
         channel = await stack.enter_async_context(connect(self._manager))
-        store = async_stub(TrajectoryServiceStub, channel)
-        request = trajectory_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
+        store = async_stub(RunServiceStub, channel)
+        request = run_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
         await retrying(lambda: store.CreateRun(request))
 
     async def _nodes(self, stack: AsyncExitStack, weights: str, trainer: str) -> None:

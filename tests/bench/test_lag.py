@@ -46,6 +46,7 @@ def off_policy_tokens(seed: int) -> PolicyTokens:
         behaviour_logprobs_BT=-drawn[1],
         reference_logprobs_BT=zeros,
         advantages_BT=torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 3),
+        turn_rewards_BT=zeros,
         weights_BT=zeros + 1,
         staleness_BT=torch.ones(2, 3, dtype=torch.int64),
         loss_mask_BT=torch.ones(2, 3, dtype=torch.bool),

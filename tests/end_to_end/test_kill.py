@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from seamflow import Client, SeamflowError
 from seamflow.channel import connect
+from seamflow.client import Message
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.launcher.token_audit import Audit, audit, read_token_log
@@ -131,18 +136,17 @@ def stack() -> Iterator[ExitStack]:
 async def act(client: Client, number: int) -> None:
     """One agent: a conversation of several turns."""
     rollout = await client.start_rollout(f"rollout-{number}")
-    messages = [{"role": "user", "content": f"w{number}"}]
+    messages: list[Message] = [{"role": "user", "content": f"w{number}"}]
     for turn_number in range(TURNS):
         turn = await rollout.generate(
             messages,
-            max_new_tokens=TOKENS_PER_TURN,
-            ignore_eos=True,
+            SamplingParams(max_new_tokens=TOKENS_PER_TURN, ignore_eos=True),
             turn_id=f"turn-{turn_number}",
             chunk_seconds=0.0,  # so that a kill finds turns of which part is recorded
         )
         assert len(turn.token_ids) == TOKENS_PER_TURN
         messages += [
-            {"role": "assistant", "content": turn.text},
+            turn.message,
             {"role": "user", "content": f"w{number + turn_number}"},
         ]
     await rollout.finish(1.0)
@@ -164,12 +168,12 @@ async def create_run(system: System) -> None:
         groups_per_step=1,
         max_staleness=1,
         staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-        lease_seconds=60,
+        lease_duration=Duration(seconds=60),
         durability=trajectory_pb2.DURABILITY_FAST,
     )
     async with connect(system.manager_target) as channel:
-        stub = async_stub(TrajectoryServiceStub, channel)
-        await stub.CreateRun(pb.CreateRunRequest(run_id=RUN, config=config))
+        stub = async_stub(RunServiceStub, channel)
+        await stub.CreateRun(run_pb.CreateRunRequest(run_id=RUN, config=config))
 
 
 async def check(system: System, log: AgentLog) -> Audit:

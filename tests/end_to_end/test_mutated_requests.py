@@ -14,10 +14,11 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+from seamflow.trajectory.v1 import run_service_pb2, trajectory_pb2
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from tests.end_to_end.support import Process, make_tokenizer_folder
 from tests.trainer.support import make_model
@@ -116,12 +117,12 @@ def create_run(manager: str) -> None:
         groups_per_step=2,
         max_staleness=1,
         staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-        lease_seconds=60,
+        lease_duration=Duration(seconds=60),
         durability=trajectory_pb2.DURABILITY_FAST,
     )
     with grpc.insecure_channel(manager) as channel:
-        request = trajectory_service_pb2.CreateRunRequest(run_id=RUN, config=config)
-        TrajectoryServiceStub(channel).CreateRun(request)
+        request = run_service_pb2.CreateRunRequest(run_id=RUN, config=config)
+        RunServiceStub(channel).CreateRun(request)
 
 
 def random_text(rng: random.Random) -> str:

@@ -15,11 +15,12 @@ from seamflow.agent import Task
 from seamflow.channel import connect
 from seamflow.client import Rollout
 from seamflow.common.v1 import tokens_pb2
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 from seamflow.runner.agent_runner import AgentRunner, RunnerConfig
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2
+from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2, trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 
@@ -50,7 +51,7 @@ class Agent:
         """Ask; the reward is of no interest."""
         length = task.payload["length"]
         messages = [{"role": "user", "content": f"w{length}"}]
-        await rollout.generate(messages, max_new_tokens=length, ignore_eos=True)
+        await rollout.generate(messages, SamplingParams(max_new_tokens=length, ignore_eos=True))
         return 1.0
 
 
@@ -66,7 +67,7 @@ class Fleet:
     async def wave(self) -> None:
         """Submit tasks and wait until every rollout of them has ended well."""
         tasks = [
-            task_service_pb2.Task(
+            trajectory_pb2.Task(
                 task_id=f"task-{self.num_tasks + i}",
                 payload_json=json.dumps({"length": 2 + 6 * (i % 4)}),
                 purpose=tokens_pb2.PURPOSE_TRAIN,
@@ -129,7 +130,7 @@ async def fleet(folder: Path) -> AsyncIterator[Fleet]:
         async with (
             rollout.gateway.cli.build(config) as gateway,
             started(gateway, config) as door,
-            acting(f"127.0.0.1:{door}", address),
+            acting(f"127.0.0.1:{door}"),
             connect(address) as channel,
         ):
             try:
@@ -143,9 +144,9 @@ async def fleet(folder: Path) -> AsyncIterator[Fleet]:
 
 
 @asynccontextmanager
-async def acting(gateway: str, manager: str) -> AsyncIterator[None]:
+async def acting(gateway: str) -> AsyncIterator[None]:
     """Agents that take every task."""
-    config = RunnerConfig(run_id=RUN, gateway=gateway, trajectory_manager=manager, concurrency=2)
+    config = RunnerConfig(run_id=RUN, gateway=gateway, concurrency=2)
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(AgentRunner(Agent(), config).run(stop))

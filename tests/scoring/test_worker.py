@@ -56,7 +56,7 @@ class Columns(column_grpc.ColumnServiceServicer):
         await self.has_sample.wait()
         self.has_sample.clear()
         sample = trajectory_pb2.Sample(sample_id="s")
-        return column_pb.LeaseColumnResponse(samples=[sample], lease_token=b"l")
+        return column_pb.LeaseColumnResponse(samples=[sample], lease_token="l")
 
     async def WriteColumn(self, request: Any, context: Any) -> Any:
         """When it may."""

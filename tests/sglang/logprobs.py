@@ -68,7 +68,7 @@ def recompute(spans: Iterable[SampledSpan], folder: Callable[[int], Path]) -> Re
 def _of_turns(rollout_id: str, turns: Iterable[trajectory_pb2.Turn]) -> Iterable[SampledSpan]:
     whole: dict[str, tuple[int, ...]] = {}
     for turn in turns:
-        before = whole.get(turn.parent_turn_id, ())[: turn.prefix_length]
+        before = whole.get(turn.prefix_turn_id, ())[: turn.prefix_length]
         whole[turn.turn_id] = (*before, *turn.tokens.token_ids)
         for span in turn.tokens.spans:
             if span.origin == tokens_pb2.ORIGIN_POLICY:
@@ -77,9 +77,13 @@ def _of_turns(rollout_id: str, turns: Iterable[trajectory_pb2.Turn]) -> Iterable
                     weight_version=span.weight_version,
                     context=whole[turn.turn_id][: len(before) + end],
                     logprobs=tuple(turn.tokens.logprobs[span.start : end]),
-                    temperature=turn.temperature,
+                    temperature=_temperature(turn.sampling),
                     where=f"{rollout_id}/{turn.turn_id} of {span.server_id} at {span.start}",
                 )
+
+
+def _temperature(sampling: tokens_pb2.SamplingParams) -> float:
+    return sampling.temperature if sampling.HasField("temperature") else 1.0
 
 
 def _under_version(folder: Path, spans: list[SampledSpan]) -> tuple[float, str]:

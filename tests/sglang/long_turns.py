@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamflow.agent import Task
-from seamflow.client import Rollout
+from seamflow.client import Message, Rollout
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 _TURNS = 2
 _TOKENS = 192
@@ -16,9 +17,10 @@ class LongTurns:
 
     async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float]:
         """Two turns, each of a fixed number of tokens."""
-        messages: list[dict[str, str]] = []
+        messages: list[Message] = []
+        sampling = SamplingParams(max_new_tokens=_TOKENS, ignore_eos=True)
         for number in range(_TURNS):
             messages.append({"role": "user", "content": f"at {number:02d} up to 09"})
-            turn = await rollout.generate(messages, max_new_tokens=_TOKENS, ignore_eos=True)
-            messages.append({"role": "assistant", "content": turn.text})
+            turn = await rollout.generate(messages, sampling)
+            messages.append(turn.message)
         return {"reward": len(turn.text) % 7 / 7.0, "success": 0.0}

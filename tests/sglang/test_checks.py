@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sampled(model: Path, temperature: float) -> trajectory_pb2.Turn:
     """A turn of two prompt tokens and two spans, with the model's own log-probs."""
     turn = make_turn(([3, 4], 0, "a"), ([5], 0, "b"))
-    turn.temperature = temperature
+    turn.sampling.temperature = temperature
     tokens = torch.tensor([list(turn.tokens.token_ids)])
     with torch.inference_mode():
         logits = Qwen3ForCausalLM.from_pretrained(model)(tokens).logits[0] / temperature

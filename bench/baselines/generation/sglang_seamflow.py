@@ -9,13 +9,16 @@ from types import TracebackType
 from typing import Self
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from safetensors.torch import load_file
 from seamflow import Client
 from seamflow.channel import connect
-from seamflow.common.v1 import tokens_pb2
+from seamflow.common.v1.tokens_pb2 import SamplingParams
 from seamflow.retry import retrying
-from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
+from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import run_service_pb2, trajectory_pb2
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from bench.baselines.generation.sglang_raw import OnTokens, TurnOf
 from bench.harness import processes
@@ -43,14 +46,14 @@ class Seamflow:
         rollout = await self._client.start_rollout()
 
         async def turn(prompt: Sequence[int], max_new_tokens: int, on_tokens: OnTokens) -> None:
-            def pass_on(tokens: tokens_pb2.Tokens) -> None:
-                if tokens.spans:
-                    on_tokens(len(tokens.token_ids), tokens.spans[-1].weight_version)
+            def pass_on(chunk: TokenChunk) -> None:
+                spans = chunk.tokens.spans
+                if spans:
+                    on_tokens(len(chunk.tokens.token_ids), spans[-1].weight_version)
 
             await rollout.generate(
                 token_ids=prompt,
-                max_new_tokens=max_new_tokens,
-                ignore_eos=True,
+                sampling=SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True),
                 on_tokens=pass_on,
             )
 
@@ -133,10 +136,10 @@ async def _create_run(manager: str) -> None:
         groups_per_step=1,
         max_staleness=1,
         staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-        lease_seconds=60,
+        lease_duration=Duration(seconds=60),
         durability=trajectory_pb2.DURABILITY_FAST,
     )
-    request = trajectory_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
+    request = run_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
     async with connect(manager) as channel:
-        stub = TrajectoryServiceStub(channel)
-        await retrying(lambda: stub.CreateRun(request))  # type: ignore[arg-type, return-value]
+        stub = async_stub(RunServiceStub, channel)
+        await retrying(lambda: stub.CreateRun(request))

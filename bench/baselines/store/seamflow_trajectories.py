@@ -29,6 +29,7 @@ from bench.baselines.store.workload import (
     make_parser,
     make_trajectories,
 )
+from bench.harness.store_calls import unpacked
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -121,13 +122,12 @@ async def _write(
 
 
 def _group(trajectory: Trajectory) -> pb.RecordedGroup:
-    turn = pb.RecordedTurn(
+    turn = trajectory_pb2.Turn(
         turn_id="turn",
-        tokens=packed(trajectory.segments),
+        tokens=unpacked(packed(trajectory.segments)),
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        temperature=1.0,
     )
-    rewards = [tokens_pb2.Reward(name="reward", value=1.0)]
+    rewards = tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)])
     rollout = pb.RecordedRollout(turns=[turn], rewards=rewards)
     return pb.RecordedGroup(task_id=str(trajectory.index), rollouts=[rollout])
 

@@ -123,11 +123,13 @@ def _mutations(method: str, count: int) -> list[bytes]:
     request: Any = rollout_service_pb2.StartRolloutRequest(
         run_id="run",
         rollout_id="rollout",
-        lease_token="lease",
+        labels={"kind": "test"},
     )
     if method == GENERATE:
         request = rollout_service_pb2.GenerateRequest(
-            run_id="run", rollout_id="rollout", token_ids=list(range(50))
+            run_id="run",
+            rollout_id="rollout",
+            token_ids=rollout_service_pb2.TokenIds(token_ids=range(50)),
         )
     valid, source = request.SerializeToString(), random.Random(15)
     return [_mutated(valid, source) for _ in range(count)]
