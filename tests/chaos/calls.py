@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -12,8 +13,15 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.errors import DeadlineError, ExhaustedError, SeamflowError, UnavailableError, decode
-from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import (
+    run_service_pb2,
+    task_service_pb2,
+    trajectory_pb2,
+    trajectory_service_pb2,
+)
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
@@ -88,6 +96,7 @@ class Caller:
     def __init__(self, channel: grpc.Channel, run_id: str) -> None:
         """`channel` stays the caller's to close."""
         self.run_id = run_id
+        self.runs = RunServiceStub(channel)
         self.trajectories = TrajectoryServiceStub(channel)
         self.tasks = TaskServiceStub(channel)
         self.samples = SampleServiceStub(channel)
@@ -101,17 +110,24 @@ class Caller:
 
     def create_run(self, config: trajectory_pb2.RunConfig) -> None:
         """Create the run."""
-        request = trajectory_service_pb2.CreateRunRequest(run_id=self.run_id, config=config)
-        call_retrying(self.trajectories.CreateRun, request)
+        request = run_service_pb2.CreateRunRequest(run_id=self.run_id, config=config)
+        call_retrying(self.runs.CreateRun, request)
 
     def submit(self, *task_ids: str) -> None:
         """Queue TRAIN tasks."""
         tasks = [
-            task_service_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN)
-            for name in task_ids
+            trajectory_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN) for name in task_ids
         ]
         request = task_service_pb2.SubmitTasksRequest(run_id=self.run_id, tasks=tasks)
         call_retrying(self.tasks.SubmitTasks, request)
+
+    def lease(self, wait_seconds: float = 0.0) -> task_service_pb2.TaskLease | None:
+        """Lease one rollout; None: there is none within the time."""
+        request = task_service_pb2.LeaseTasksRequest(
+            run_id=self.run_id, request_id=uuid.uuid4().hex, wait=to_duration(wait_seconds)
+        )
+        answer = call_retrying(self.tasks.LeaseTasks, request, wait_seconds + 5)
+        return next(iter(answer.leases), None)
 
     def trajectories_stored(self) -> Iterator[trajectory_pb2.Trajectory]:
         """Everything the store holds of the run."""

@@ -22,11 +22,18 @@ from typing import Any
 import grpc.aio
 import numpy as np
 import uvloop
+from google.protobuf.duration_pb2 import Duration
 from redis.asyncio import Redis
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from seamflow.channel import connect
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import (
+    run_service_pb2,
+    sample_service_pb2,
+    trajectory_pb2,
+    trajectory_service_pb2,
+)
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -264,11 +271,11 @@ async def _create_run(channel: grpc.aio.Channel) -> None:
         groups_per_step=_GROUPS_PER_STEP,
         max_staleness=_MAX_STALENESS,
         staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-        lease_seconds=60,
+        lease_duration=Duration(seconds=60),
         durability=trajectory_pb2.DURABILITY_FAST,
     )
-    stub = async_stub(TrajectoryServiceStub, channel)
-    request = trajectory_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
+    stub = async_stub(RunServiceStub, channel)
+    request = run_service_pb2.CreateRunRequest(run_id=RUN_ID, config=config)
     await stub.CreateRun(request)
 
 

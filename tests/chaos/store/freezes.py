@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import (
     sample_service_pb2,
     task_service_pb2,
@@ -205,7 +204,7 @@ def _take_turn(holder: Holder) -> Afterwards:
     """Another gateway takes the turn over; every second one writes before the victim wakes."""
     caller, rollout_id = holder.caller, holder.held["rollout_id"]
     opened = frozen_client.begin(caller, rollout_id, "usurper")
-    recorded = len(opened.tokens.token_ids)
+    recorded = len(opened.tokens.token_ids) // 4
     writes = frozen_client.appends(caller, rollout_id, opened.epoch, _USURPER_IDS, recorded)
     if holder.number % 2:
         call_retrying(*next(writes))
@@ -254,18 +253,13 @@ TAKE_OVER: dict[str, Callable[[Holder], Afterwards]] = {
 }
 
 
-def _lease(caller: Caller) -> task_service_pb2.LeaseTaskResponse:
-    request = task_service_pb2.LeaseTaskRequest(
-        run_id=caller.run_id, wait=Duration(seconds=_LEASE_WAIT_SECONDS)
-    )
-    lease: task_service_pb2.LeaseTaskResponse = call_retrying(
-        caller.tasks.LeaseTask, request, _LEASE_WAIT_SECONDS + 5
-    )
-    assert lease.rollout_id, f"no task of {caller.run_id} to lease"
+def _lease(caller: Caller) -> task_service_pb2.TaskLease:
+    lease = caller.lease(_LEASE_WAIT_SECONDS)
+    assert lease is not None, f"no task of {caller.run_id} to lease"
     return lease
 
 
-def _play(caller: Caller, lease: task_service_pb2.LeaseTaskResponse) -> None:
+def _play(caller: Caller, lease: task_service_pb2.TaskLease) -> None:
     """One whole rollout of one turn."""
     frozen_client.start_rollout(caller, lease.rollout_id, lease.lease_token)
     epoch = frozen_client.begin(caller, lease.rollout_id, "player").epoch

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import sample_service_pb2, trajectory_pb2
 
 from bench.harness import processes
@@ -88,7 +89,7 @@ def rules(
         groups_per_step=groups_per_step,
         max_staleness=_MAX_STALENESS,
         staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
-        lease_seconds=lease_seconds,
+        lease_duration=to_duration(lease_seconds),
         durability=durability,
     )
 

@@ -14,7 +14,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_service_pb2
 
@@ -22,6 +21,7 @@ from bench.harness.store_calls import packed, send
 from tests.chaos.calls import CREDENTIAL, Caller, call_retrying
 from tests.chaos.trainer.rig import STEPS, Job
 from tests.chaos.trainer.samples import GROUPS_PER_STEP, TEMPERATURE, answer, prompt, reward
+from trajectory_manager.model.token_bytes import pack_ids
 
 __all__ = ["Agents"]
 
@@ -56,16 +56,13 @@ class Agents:
                 done.result()
 
     def _play(self, caller: Caller) -> None:
-        request = task_service_pb2.LeaseTaskRequest(
-            run_id=caller.run_id, wait=Duration(seconds=_WAIT_SECONDS)
-        )
         while not self._stopping.is_set():
-            lease = call_retrying(caller.tasks.LeaseTask, request)
-            if lease.rollout_id:
+            lease = caller.lease(_WAIT_SECONDS)
+            if lease is not None:
                 self._rollout(caller, lease)
                 self.finished.append(lease.rollout_id)
 
-    def _rollout(self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse) -> None:
+    def _rollout(self, caller: Caller, lease: task_service_pb2.TaskLease) -> None:
         random = Random(f"{self._seed}/{lease.rollout_id}")
         store = partial(send, caller.trajectories)
         start = trajectory_service_pb2.NewRollout(
@@ -81,13 +78,11 @@ class Agents:
             run_id=caller.run_id,
             rollout_id=lease.rollout_id,
             credential_digest=CREDENTIAL,
-            rewards=[reward(random)],
+            rewards=tokens_pb2.Rewards(rewards=[reward(random)]),
         )
         call_retrying(store, finish)
 
-    def _turn(
-        self, caller: Caller, lease: task_service_pb2.LeaseTaskResponse, random: Random
-    ) -> None:
+    def _turn(self, caller: Caller, lease: task_service_pb2.TaskLease, random: Random) -> None:
         place: dict[str, Any] = {
             "run_id": caller.run_id,
             "rollout_id": lease.rollout_id,
@@ -97,8 +92,8 @@ class Agents:
         begin = trajectory_service_pb2.NewTurn(
             **place,
             attempt_id="attempt",
-            token_ids=prompt_ids,
-            temperature=TEMPERATURE,
+            token_ids=pack_ids(prompt_ids),
+            sampling=tokens_pb2.SamplingParams(temperature=TEMPERATURE),
             credential_digest=CREDENTIAL,
         )
         store = partial(send, caller.trajectories)

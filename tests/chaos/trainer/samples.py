@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from random import Random
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from tests.trainer.support import VOCABULARY
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 
 __all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "answer", "prompt", "recorded_groups", "reward"]
 
@@ -61,18 +61,14 @@ def recorded_groups(seed: int, num_steps: int) -> Iterator[pb.RecordedGroup]:
 def _recorded(random: Random, task_id: str, newest: int) -> pb.RecordedRollout:
     first = max(0, newest - random.randint(1, _OLDEST))
     tokens = answer(random, prompt(task_id), (first, min(first + 1, newest)))
-    packed = tokens_pb2.PackedTokens(
-        token_ids=pack_ids(tokens.token_ids),
-        logprobs=pack_logprobs(tokens.logprobs),
-        spans=tokens.spans,
-    )
-    turn = pb.RecordedTurn(
+    turn = trajectory_pb2.Turn(
         turn_id="turn",
-        tokens=packed,
+        tokens=tokens,
         finish_reason=tokens_pb2.FINISH_REASON_STOP,
-        temperature=TEMPERATURE,
+        sampling=tokens_pb2.SamplingParams(temperature=TEMPERATURE),
     )
-    return pb.RecordedRollout(turns=[turn], rewards=[reward(random)])
+    rewards = tokens_pb2.Rewards(rewards=[reward(random)])
+    return pb.RecordedRollout(turns=[turn], rewards=rewards)
 
 
 def _ids(random: Random) -> list[int]:

@@ -24,9 +24,7 @@ class RereadingSampleClient(SampleClient):
 
     def __init__(self, channel: grpc.aio.Channel, run_id: str) -> None:
         super().__init__(channel, run_id)
-        self._listing = sample_service_pb2.ListSamplesRequest(
-            run_id=run_id, page_size=_ALL, packed=True
-        )
+        self._listing = sample_service_pb2.ListSamplesRequest(run_id=run_id, page_size=_ALL)
         self._read = 0
 
     async def lease(

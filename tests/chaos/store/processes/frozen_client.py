@@ -22,6 +22,7 @@ from seamflow.trajectory.v1 import sample_service_pb2, task_service_pb2, traject
 
 from bench.harness.store_calls import packed, send
 from tests.chaos.calls import CREDENTIAL, Caller, call_retrying, tokens_of
+from trajectory_manager.model.token_bytes import pack_ids
 
 __all__ = ["CHUNK", "main"]
 
@@ -45,9 +46,8 @@ def hold_turn(caller: Caller, first_id: int) -> Held:
 
 def hold_task(caller: Caller, first_id: int) -> Held:
     """An agent and its gateway under a task lease."""
-    lease = call_retrying(
-        caller.tasks.LeaseTask, task_service_pb2.LeaseTaskRequest(run_id=caller.run_id)
-    )
+    lease = caller.lease()
+    assert lease is not None, f"no task of {caller.run_id} to lease"
     rollout_id, token = lease.rollout_id, lease.lease_token
     start_rollout(caller, rollout_id, token)
     epoch = begin(caller, rollout_id, "victim").epoch
@@ -99,18 +99,17 @@ def start_rollout(caller: Caller, rollout_id: str, lease_token: str = "") -> Non
     call_retrying(partial(send, caller.trajectories), request)
 
 
-def begin(caller: Caller, rollout_id: str, attempt_id: str) -> trajectory_service_pb2.NewTurnResult:
+def begin(caller: Caller, rollout_id: str, attempt_id: str) -> trajectory_service_pb2.BegunTurn:
     """Open the rollout's one turn, or take it over."""
     request = trajectory_service_pb2.NewTurn(
         run_id=caller.run_id,
         rollout_id=rollout_id,
         turn_id="turn",
         attempt_id=attempt_id,
-        token_ids=[1],
-        temperature=1.0,
+        token_ids=pack_ids([1]),
         credential_digest=CREDENTIAL,
     )
-    answer: trajectory_service_pb2.NewTurnResult = call_retrying(
+    answer: trajectory_service_pb2.BegunTurn = call_retrying(
         partial(send, caller.trajectories), request
     )
     return answer
@@ -153,7 +152,7 @@ def finished(caller: Caller, rollout_id: str) -> Call:
         run_id=caller.run_id,
         rollout_id=rollout_id,
         credential_digest=CREDENTIAL,
-        rewards=[tokens_pb2.Reward(name="reward", value=1.0)],
+        rewards=tokens_pb2.Rewards(rewards=[tokens_pb2.Reward(name="reward", value=1.0)]),
     )
     return partial(send, caller.trajectories), request
 

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import signal
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import SeamflowError, StaleEpochError
-from seamflow.trajectory.v1 import task_service_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
@@ -33,6 +34,7 @@ from rollout.gateway.record.recorder import Recorder
 from tests.chaos.calls import CREDENTIAL, call_retrying_async, tokens_of
 from tests.chaos.store.history import Log
 from tests.chaos.store.recording import OneByOne, Place, Recording, Together
+from trajectory_manager.model.token_bytes import pack_ids, unpack_ids
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -101,12 +103,13 @@ class Writer:
     async def play(self, stopping: asyncio.Event) -> None:
         """Play rollouts until `stopping`."""
         while not stopping.is_set():
-            request = task_service_pb2.LeaseTaskRequest(
-                run_id=self._settings.run_id, wait=Duration(seconds=1)
+            request = task_service_pb2.LeaseTasksRequest(
+                run_id=self._settings.run_id, request_id=uuid.uuid4().hex, wait=Duration(seconds=1)
             )
-            lease, _ = await call_retrying_async(self._tasks.LeaseTask, request)
-            if not lease.rollout_id:
+            answer, _ = await call_retrying_async(self._tasks.LeaseTasks, request)
+            if not answer.leases:
                 continue
+            lease = answer.leases[0]
             try:
                 await self._rollout(lease)
             except SeamflowError as error:
@@ -115,7 +118,7 @@ class Writer:
                     "abandoned", rollout_id=lease.rollout_id, reason=reason, message=str(error)
                 )
 
-    async def _rollout(self, lease: task_service_pb2.LeaseTaskResponse) -> None:
+    async def _rollout(self, lease: task_service_pb2.TaskLease) -> None:
         run_id, rollout_id = self._settings.run_id, lease.rollout_id
         started = trajectory_service_pb2.NewRollout(
             run_id=run_id,
@@ -133,7 +136,9 @@ class Writer:
             run_id=run_id,
             rollout_id=rollout_id,
             credential_digest=CREDENTIAL,
-            rewards=[tokens_pb2.Reward(name="reward", value=self._random.random())],
+            rewards=tokens_pb2.Rewards(
+                rewards=[tokens_pb2.Reward(name="reward", value=self._random.random())]
+            ),
         )
         await self._recording.finish(finished)
         self._log.write("finished", rollout_id=rollout_id)
@@ -170,19 +175,18 @@ class Writer:
             rollout_id=rollout_id,
             turn_id=turn_id,
             attempt_id=f"attempt-{attempt}",
-            token_ids=prompt,
-            temperature=1.0,
+            token_ids=pack_ids(prompt),
             credential_digest=CREDENTIAL,
         )
         opened, _ = await call_retrying_async(partial(send_async, self._trajectories), request)
-        own = list(opened.tokens.token_ids)
+        own = list(unpack_ids(opened.tokens.token_ids))
         turn = _Turn(
             rollout_id=rollout_id,
             turn_id=turn_id,
             prompt=prompt,
             attempt=attempt,
             epoch=opened.epoch,
-            prefix=list(opened.prefix_token_ids),
+            prefix=list(unpack_ids(opened.prefix_token_ids)),
             own=own,
         )
         if own:
@@ -242,7 +246,7 @@ async def feed(tasks: TaskServiceStub, run_id: str, first: int, stopping: asynci
             return
         names = [f"task-{number + i}" for i in range(_QUEUED_TASKS)]
         queued = [
-            task_service_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN) for name in names
+            trajectory_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN) for name in names
         ]
         request = task_service_pb2.SubmitTasksRequest(run_id=run_id, tasks=queued)
         answer, _ = await call_retrying_async(tasks.SubmitTasks, request)
