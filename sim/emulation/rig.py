@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
@@ -24,9 +25,9 @@ from seamflow.runner.agent_runner import AgentRunner, RunnerConfig
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
-from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
+from seamflow.trajectory.v1 import run_service_pb2, task_service_pb2, trajectory_pb2
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.harness.byte_model import make_byte_model
 from bench.harness.redis_process import FAST, redis_server
@@ -212,7 +213,7 @@ class _Rig:
 
     async def _submit_batch(self, stub: TaskServiceAsyncStub, first: int, end: int) -> None:
         tasks = [
-            task_service_pb2.Task(
+            trajectory_pb2.Task(
                 task_id=f"group-{n}",
                 payload_json=json.dumps({"group": n}),
                 purpose=tokens_pb2.PURPOSE_TRAIN,
@@ -255,14 +256,14 @@ class _Rig:
             groups_per_step=workload.groups_per_step // setting.mode.parts,
             max_staleness=setting.most_behind,
             staleness_policy=trajectory_pb2.STALENESS_POLICY_WAIT,
-            publish_wait_seconds=3600,
-            lease_seconds=600,
+            max_publish_wait=to_duration(3600),
+            lease_duration=to_duration(600),
             durability=trajectory_pb2.DURABILITY_FAST,
         )
         channel = await stack.enter_async_context(connect(self._manager))
-        store = async_stub(TrajectoryServiceStub, channel)
-        request = trajectory_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
-        await retrying(lambda: store.CreateRun(request))
+        runs = async_stub(RunServiceStub, channel)
+        request = run_service_pb2.CreateRunRequest(run_id=_RUN, config=config)
+        await retrying(lambda: runs.CreateRun(request))
 
     async def _nodes(self, stack: AsyncExitStack, weights: str, trainer: str) -> None:
         """Those that only train are the trainer's own, and have no agent."""
