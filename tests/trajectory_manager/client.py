@@ -25,7 +25,7 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.harness.store_calls import packed, send_async
-from trajectory_manager.model.token_bytes import pack_ids
+from services.lib.token_bytes import pack_ids
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub

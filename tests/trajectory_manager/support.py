@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.chassis.errors import Reason, ServiceError
+from services.lib.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.records import (
     Durability,
     EmptyReason,
@@ -24,7 +25,6 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.tokens import (
     Append,
     Appended,

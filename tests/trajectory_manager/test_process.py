@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
 
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.client import Client, message
-from trajectory_manager.model.token_bytes import unpack_ids
 
 START_SECONDS = 30
 

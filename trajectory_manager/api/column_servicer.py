@@ -14,11 +14,11 @@ from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import invalid_argument
+from services.lib.token_bytes import unpack_logprobs
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Topic
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
-from trajectory_manager.model.token_bytes import unpack_logprobs
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll

@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import ServiceError, invalid_argument
-from trajectory_manager.model.token_bytes import unpack_logprobs
+from services.lib.token_bytes import unpack_logprobs
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -33,12 +33,12 @@ from seamflow.trajectory.v1 import (
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.rpc.server import started
+from services.lib.token_bytes import pack_ids, pack_logprobs
 from tests.sdk.cli.test_main import seamflow
 from tests.trajectory_manager.client import RULES, Client, message
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
+from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from tests.trajectory_manager.client import rewards
 from tests.trajectory_manager.support import CREDENTIAL, Run
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.records import RolloutState
-from trajectory_manager.model.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from trajectory_manager.model.tokens import Append, Appended
 from trajectory_manager.service.rollouts import Rollouts
 

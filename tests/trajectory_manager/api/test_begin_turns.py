@@ -8,9 +8,9 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from bench.harness.store_calls import send_async
+from services.lib.token_bytes import pack_ids
 from tests.trajectory_manager.client import CREDENTIAL, Client
 from trajectory_manager.api import begin_turns
-from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.service.rollouts import Rollouts
 
 NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]

@@ -10,11 +10,11 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.client import rewards
 from tests.trajectory_manager.support import RULES, Run
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.record_groups import RecordGroupsHandler
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.service import sample_builder
 
 

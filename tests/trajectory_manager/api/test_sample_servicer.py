@@ -22,11 +22,11 @@ from seamflow.trajectory.v1.sample_service_pb2_grpc import (
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.support import RULES, Run, failed, policy
 from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.model.records import Purpose, ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.interface import Store

@@ -16,8 +16,8 @@ from seamflow.trajectory.v1 import (
 )
 
 from bench.harness.store_calls import send_async
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.client import CREDENTIAL, Client, message, reason_of
-from trajectory_manager.model.token_bytes import unpack_ids
 
 POLICY = tokens_pb2.ORIGIN_POLICY
 

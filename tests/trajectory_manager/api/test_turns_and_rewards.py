@@ -13,8 +13,8 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from bench.harness.store_calls import send_async
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.client import CREDENTIAL, RULES, Client, message
-from trajectory_manager.model.token_bytes import unpack_ids
 
 POLICY = tokens_pb2.ORIGIN_POLICY
 COOL, WARM = SamplingParams(temperature=0.4), SamplingParams(temperature=1.0, top_k=5)

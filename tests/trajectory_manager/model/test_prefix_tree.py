@@ -8,9 +8,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.lib.token_bytes import pack_ids
 from tests.trajectory_manager.support import policy, tokens
 from trajectory_manager.model.prefix_tree import PrefixTree, common_tokens
-from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.model.tokens import Span, Tokens, Turn, TurnBegin
 
 

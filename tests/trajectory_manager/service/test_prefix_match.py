@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from services.chassis.errors import Reason
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.support import Run, policy, refused, tokens
 from trajectory_manager.model.prefix_tree import message_keys
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.model.tokens import Tokens, Turn, TurnRecord
 from trajectory_manager.service import prefix_match
 from trajectory_manager.store.redis import codec

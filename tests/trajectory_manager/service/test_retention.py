@@ -15,13 +15,13 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from services.chassis.rpc.server import started
+from services.lib.token_bytes import pack_logprobs
 from tests.trajectory_manager.client import Client
 from tests.trajectory_manager.support import RULES, Run, failed, rewarded, tokens
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.model.token_bytes import pack_logprobs
 from trajectory_manager.model.tokens import Append
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.store.interface import Store

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.support import RULES, Run, policy, rewarded, tokens
 from trajectory_manager.model.records import StalenessPolicy
 from trajectory_manager.model.steps import StepLease
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.service import sample_builder
 
 MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from services.chassis.errors import Reason
+from services.lib.token_bytes import pack_ids
 from tests.trajectory_manager.state_machine.base import (
     LOST,
     PICK,
@@ -36,7 +37,6 @@ from trajectory_manager.model.records import (
     Task,
     TaskLease,
 )
-from trajectory_manager.model.token_bytes import pack_ids
 from trajectory_manager.model.tokens import (
     Append,
     Appended,

@@ -19,12 +19,12 @@ from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.errors import Reason, ServiceError
 from services.chassis.rpc.server import started
+from services.lib.token_bytes import pack_logprobs, unpack_logprobs
 from tests.trajectory_manager import client
 from tests.trajectory_manager.support import RULES, Run
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.model.token_bytes import pack_logprobs, unpack_logprobs
 from trajectory_manager.store.column_interface import ColumnLease, ColumnsWritten
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis import keys

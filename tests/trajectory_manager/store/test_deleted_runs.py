@@ -8,10 +8,10 @@ import pytest
 from redis.asyncio import Redis
 
 from services.chassis.errors import Reason
+from services.lib.token_bytes import pack_logprobs
 from tests.trajectory_manager.support import RULES, Run, other_run, refused
 from trajectory_manager.model.records import Durability, ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.model.token_bytes import pack_logprobs
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
 

@@ -1,4 +1,4 @@
-"""Negative controls: without its protection a ledger does what it must never do."""
+"""Negative controls: without its protection a store does what it must never do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from services.chassis.errors import Reason, ServiceError
 from tests.trajectory_manager.ledger import ledger_of
-from tests.trajectory_manager.support import RULES
-from trajectory_manager.model.records import Durability
+from tests.trajectory_manager.support import RULES, failed, other_run
+from trajectory_manager.model.records import Durability, Purpose, Task, TaskLease
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
 
@@ -173,6 +173,48 @@ async def the_window_moves_within_an_open_step(store: Store) -> bool:
     return len((await ledger.stream(1)).sample_ids) == 2
 
 
+async def a_repeated_call_leases_twice(store: Store) -> bool:
+    """The answer was lost, and the agent asks again."""
+    run = await other_run(store)
+    await run.submit("a")
+    return await run.ask("nonce") != await run.ask("nonce")
+
+
+async def an_own_slot_is_given_to_others(store: Store) -> bool:
+    """A failed sample of an agent's own task is leased from the queue."""
+    run = await other_run(store)
+    task = Task(task_id="mine", payload_json="{}", num_samples=1, purpose=Purpose.TRAIN, own=True)
+    lease = await store.runs.lease_own_task(run.run_id, task, "nonce")
+    assert isinstance(lease, TaskLease)
+    await run.start(lease.rollout_id, lease.nonce)
+    await run.finish(lease.rollout_id, failed())
+    return isinstance(await run.ask(), TaskLease)
+
+
+async def a_running_run_is_deleted(store: Store) -> bool:
+    """Its agents still work."""
+    run = await other_run(store)
+    try:
+        await store.runs.delete_run(run.run_id)
+    except ServiceError as error:
+        assert error.reason is Reason.WRONG_STATE
+        return False
+    return True
+
+
+async def a_turn_changes_its_sampling(store: Store) -> bool:
+    """A repeated turn goes on at another temperature."""
+    run = await other_run(store)
+    await run.start("r")
+    await run.begin("r", "t", [1])
+    try:
+        await run.begin("r", "t", [1], sampling='{"temperature":0.5}')
+    except ServiceError as error:
+        assert error.reason is Reason.ALREADY_EXISTS
+        return False
+    return True
+
+
 CONTROLS = [
     (a_stale_trainer_commits, "commit_step", "not takes_over and epoch ~= current", "false"),
     (a_sample_is_in_two_steps, "lease_step", "redis.call('LREM', ready, 1, task_id)", ""),
@@ -218,6 +260,15 @@ CONTROLS = [
         "group.required_version = 0",
     ),
     (an_open_step_lets_others_in, "lease_step", "'open_groups', #fresh", "'leased_groups', #fresh"),
+    (a_repeated_call_leases_twice, "lease_task", "if held then return held end", ""),
+    (an_own_slot_is_given_to_others, "settle_rollouts", "if not group.own then", "if true then"),
+    (a_running_run_is_deleted, "begin_deletion", "if not marks[1] then", "if false then"),
+    (
+        a_turn_changes_its_sampling,
+        "begin_turn",
+        "if known.sampling ~= given.sampling then",
+        "if false then",
+    ),
 ]
 
 

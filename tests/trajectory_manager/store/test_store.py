@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.chassis.errors import Reason
+from services.lib.token_bytes import unpack_ids
 from tests.trajectory_manager.support import (
     CREDENTIAL,
     RULES,
@@ -27,7 +28,6 @@ from trajectory_manager.model.records import (
     RolloutState,
     Task,
 )
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.model.tokens import Append, Appended, Tokens, VersionSource
 from trajectory_manager.service.rollouts import EXPIRED
 from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store

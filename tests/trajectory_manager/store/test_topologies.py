@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from services.chassis.errors import ConfigError, DependencyUnavailable, Reason, ServiceError
+from services.lib.token_bytes import unpack_ids
 from tests.redis_cluster import RedisCluster
 from tests.redis_sentinel import RedisSentinel
 from tests.redis_server import RedisServer
 from tests.trajectory_manager.support import RULES, Run, tokens
 from trajectory_manager.model.records import Durability
-from trajectory_manager.model.token_bytes import unpack_ids
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
 

@@ -77,7 +77,8 @@ class RunServiceServicer(object):
 
     def DeleteRun(self, request, context):
         """Deletes an ended run with its tasks, rollouts, samples and ledger. FAILED_PRECONDITION while it runs. Repeat a
-        call that was interrupted: it continues.
+        call that was interrupted: it continues; until it succeeds the run does not exist and cannot be created. A
+        repeated call after success is NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,8 @@ class RunServiceStub:
         seamflow.trajectory.v1.run_service_pb2.DeleteRunResponse,
     ]
     """Deletes an ended run with its tasks, rollouts, samples and ledger. FAILED_PRECONDITION while it runs. Repeat a
-    call that was interrupted: it continues.
+    call that was interrupted: it continues; until it succeeds the run does not exist and cannot be created. A
+    repeated call after success is NOT_FOUND.
     """
 
 class RunServiceAsyncStub:
@@ -89,7 +90,8 @@ class RunServiceAsyncStub:
         seamflow.trajectory.v1.run_service_pb2.DeleteRunResponse,
     ]
     """Deletes an ended run with its tasks, rollouts, samples and ledger. FAILED_PRECONDITION while it runs. Repeat a
-    call that was interrupted: it continues.
+    call that was interrupted: it continues; until it succeeds the run does not exist and cannot be created. A
+    repeated call after success is NOT_FOUND.
     """
 
 class RunServiceServicer(metaclass=abc.ABCMeta):
@@ -136,7 +138,8 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.run_service_pb2.DeleteRunResponse, collections.abc.Awaitable[seamflow.trajectory.v1.run_service_pb2.DeleteRunResponse]]:
         """Deletes an ended run with its tasks, rollouts, samples and ledger. FAILED_PRECONDITION while it runs. Repeat a
-        call that was interrupted: it continues.
+        call that was interrupted: it continues; until it succeeds the run does not exist and cannot be created. A
+        repeated call after success is NOT_FOUND.
         """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -121,7 +121,7 @@ class LeaseTasksRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     request_id: builtins.str
-    """Required. Idempotency key: a repeated call gets the same leases, as long as they are held."""
+    """Required. Idempotency key: a repeated call gets the same leases, as long as they are held, and renews them."""
     agent_id: builtins.str
     """Names the agent's process, for people."""
     purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
@@ -367,7 +367,7 @@ class RequeueDeadLettersRequest(google.protobuf.message.Message):
     """Training job."""
     @property
     def task_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Tasks that are dead letters; others are ignored."""
+        """Tasks that are dead letters; others and agents' own ones are ignored."""
 
     def __init__(
         self,

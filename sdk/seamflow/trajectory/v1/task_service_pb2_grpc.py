@@ -77,7 +77,7 @@ class TaskServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RequeueDeadLetters(self, request, context):
-        """Queues the tasks of dead letters again, under admission like new ones.
+        """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

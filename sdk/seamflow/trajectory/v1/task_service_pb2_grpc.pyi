@@ -52,7 +52,7 @@ class TaskServiceStub:
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
     ]
-    """Queues the tasks of dead letters again, under admission like new ones."""
+    """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued."""
 
 class TaskServiceAsyncStub:
     """Tasks in from the dataloader, out to agents through the gateway."""
@@ -88,7 +88,7 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
     ]
-    """Queues the tasks of dead letters again, under admission like new ones."""
+    """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued."""
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
     """Tasks in from the dataloader, out to agents through the gateway."""
@@ -134,6 +134,6 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse]]:
-        """Queues the tasks of dead letters again, under admission like new ones."""
+        """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued."""
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -628,7 +628,7 @@ class SampleTurn(google.protobuf.message.Message):
 
     @property
     def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.Reward]:
-        """Rewards of this turn."""
+        """Rewards of this turn; none where the sample has only a part of it, as at a fork."""
 
     def __init__(
         self,
