@@ -24,7 +24,7 @@ async def _logs_of_one_call(folder: Path) -> str:
         async with connect(demo.target, Credentials(token=CANARY)) as channel:
             stub = async_stub(rollout_service_pb2_grpc.RolloutServiceStub, channel)
             parent = (("traceparent", f"00-{TRACE}-b7ad6b7169203331-01"),)
-            request = rollout_service_pb2.StartRolloutRequest(rollout_id=CANARY)
+            request = rollout_service_pb2.StartRolloutRequest(rollout_id="a", lease_token=CANARY)
             await stub.StartRollout(request, metadata=parent)
         demo.process.send_signal(signal.SIGTERM)
         return demo.process.communicate()[0]

@@ -122,11 +122,12 @@ def _mutations(method: str, count: int) -> list[bytes]:
     """Valid requests with bytes flipped, cut, inserted and appended."""
     request: Any = rollout_service_pb2.StartRolloutRequest(
         run_id="run",
-        rollout_id="rollout of the mutated request",
+        rollout_id="rollout",
+        lease_token="lease",
     )
     if method == GENERATE:
         request = rollout_service_pb2.GenerateRequest(
-            run_id="run", rollout_id="rollout", turn_id="turn", parent_turn_id="parent"
+            run_id="run", rollout_id="rollout", token_ids=list(range(50))
         )
     valid, source = request.SerializeToString(), random.Random(15)
     return [_mutated(valid, source) for _ in range(count)]
