@@ -39,8 +39,8 @@ _Roles = frozenset[Role]
 
 ANYONE: _Roles = frozenset(Role)
 SERVICES: _Roles = frozenset({Role.SERVICE})
-READERS: _Roles = frozenset({Role.SERVICE, Role.OPERATOR})
-"""Also of changes that a service as well as an operator makes."""
+BOTH: _Roles = frozenset({Role.SERVICE, Role.OPERATOR})
+"""Reads, and changes that services as well as operators make."""
 OPERATORS: _Roles = frozenset({Role.OPERATOR})
 ROLLOUT: _Roles = frozenset()
 """The credential of a rollout, whose holder the rollout gateway checks: here any bearer passes."""
@@ -59,29 +59,29 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
     },
     "seamflow.rollout.v1.RolloutServerService": {
         "GenerateTokens": SERVICES,
-        "Pause": READERS,
-        "Resume": READERS,
+        "Pause": BOTH,
+        "Resume": BOTH,
         "UpdateWeights": OPERATORS,
         "ReleaseMemory": SERVICES,
         "RestoreMemory": SERVICES,
-        "GetServerInfo": READERS,
+        "GetServerInfo": BOTH,
     },
     "seamflow.trajectory.v1.RunService": {
-        "CreateRun": READERS,
-        "GetRun": READERS,
-        "ListRuns": READERS,
-        "EndRun": OPERATORS,
+        "CreateRun": BOTH,
+        "GetRun": BOTH,
+        "ListRuns": BOTH,
+        "EndRun": BOTH,
         "DeleteRun": OPERATORS,
     },
     "seamflow.trajectory.v1.TrajectoryService": {
-        "CreateRun": READERS,
+        "CreateRun": BOTH,
         "BeginTurns": SERVICES,
         "AppendTokens": SERVICES,
-        "RecordGroups": READERS,
+        "RecordGroups": BOTH,
         "DeleteTrajectories": OPERATORS,
-        "GetTrajectory": READERS,
-        "ListTrajectories": READERS,
-        "WatchTrajectory": READERS,
+        "GetTrajectory": BOTH,
+        "ListTrajectories": BOTH,
+        "WatchTrajectory": BOTH,
     },
     "seamflow.trajectory.v1.SampleService": {
         "Reconcile": SERVICES,
@@ -90,51 +90,51 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "CommitStep": SERVICES,
         "AwaitPublish": SERVICES,
         "AwaitStep": SERVICES,
-        "ListSamples": READERS,
-        "GetReadiness": READERS,
+        "ListSamples": BOTH,
+        "GetReadiness": BOTH,
     },
     "seamflow.trajectory.v1.ColumnService": {
         "LeaseColumn": SERVICES,
         "WriteColumn": SERVICES,
-        "ListSampleStatus": READERS,
+        "ListSampleStatus": BOTH,
     },
     "seamflow.trajectory.v1.TaskService": {
-        "SubmitTasks": READERS,
+        "SubmitTasks": BOTH,
         "LeaseTask": SERVICES,
         "LeaseTasks": SERVICES,
         "ExtendTasks": SERVICES,
         "CompleteTask": SERVICES,
-        "ListDeadLetters": READERS,
+        "ListDeadLetters": BOTH,
         "RequeueDeadLetters": OPERATORS,
     },
     "seamflow.weights.v1.WeightService": {
         "BeginPublish": SERVICES,
         "UploadShards": SERVICES,
-        "GetUpload": READERS,
+        "GetUpload": BOTH,
         "ProbeFolder": SERVICES,
         "CommitPublish": SERVICES,
-        "GetManifest": READERS,
+        "GetManifest": BOTH,
         "FetchShards": SERVICES,
-        "GetSources": READERS,
+        "GetSources": BOTH,
         "AcquireSwap": SERVICES,
         "ReleaseSwap": SERVICES,
-        "WatchVersions": READERS,
+        "WatchVersions": BOTH,
     },
     "seamflow.scheduler.v1.SchedulerService": {
         "RegisterNode": SERVICES,
         "Heartbeat": SERVICES,
         "RequestNodes": SERVICES,
         "ReleaseNodes": SERVICES,
-        "ListNodes": READERS,
-        "WatchAllocations": READERS,
-        "PlanAssignments": READERS,
-        "DrainNode": READERS,
+        "ListNodes": BOTH,
+        "WatchAllocations": BOTH,
+        "PlanAssignments": BOTH,
+        "DrainNode": BOTH,
         "SetRunPolicy": OPERATORS,
-        "ListRuns": READERS,
-        "PlanSplit": READERS,
+        "ListRuns": BOTH,
+        "PlanSplit": BOTH,
     },
     "seamflow.trainer.v1.TrainerService": {
-        "GetStatus": READERS,
+        "GetStatus": BOTH,
         "Suspend": SERVICES,
         "Resume": SERVICES,
         "SaveCheckpoint": OPERATORS,
@@ -142,11 +142,11 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
     "seamflow.worker.v1.WorkerService": {
         "Activate": SERVICES,
         "Deactivate": SERVICES,
-        "GetStatus": READERS,
+        "GetStatus": BOTH,
     },
     "seamflow.ranker.v1.RankerService": {
         "PredictLengths": SERVICES,
-        "GetRanker": READERS,
+        "GetRanker": BOTH,
     },
 }
 """Service -> rpc -> who may call it."""
