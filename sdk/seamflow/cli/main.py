@@ -22,10 +22,11 @@ from seamflow.cli.columns import columns
 from seamflow.cli.dead_letters import dead_letters, requeue
 from seamflow.cli.diagnosis import Finding, activity
 from seamflow.cli.endpoints import Command, Endpoints, UsageError, add_flags, reached, resolve
-from seamflow.cli.export import export
+from seamflow.cli.export_run.export import export
+from seamflow.cli.export_run.replay import replay
 from seamflow.cli.json_output import plain
-from seamflow.cli.replay import replay
-from seamflow.cli.scheduling import plan_nodes, plan_split, runs, set_policy
+from seamflow.cli.run_commands import delete_run, end_run, runs
+from seamflow.cli.scheduling import plan_nodes, plan_split, pool, set_policy
 from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.cli.status import ago, all_answered, status_screen
 from seamflow.cli.tail import load_decoder, tail, token_numbers
@@ -110,14 +111,23 @@ def _parser() -> argparse.ArgumentParser:
         "--requeue", action="append", metavar="TASK", help="queue this task again; repeat"
     )
     command("columns", _columns, "Which columns the samples that wait for training have.")
+    _add_run_commands(command)
     _add_pool_commands(command)
     _add_worker_commands(command)
     commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
     return parser
 
 
+def _add_run_commands(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    command("runs", runs, "The runs that the trajectory manager keeps.")
+    ending = command("end-run", end_run, "Give agents no more tasks of a run.")
+    deleting = command("delete-run", delete_run, "Delete all that is stored of an ended run.")
+    for named in (ending, deleting):
+        named.add_argument("name", metavar="RUN")
+
+
 def _add_pool_commands(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
-    command("runs", runs, "The runs that share the pool of nodes.")
+    command("pool", pool, "The runs that share the pool of nodes.")
     policy = command("set-policy", set_policy, "Set priority and quota of a run in the pool.")
     policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
     policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0: none")

@@ -11,7 +11,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 
-__all__ = ["plan_nodes", "plan_split", "profile", "runs", "set_policy"]
+__all__ = ["plan_nodes", "plan_split", "pool", "profile", "set_policy"]
 
 _SECONDS = 10.0
 _ADVICE = {
@@ -20,7 +20,7 @@ _ADVICE = {
 }
 
 
-async def runs(given: argparse.Namespace, endpoints: Endpoints) -> int:
+async def pool(given: argparse.Namespace, endpoints: Endpoints) -> int:
     """Print every run of the pool: policy, nodes, waiting gangs, advice."""
     async with reached(endpoints, "scheduler") as channel:
         stub = async_stub(SchedulerServiceStub, channel)

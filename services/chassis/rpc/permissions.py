@@ -74,7 +74,6 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "DeleteRun": OPERATORS,
     },
     "seamflow.trajectory.v1.TrajectoryService": {
-        "CreateRun": BOTH,
         "BeginTurns": SERVICES,
         "AppendTokens": SERVICES,
         "RecordGroups": BOTH,
@@ -100,10 +99,8 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
     },
     "seamflow.trajectory.v1.TaskService": {
         "SubmitTasks": BOTH,
-        "LeaseTask": SERVICES,
         "LeaseTasks": SERVICES,
         "ExtendTasks": SERVICES,
-        "CompleteTask": SERVICES,
         "ListDeadLetters": BOTH,
         "RequeueDeadLetters": OPERATORS,
     },

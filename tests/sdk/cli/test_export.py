@@ -19,8 +19,8 @@ pytest.importorskip("redis")
 
 from seamflow.channel import connect
 from seamflow.cli.endpoints import UsageError
-from seamflow.cli.export import export, read_progress
-from seamflow.cli.replay import replay
+from seamflow.cli.export_run.export import export, read_progress
+from seamflow.cli.export_run.replay import replay
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
 from seamflow.stubs import async_stub

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from seamflow.channel import connect
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_server_service_pb2_grpc as server_grpc
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from rollout.server.cli import build
 from services.chassis.config.settings import ServerConfig
@@ -20,11 +22,15 @@ from tests.rollout.server.client import fake_config
 from tests.scheduler.support import running_scheduler
 from tests.sdk.cli.test_main import NOBODY, seamflow
 from tests.sdk.support import serving
+from tests.trajectory_manager.client import RULES, Client
+from tests.trajectory_manager.memory.store import memory_store
 from trainer.servicer import TrainerServicer
+from trajectory_manager.cli import service as manager_service
+from trajectory_manager.config import TrajectoryManagerConfig
 
 
 async def test_the_pool_is_planned_and_shared(tmp_path: Path) -> None:
-    """runs, set-policy, plan-nodes and plan-split ask the scheduler and say what it answers."""
+    """pool, set-policy, plan-nodes and plan-split ask the scheduler and say what it answers."""
     async with running_scheduler() as (port, stub):
         for name in ("a", "b"):
             await stub.RegisterNode(
@@ -46,7 +52,7 @@ async def test_the_pool_is_planned_and_shared(tmp_path: Path) -> None:
         set_to = await command("set-policy", "--priority", "2", "--max-nodes", "7")
         assert set_to == "run demo: priority 2, at most 7 nodes, rollout share 1\n"
         assert (
-            await command("runs")
+            await command("pool")
             == "demo  2 rollout; priority 2, at most 7 nodes, rollout share 1\n"
         )
         profiles = ("--generation", "8=500,64=62.5", "--training", "8=300,64=37.5")
@@ -118,3 +124,29 @@ async def test_columns_of_samples_are_listed(tmp_path: Path) -> None:
         )
     assert (code, err) == (0, "")
     assert out.endswith("columns written: none\n")
+
+
+async def test_a_run_is_listed_ended_and_deleted(tmp_path: Path) -> None:
+    """Of a real trajectory manager; a run that still goes is not deleted."""
+    config = TrajectoryManagerConfig(redis_url="redis://oracle", admin_port=-1, drain_seconds=0.2)
+    async with started(manager_service(config, memory_store()), config) as port:
+
+        async def command(*arguments: str) -> tuple[int, str, str]:
+            flags = ("--trajectory-manager", f"127.0.0.1:{port}")
+            return await seamflow(*arguments, *flags, cwd=tmp_path)
+
+        async with connect(f"127.0.0.1:{port}") as channel:
+            rules = trajectory_pb2.RunConfig(labels={"owner": "me"})
+            rules.MergeFrom(RULES)
+            await Client(channel, "demo").create_run(rules)
+        code, out, _ = await command("runs")
+        assert (code, out.startswith("demo  running, step 0, created ")) == (0, True)
+        assert out.endswith("UTC  owner=me\n")
+        code, _, err = await command("delete-run", "demo")
+        assert code != 0
+        assert "demo" in err
+        assert await command("end-run", "demo") == (0, "run demo has ended\n", "")
+        assert (await command("runs"))[1].startswith("demo  ended")
+        deleted = await command("delete-run", "demo")
+        assert deleted == (0, "run demo is deleted, with 0 rollouts\n", "")
+        assert await command("runs") == (0, "", "")

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.arrow_table import table_of
 from seamflow.cli.endpoints import UsageError
+from seamflow.cli.export_run.arrow_table import table_of
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub

@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.json_format import Parse
 
 from seamflow.cli.endpoints import UsageError
-from seamflow.cli.export import load_arrow, part_file, read_progress, retry_limit
+from seamflow.cli.export_run.export import load_arrow, part_file, read_progress, retry_limit
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub

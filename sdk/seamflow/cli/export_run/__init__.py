@@ -1,0 +1,1 @@
+"""`seamflow export` and `seamflow replay`."""
