@@ -115,7 +115,7 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
 # Generated with the oldest toolchain we support: what it makes loads on every newer protobuf.
-docs: $(VENV)/.dev ## Generate docs/configuration.md, its JSON Schema and docs/benchmarks.md.
+docs: $(VENV)/.dev ## Generate the pages of settings, permissions and benchmarks.
 	$(RUN) tools.reference
 
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.

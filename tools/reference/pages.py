@@ -1,4 +1,4 @@
-"""The generated pages of docs/: configuration, its JSON Schema, benchmarks."""
+"""The generated pages of docs/: configuration, its JSON Schema, permissions, benchmarks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tools.reference.benchmarks import benchmarks_page
 from tools.reference.configuration import configuration_page, json_schema
+from tools.reference.permissions import permissions_page
 
 __all__ = ["PAGES", "main"]
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": configuration_page,
     "docs/configuration.schema.json": json_schema,
+    "docs/permissions.md": permissions_page,
     "docs/benchmarks.md": lambda: benchmarks_page(ROOT),
 }
 
