@@ -1,13 +1,14 @@
-"""Generate the secrets of a deployment: a CA, certificates, Redis passwords, a token.
+"""Generate the secrets of a deployment: a CA, certificates, Redis passwords, tokens.
 
     python generate_secrets.py --authority /authority --out /secrets
 
-`--out` gets `ca.pem`, `token`, `credential_secret`, `redis/users.acl` and, for each service,
-`<service>/cert.pem`, `key.pem` and, where it has a store, `redis_url`. `--authority` gets `ca.key`,
-which no service may see. Everything that exists is kept, and what was half written when a first run
-was interrupted is an error and not overwritten. Running it again gives a certificate and a key to
-services that have no key: those that are new, or whose folder a cut off run left half written. To
-rotate, remove both folders and restart.
+`--out` gets `ca.pem`, `token`, `agent_token`, `operator_token`, `credential_secret`,
+`redis/users.acl` and, for each service, `<service>/cert.pem`, `key.pem` and, where it has a
+store, `redis_url`. `--authority` gets `ca.key`, which no service may see. Everything that exists
+is kept, and what was half written when a first run was interrupted is an error and not
+overwritten. Running it again gives a certificate and a key to services that have no key: those
+that are new, or whose folder a cut off run left half written. To rotate, remove both folders and
+restart.
 
 Needs `cryptography` and nothing else.
 """
@@ -111,7 +112,7 @@ def generate(authority_folder: Path, out: Path) -> bool:
     _write(out / "ca.pem", _public_pem(authority.certificate))
     for name, hosts in SERVICES.items():
         _write_certificate(out / name, authority, (name, *hosts))
-    for name in ("token", "credential_secret"):
+    for name in ("token", "agent_token", "operator_token", "credential_secret"):
         _write(out / name, secrets.token_urlsafe(32).encode())
     _write_redis(out)
     _write(out / _COMPLETE, b"")

@@ -116,7 +116,7 @@ async def relayed_share(folder: Path) -> float:
             # All are known before the version comes, as they are in a run.
             addresses = [f"127.0.0.1:{free_port()}" for _ in range(RELAYS)]
             for address in addresses:
-                await stub.GetSources(pb.GetSourcesRequest(run_id=RUN, address=address))
+                await stub.RequestSources(pb.RequestSourcesRequest(run_id=RUN, address=address))
             for address in addresses:
                 await stack.enter_async_context(_fake_server(port, address))
             sent = REGISTRY.get_sample_value("seamflow_weights_served_bytes_total") or 0.0

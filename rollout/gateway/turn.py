@@ -233,7 +233,7 @@ class Turn:
         self._num_streams += 1
         request = server_pb.GenerateTokensRequest(
             run_id=self._request.run_id,
-            request_id=f"{self._begin_request.turn_id}/{self._begin_request.attempt_id}"
+            attempt_id=f"{self._begin_request.turn_id}/{self._begin_request.attempt_id}"
             f"/{self._num_streams}",
             token_ids=self._record.packed_ids,
             sampling=sampling,

@@ -170,7 +170,7 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
     given = request.sampling
     defaults = Sampling()
     return EngineRequest(
-        request_id=request.request_id,
+        request_id=request.attempt_id,
         token_ids=tuple(_prefix(request.token_ids)),
         sampling=Sampling(
             temperature=given.temperature if given.HasField("temperature") else 1.0,

@@ -194,16 +194,16 @@ class WeightServicer(WeightServiceServicer):
                 self._served.inc(sent)
                 yield message
 
-    async def GetSources(
-        self, request: pb.GetSourcesRequest, context: Context
-    ) -> pb.GetSourcesResponse:
+    async def RequestSources(
+        self, request: pb.RequestSourcesRequest, context: Context
+    ) -> pb.RequestSourcesResponse:
         """Assign the files to the broadcast trees of the registered servers."""
         scope = validation.scope_of(request.run_id, request.model)
         relay, address = self._relay, request.address
         if address:
             validation.required("address", address)
             await self._store.join(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
-        response = pb.GetSourcesResponse(ttl=to_duration(relay.seconds))
+        response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
         manifest = await self._get(scope, request.weight_version)

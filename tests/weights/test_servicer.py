@@ -194,13 +194,15 @@ async def test_sources_form_relay_trees(tmp_path: Path) -> None:
         await Trainer(stub=stub).publish(1)
 
         async def sources(address: str) -> dict[str, str]:
-            request = pb.GetSourcesRequest(run_id="run", weight_version=1, address=address)
-            response = await stub.GetSources(request, timeout=10)
+            request = pb.RequestSourcesRequest(run_id="run", weight_version=1, address=address)
+            response = await stub.RequestSources(request, timeout=10)
             return {source.name: source.address for source in response.files}
 
         assert set((await sources("")).values()) == {""}
         for server in servers:
-            await stub.GetSources(pb.GetSourcesRequest(run_id="run", address=server), timeout=10)
+            await stub.RequestSources(
+                pb.RequestSourcesRequest(run_id="run", address=server), timeout=10
+            )
         told = {server: await sources(server) for server in servers}
         for name in FILES:
             assert sorted(bool(told[server][name]) for server in servers) == [False, True, True]

@@ -140,14 +140,14 @@ class RelayAnnouncer:
         self, stub: WeightServiceAsyncStub, address: str, *, run_id: str, model: str
     ) -> None:
         self._stub = stub
-        self._request = pb.GetSourcesRequest(run_id=run_id, model=model, address=address)
+        self._request = pb.RequestSourcesRequest(run_id=run_id, model=model, address=address)
 
     async def run(self) -> None:
         """Announce until cancelled, three times per lifetime of an announcement."""
         backoff = Backoff()
         while True:
             try:
-                response = await retrying(lambda: self._stub.GetSources(self._request))
+                response = await retrying(lambda: self._stub.RequestSources(self._request))
                 await asyncio.sleep(seconds_of(response.ttl) / 3)
                 backoff.reset()
             except SeamflowError as error:

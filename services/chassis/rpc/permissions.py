@@ -112,7 +112,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "CommitPublish": SERVICES,
         "GetManifest": BOTH,
         "FetchShards": SERVICES,
-        "GetSources": BOTH,
+        "RequestSources": SERVICES,
         "AcquireSwap": SERVICES,
         "ReleaseSwap": SERVICES,
         "WatchVersions": BOTH,

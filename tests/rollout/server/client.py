@@ -56,7 +56,7 @@ class Client:
         return self.stub.GenerateTokens(
             pb.GenerateTokensRequest(
                 run_id="run",
-                request_id="test",
+                attempt_id="test",
                 token_ids=pack_ids(prefix),
                 sampling=tokens_pb2.SamplingParams(**params),
             )

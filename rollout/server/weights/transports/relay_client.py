@@ -46,13 +46,13 @@ class Relay:
             raise failures[0]
 
     async def _sources(self, manifest: pb.Manifest) -> dict[str, str]:
-        request = pb.GetSourcesRequest(
+        request = pb.RequestSourcesRequest(
             run_id=manifest.run_id,
             model=manifest.model,
             weight_version=manifest.weight_version,
             address=self._address,
         )
-        response = await retrying(lambda: self._stub.GetSources(request))
+        response = await retrying(lambda: self._stub.RequestSources(request))
         return {source.name: source.address for source in response.files}
 
     async def _fetch_file(self, incoming: Incoming, file: pb.WeightFile, address: str) -> None:

@@ -92,14 +92,14 @@ class GenerateTokensRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
-    REQUEST_ID_FIELD_NUMBER: builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
-    request_id: builtins.str
-    """Name of this attempt in logs; unique."""
+    attempt_id: builtins.str
+    """Names this attempt in logs and in the engine; unique."""
     token_ids: builtins.bytes
     """Whole prefix as little-endian int32: prompt and tokens sampled so far."""
     @property
@@ -116,13 +116,13 @@ class GenerateTokensRequest(google.protobuf.message.Message):
         self,
         *,
         run_id: builtins.str = ...,
-        request_id: builtins.str = ...,
+        attempt_id: builtins.str = ...,
         token_ids: builtins.bytes = ...,
         sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "request_id", b"request_id", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "chunk_interval", b"chunk_interval", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
 
 global___GenerateTokensRequest = GenerateTokensRequest
 

@@ -663,8 +663,8 @@ class WatchVersionsResponse(google.protobuf.message.Message):
 global___WatchVersionsResponse = WatchVersionsResponse
 
 @typing.final
-class GetSourcesRequest(google.protobuf.message.Message):
-    """Request of GetSources."""
+class RequestSourcesRequest(google.protobuf.message.Message):
+    """Request of RequestSources."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -690,11 +690,11 @@ class GetSourcesRequest(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["address", b"address", "model", b"model", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
 
-global___GetSourcesRequest = GetSourcesRequest
+global___RequestSourcesRequest = RequestSourcesRequest
 
 @typing.final
-class GetSourcesResponse(google.protobuf.message.Message):
-    """Response of GetSources."""
+class RequestSourcesResponse(google.protobuf.message.Message):
+    """Response of RequestSources."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -717,7 +717,7 @@ class GetSourcesResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["files", b"files", "ttl", b"ttl"]) -> None: ...
 
-global___GetSourcesResponse = GetSourcesResponse
+global___RequestSourcesResponse = RequestSourcesResponse
 
 @typing.final
 class FileSource(google.protobuf.message.Message):

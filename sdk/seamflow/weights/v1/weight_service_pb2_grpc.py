@@ -55,10 +55,10 @@ class WeightServiceStub(object):
                 request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsRequest.SerializeToString,
                 response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsResponse.FromString,
                 )
-        self.GetSources = channel.unary_unary(
-                '/seamflow.weights.v1.WeightService/GetSources',
-                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesRequest.SerializeToString,
-                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesResponse.FromString,
+        self.RequestSources = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/RequestSources',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.RequestSourcesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.RequestSourcesResponse.FromString,
                 )
         self.AcquireSwap = channel.unary_unary(
                 '/seamflow.weights.v1.WeightService/AcquireSwap',
@@ -154,7 +154,7 @@ class WeightServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetSources(self, request, context):
+    def RequestSources(self, request, context):
         """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
         A server joins with its first call, and leaves by not calling for the ttl of the response.
         """
@@ -223,10 +223,10 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsRequest.FromString,
                     response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.FetchShardsResponse.SerializeToString,
             ),
-            'GetSources': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetSources,
-                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesRequest.FromString,
-                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesResponse.SerializeToString,
+            'RequestSources': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestSources,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.RequestSourcesRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.RequestSourcesResponse.SerializeToString,
             ),
             'AcquireSwap': grpc.unary_unary_rpc_method_handler(
                     servicer.AcquireSwap,
@@ -379,7 +379,7 @@ class WeightService(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
-    def GetSources(request,
+    def RequestSources(request,
             target,
             options=(),
             channel_credentials=None,
@@ -389,9 +389,9 @@ class WeightService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/GetSources',
-            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesRequest.SerializeToString,
-            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.GetSourcesResponse.FromString,
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/RequestSources',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.RequestSourcesRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.RequestSourcesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -93,9 +93,9 @@ class WeightServiceStub:
     for versions they have or are still receiving, but no other rpc of this service.
     """
 
-    GetSources: grpc.UnaryUnaryMultiCallable[
-        seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
-        seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
+    RequestSources: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.RequestSourcesRequest,
+        seamflow.weights.v1.weight_service_pb2.RequestSourcesResponse,
     ]
     """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
     A server joins with its first call, and leaves by not calling for the ttl of the response.
@@ -198,9 +198,9 @@ class WeightServiceAsyncStub:
     for versions they have or are still receiving, but no other rpc of this service.
     """
 
-    GetSources: grpc.aio.UnaryUnaryMultiCallable[
-        seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
-        seamflow.weights.v1.weight_service_pb2.GetSourcesResponse,
+    RequestSources: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.RequestSourcesRequest,
+        seamflow.weights.v1.weight_service_pb2.RequestSourcesResponse,
     ]
     """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
     A server joins with its first call, and leaves by not calling for the ttl of the response.
@@ -318,11 +318,11 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
-    def GetSources(
+    def RequestSources(
         self,
-        request: seamflow.weights.v1.weight_service_pb2.GetSourcesRequest,
+        request: seamflow.weights.v1.weight_service_pb2.RequestSourcesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.GetSourcesResponse]]:
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.RequestSourcesResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.RequestSourcesResponse]]:
         """Assigns a rollout server the source of each file, and registers it for a limited time as a relay.
         A server joins with its first call, and leaves by not calling for the ttl of the response.
         """

@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @dataclass
 class Sender(WeightServiceServicer):
-    """Answers FetchShards from folders, and GetSources with `sources`; with scripted faults."""
+    """Answers FetchShards from folders, and RequestSources with `sources`; with scripted faults."""
 
     versions: dict[int, LocalVersion] = field(default_factory=dict)
     cut_after: int | None = None
@@ -46,7 +46,7 @@ class Sender(WeightServiceServicer):
     probe: pb.FolderProbe | None = None
     """What ProbeFolder claims is in it; None: what is there."""
     sources: dict[str, str] = field(default_factory=dict)
-    """File -> address, for GetSources."""
+    """File -> address, for RequestSources."""
     requests: list[pb.FetchShardsRequest] = field(default_factory=list)
     """What was asked for."""
     sent: list[tuple[str, int]] = field(default_factory=list)
@@ -84,10 +84,10 @@ class Sender(WeightServiceServicer):
         probe = self.probe or own_probe(self.offers)
         return pb.ProbeFolderResponse(folder=str(self.offers), probe=probe)
 
-    async def GetSources(self, request: pb.GetSourcesRequest, context: Any) -> Any:
+    async def RequestSources(self, request: pb.RequestSourcesRequest, context: Any) -> Any:
         """As the test wants it."""
         files = [pb.FileSource(name=name, address=at) for name, at in self.sources.items()]
-        return pb.GetSourcesResponse(files=files)
+        return pb.RequestSourcesResponse(files=files)
 
     def _spoiled(self, message: bytes, offset: int) -> bytes:
         if offset not in self.flip or not self.flips_left:

@@ -69,7 +69,7 @@ async def bytes_sent_by_service(
         stub = async_stub(WeightServiceStub, channel)
         addresses = free_addresses(SERVERS + dead)
         for address in addresses if relaying else ():
-            await stub.GetSources(pb.GetSourcesRequest(run_id="run", address=address))
+            await stub.RequestSources(pb.RequestSourcesRequest(run_id="run", address=address))
         clients = []
         for address in addresses[:SERVERS]:
             server = fake_config(
