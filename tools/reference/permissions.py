@@ -18,14 +18,15 @@ A caller is known by the bearer token of its call, `authorization: Bearer <token
 | identity | its token |
 |---|---|
 | agent | `agent_token` of the services: leases and starts rollouts |
-| rollout credential | of one rollout, from `LeaseRollouts` or `StartRollout`: opens it and no other |
+| rollout credential | from `LeaseRollouts` or `StartRollout`: opens its rollout and nothing else |
 | service | `token`: a process of seamflow |
 | operator | `operator_token`: a person, or `seamflow` on the command line |
 
-Without `agent_token` and `operator_token`, `token` stands for them too. Without any token (loopback
-only) everyone may call everything, and a rollout still opens only to its credential. Wrong or missing
-tokens get UNAUTHENTICATED, others PERMISSION_DENIED. Health is open. `own` means: for the rollout of
-the credential; for others PERMISSION_DENIED, or the lease counts as lost.
+Without `agent_token` and `operator_token`, `token` stands for them too. Without any token
+(loopback only) everyone may call everything, and a rollout still opens only to its credential.
+Wrong or missing tokens get UNAUTHENTICATED, others PERMISSION_DENIED. Health is open. `own`
+means: for the rollout of the credential; for others PERMISSION_DENIED, or the lease counts as
+lost.
 """
 
 
