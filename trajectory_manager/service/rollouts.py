@@ -50,6 +50,7 @@ _NOT_OWNED = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
 _SWEEP_BATCH = 256
 # Small, so that appends do not wait long behind whole rollouts.
 _RECORD_BATCH = 32
+_MAX_WITHOUT_TURNS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class Rollouts:
         self._metrics = metrics
         # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
+        # Rollouts that were started here and had no turn yet, oldest first: only a hint.
+        self._without_turns: dict[tuple[str, str], None] = {}
 
     async def start(self, rollout: Rollout, nonce: str | None) -> str:
         """Start a rollout, under the lease of `nonce`; return its group.
@@ -83,6 +86,13 @@ class Rollouts:
         Raises:
             ServiceError: LEASE_EXPIRED, ROLLOUT_FINISHED, ALREADY_EXISTS, NOT_FOUND (run).
         """
+        group_id = await self._start(rollout, nonce)
+        if len(self._without_turns) >= _MAX_WITHOUT_TURNS:
+            del self._without_turns[next(iter(self._without_turns))]
+        self._without_turns[rollout.run_id, rollout.rollout_id] = None
+        return group_id
+
+    async def _start(self, rollout: Rollout, nonce: str | None) -> str:
         leased = await self._store.runs.register_rollout(rollout.run_id, rollout.rollout_id, nonce)
         if leased is None:
             await self._store.tokens.start_rollout(rollout, leased=False)
@@ -112,6 +122,12 @@ class Rollouts:
         tokens = self._store.tokens
         if sampling.temperature(begin.sampling) == 0:
             await self._check_greedy(run_id, rollout_id)
+        if (run_id, rollout_id) in self._without_turns and not begin.parent_turn_id:
+            first = await self._begin_first_turn(
+                run_id, rollout_id, credential_digest, begin, prompt
+            )
+            if first is not None:
+                return first
         matching = PrefixMatch(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
         match = await matching.match(begin)
         begin = replace(
@@ -130,6 +146,31 @@ class Rollouts:
             tokens=record.tokens,
             rollout=rollout,
             divergence=await matching.divergence(record.turn),
+        )
+
+    async def _begin_first_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
+    ) -> BegunTurn | None:
+        """Begin a turn that has nothing to match, without reading; None: there are turns."""
+        del self._without_turns[run_id, rollout_id]
+        begin = replace(
+            begin,
+            prompt_digest=prompt.digest,
+            new_message_keys=prompt.message_keys,
+            num_prompt_tokens=prompt.num_tokens,
+        )
+        begun = await self._store.tokens.begin_first_turn(
+            run_id, rollout_id, credential_digest, begin
+        )
+        if begun is None or begun[1].turn.begin.prefix_turn_id:
+            return None
+        rollout, record = begun
+        return BegunTurn(
+            turn=record.turn,
+            prefix_ids=b"",
+            tokens=record.tokens,
+            rollout=rollout,
+            divergence=None,
         )
 
     async def _check_greedy(self, run_id: str, rollout_id: str) -> None:

@@ -73,6 +73,12 @@ class TokenStore(Protocol):
         """
         ...
 
+    async def begin_first_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
+    ) -> tuple[Rollout, TurnRecord] | None:
+        """As `begin_turn`, unless the rollout has turns and this is none of them: then None."""
+        ...
+
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """Execute `appends` independently, in order; a result is an error where one failed.
 

@@ -78,6 +78,17 @@ class MemoryTokenStore:
         writer = self._opened(record, rollout_id, credential_digest, begin)
         return record.rollout, TurnRecord(turn=writer.turn, tokens=writer.tokens)
 
+    async def begin_first_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
+    ) -> tuple[Rollout, TurnRecord] | None:
+        """See `TokenStore`."""
+        record = self._record(run_id, rollout_id)
+        if record.rollout.credential_digest != credential_digest:
+            raise store_error("BAD_CREDENTIAL", rollout_id)
+        if record.turns and begin.turn_id not in record.turns:
+            return None
+        return await self.begin_turn(run_id, rollout_id, credential_digest, begin)
+
     def _opened(
         self, record: _Record, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> _Writer:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.chassis.errors import Reason, ServiceError
+from services.lib.token_bytes import unpack_ids
 from tests.redis_server import RedisServer
 from tests.trajectory_manager.support import RULES, Run, policy, rollout_finish, tokens
 from trajectory_manager.model.records import Durability, RolloutState, TaskLease
@@ -182,3 +183,48 @@ async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
             assert rollout.state is RolloutState.RUNNING
     finally:
         server.stop()
+
+
+class OneManager(Run):
+    """A run whose calls all go through one manager process."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.store, run.run_id)
+        self._rollouts = Rollouts(run.store, Metrics())
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """Always the same."""
+        return self._rollouts
+
+
+async def test_the_first_turn_of_a_rollout_reads_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout that was just started has nothing to match: one step of the store."""
+    manager = OneManager(run)
+
+    async def read(*_: object) -> None:
+        raise AssertionError("nothing is recorded yet")
+
+    for name in ("newest_turn", "turns", "tokens"):
+        monkeypatch.setattr(type(run.store.tokens), name, read)
+    for name, prompt in (("ids", [1, 2]), ("keys", ["a", "b"])):
+        await manager.start(name)
+        begun = await manager.begin(name, "t", prompt)
+        assert (begun.prefix_ids, begun.turn.begin.prefix_turn_id) == (b"", "")
+    with pytest.raises(AssertionError, match="nothing is recorded"):  # control: the second turn
+        await manager.begin("ids", "t2", [1, 2])
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+async def test_turns_that_began_at_another_manager_are_matched(run: Run, repeated: bool) -> None:
+    """The process that started the rollout does not know of them until it looks."""
+    manager, other = OneManager(run), OneManager(run)
+    await manager.start("r")
+    await other.turn("r", "t1", [1, 2], [3])
+    if repeated:
+        await other.begin("r", "t2", [1, 2, 3, 4])
+    begun = await manager.begin("r", "t2", [1, 2, 3, 4])
+    assert begun.turn.begin.prefix_turn_id == "t1"
+    assert unpack_ids(begun.prefix_ids) == [1, 2, 3]

@@ -49,7 +49,25 @@ class RedisTokenStore:
         self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
         """Create a turn or take it over; return its rollout and what it has."""
-        stored, live, chunks, values = await self._call(
+        begun = await self._begin_turn(run_id, rollout_id, credential_digest, begin, 0)
+        assert begun is not None
+        return begun
+
+    async def begin_first_turn(
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
+    ) -> tuple[Rollout, TurnRecord] | None:
+        """As `begin_turn`; None where the rollout has other turns only."""
+        return await self._begin_turn(run_id, rollout_id, credential_digest, begin, 1)
+
+    async def _begin_turn(
+        self,
+        run_id: str,
+        rollout_id: str,
+        credential_digest: str,
+        begin: TurnBegin,
+        only_first: int,
+    ) -> tuple[Rollout, TurnRecord] | None:
+        reply = await self._call(
             "begin_turn",
             run_id,
             rollout_id,
@@ -59,8 +77,12 @@ class RedisTokenStore:
             begin.attempt_id,
             codec.begin_text(begin),
             begin.prompt_digest,
+            only_first,
             *codec.HEADER_FIELDS,
         )
+        if not reply:
+            return None
+        stored, live, chunks, values = reply
         header = _known(codec.HEADER_FIELDS, values)
         record = codec.turn_record(begin.turn_id, stored, live)
         return (

@@ -1,12 +1,12 @@
 -- Creates a turn or takes it over. KEYS: header and chunks. ARGV: rollout_id, server, credential, turn_id,
--- attempt_id, begin as JSON, prompt digest, then fields of the header. Returns the turn's record, its state, its
--- chunks, and the values of those fields.
+-- attempt_id, begin as JSON, prompt digest, only the first turn (0/1), then fields of the header. Returns the turn's
+-- record, its state, its chunks, and the values of those fields; nothing where it would not be the first turn.
 local header = KEYS[1]
-local rollout_id, server, credential, turn_id, attempt_id, begin, digest = unpack(ARGV, 1, 7)
+local rollout_id, server, credential, turn_id, attempt_id, begin, digest, only_first = unpack(ARGV, 1, 8)
 
 local function reply(record, state)
   local chunks = redis.call('LRANGE', KEYS[2] .. turn_id, 0, -1)
-  return {'ok', record, state, chunks, redis.call('HMGET', header, unpack(ARGV, 8))}
+  return {'ok', record, state, chunks, redis.call('HMGET', header, unpack(ARGV, 9))}
 end
 
 -- In what this call differs from the one that began the turn; nil: nothing.
@@ -19,7 +19,7 @@ local function difference(record)
 end
 
 local head = redis.call('HMGET', header, 'state', 'credential', 'incarnation', 'server',
-  'turn:' .. turn_id, 'state:' .. turn_id)
+  'turn:' .. turn_id, 'state:' .. turn_id, 'newest_turn')
 local record, state = head[5], head[6]
 if not head[1] then return {'error', 'UNKNOWN_ROLLOUT', rollout_id} end
 if head[2] ~= credential then return {'error', 'BAD_CREDENTIAL', rollout_id} end
@@ -30,6 +30,7 @@ if record then
   stored, inc, count, attempt, spans, ended = string.match(state, '^(%d+) (%d+) (%d+) (%S+) (%S+) ?(.*)$')
   if ended ~= '' then return reply(record, state) end
 end
+if only_first == '1' and not record and head[7] then return {'ok'} end
 if head[1] ~= '1' then return {'error', 'FINISHED_ROLLOUT', rollout_id, head[1]} end
 -- A restarted server may have lost its last writes, epochs among them. The incarnation is at least the time of the
 -- first access after each restart, so no epoch is given out twice.
