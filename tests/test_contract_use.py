@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
@@ -53,26 +54,43 @@ def processes() -> dict[tuple[str, ...], list[ast.Module]]:
     return grouped
 
 
+class Words(NamedTuple):
+    """What a module mentions."""
+
+    loaded: frozenset[str]
+    """Attributes that are read: `something.Rpc`."""
+    names: frozenset[str]
+    """Names and attributes, imports aside."""
+    texts: frozenset[str]
+    """Constants that are texts."""
+
+
+@cache
+def words(tree: ast.AST) -> Words:
+    """All of a module."""
+    nodes = list(ast.walk(tree))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    loaded = {node.attr for node in attributes if isinstance(node.ctx, ast.Load)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    texts = {value for value in constants if isinstance(value, str)}
+    every = names | {node.attr for node in attributes}
+    return Words(frozenset(loaded), frozenset(every), frozenset(texts))
+
+
 def calls(tree: ast.AST, rpc: str) -> bool:
     """Whether `something.Rpc` is called or passed on; defining a servicer's method is no call."""
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == rpc and isinstance(node.ctx, ast.Load)
-        for node in ast.walk(tree)
-    )
+    return rpc in words(tree).loaded
 
 
 def names_path(tree: ast.AST, path: str) -> bool:
     """Whether a text is exactly this path."""
-    return any(isinstance(node, ast.Constant) and node.value == path for node in ast.walk(tree))
+    return path in words(tree).texts
 
 
 def uses(tree: ast.AST, name: str) -> bool:
     """Whether a name is mentioned, imports aside."""
-    return any(
-        (isinstance(node, ast.Name) and node.id == name)
-        or (isinstance(node, ast.Attribute) and node.attr == name)
-        for node in ast.walk(tree)
-    )
+    return name in words(tree).names
 
 
 def has_caller(method: MethodDescriptor) -> bool:
