@@ -138,16 +138,19 @@ class Turn:
         self, response: server_pb.GenerateTokensResponse
     ) -> tuple[tokens_pb2.PackedTokens, tokens_pb2.FinishReason.ValueType]:
         """The new tokens up to the one that completes a stop string, and why they end."""
-        record, new = self._record, unpack_ids(response.tokens.token_ids)
-        whole = [*record.sampled_ids, *new]
-        number = record.stop_strings.num_until_stop(whole, len(record.sampled_ids))
+        record = self._record
+        if not self._begin_request.sampling.stop:
+            return response.tokens, response.finish_reason
+        before = record.sampled_ids
+        whole = [*before, *unpack_ids(response.tokens.token_ids)]
+        number = record.stop_strings.num_until_stop(whole, len(before))
         if number is None:
             return response.tokens, response.finish_reason
         return token_messages.before(response.tokens, number), tokens_pb2.FINISH_REASON_STOP
 
     async def _check_nothing_lost(self) -> None:
         """Fail the rollout if the store has fewer tokens than the agent has received."""
-        received, recorded = self._request.resume_from_offset, len(self._record.sampled_ids)
+        received, recorded = self._request.resume_from_offset, self._num_sampled
         if received <= recorded:
             return
         message = (
@@ -192,16 +195,15 @@ class Turn:
     def _forward(self, tokens: tokens_pb2.PackedTokens, send: Send) -> None:
         """Send recorded tokens, the last ones of the turn so far."""
         if number := token_messages.num_tokens(tokens):
-            text = self._new_text(number)
+            text = self._new_text(tokens)
             send(SentChunk(self._num_sampled - number, tokens, text))
             _FORWARDED.inc(number)
 
-    def _new_text(self, number: int) -> str:
-        """Text of the last `number` tokens, if the agent asked for text."""
+    def _new_text(self, new: tokens_pb2.PackedTokens) -> str:
+        """Text of the turn's newest tokens, if the agent asked for text."""
         if self._text is None:
             return ""
-        new = self._record.sampled_ids[-number:]
-        return self._text.push(new, last=self._record.has_ended)
+        return self._text.push(unpack_ids(new.token_ids), last=self._record.has_ended)
 
     def _pinned_version(self) -> int | None:
         is_pinned = self._begun.HasField("pinned_weight_version")
@@ -209,7 +211,7 @@ class Turn:
 
     @property
     def _num_sampled(self) -> int:
-        return len(self._record.sampled_ids)
+        return self._record.num_sampled
 
     def _turn_request(self) -> TurnRequest:
         query = self._length_query()

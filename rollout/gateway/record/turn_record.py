@@ -78,8 +78,6 @@ class TurnRecord:
         self.prompt_ids: Sequence[int] = unpack_ids(self._packed_prompt)
         """The shared prefix and this turn's environment tokens."""
         self._packed_answer = bytearray(stored.token_ids[end:])
-        self.sampled_ids = unpack_ids(stored.token_ids[end:])
-        """Sampled tokens that are recorded, or are being recorded."""
         self.drift = prompt.drift(begun)
         """Retokenization drift of the prompt."""
         self.prefix_turn_id = begun.prefix_turn_id
@@ -97,6 +95,16 @@ class TurnRecord:
     def has_ended(self) -> bool:
         """Whether all tokens of the turn are sampled."""
         return self.finish_reason in _ENDED
+
+    @property
+    def num_sampled(self) -> int:
+        """Sampled tokens that are recorded, or are being recorded."""
+        return len(self._packed_answer) // BYTES_PER_TOKEN
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        """Their ids."""
+        return unpack_ids(bytes(self._packed_answer))
 
     @property
     def packed_ids(self) -> bytes:
@@ -124,7 +132,6 @@ class TurnRecord:
         self.finish_reason = finish_reason
         if new.token_ids:
             self._packed_answer += new.token_ids
-            self.sampled_ids.extend(unpack_ids(new.token_ids))
             await self._append(new)
 
     async def close(self) -> None:
@@ -171,10 +178,11 @@ class TurnRecord:
         stop_token_ids: Sequence[int] = sampling.stop_token_ids
         if not sampling.ignore_eos:
             stop_token_ids = [*stop_token_ids, *self._prompt.template.stop_token_ids]
-        if self.sampled_ids and self.sampled_ids[-1] in stop_token_ids:
+        sampled_ids = self.sampled_ids
+        if sampled_ids and sampled_ids[-1] in stop_token_ids:
             return tokens_pb2.FINISH_REASON_STOP
-        if self.stop_strings.ends_with_stop(self.sampled_ids):
+        if self.stop_strings.ends_with_stop(sampled_ids):
             return tokens_pb2.FINISH_REASON_STOP
-        if len(self.sampled_ids) >= sampling.max_new_tokens:
+        if len(sampled_ids) >= sampling.max_new_tokens:
             return tokens_pb2.FINISH_REASON_LENGTH
         return tokens_pb2.FINISH_REASON_UNSPECIFIED
