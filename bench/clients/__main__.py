@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def _prepare(folder: Path, model: Path | None, seed: int) -> None:
 def _far(seed: int) -> Iterable[task.Payload]:
     for payload in task.tasks(seed, 20_000, "train"):
         stops = [payload["start"], *payload["calls"]]
-        if min(abs(a - b) for a, b in zip(stops, stops[1:], strict=False)) >= _MIN_FLOORS:
+        if min(abs(a - b) for a, b in itertools.pairwise(stops)) >= _MIN_FLOORS:
             yield payload
 
 

@@ -65,14 +65,14 @@ class Outcome:
 
     def problems(self) -> list[str]:
         """What should be otherwise; empty: nothing."""
-        counted = self.audit
-        wrong = [f"{n} tokens {what}" for n, what in (
-            (counted.num_lost, "lost"), (counted.num_duplicated, "doubled"),
-            (counted.num_wrong_version, "of a wrong version"),
-        ) if n]  # fmt: skip
-        return wrong + [
-            f"the {name} client: {said}" for name, said in self.said.items() if not said.is_right()
-        ]
+        counts = {
+            "lost": self.audit.num_lost,
+            "doubled": self.audit.num_duplicated,
+            "of a wrong version": self.audit.num_wrong_version,
+        }
+        found = [f"{number} tokens {what}" for what, number in counts.items() if number]
+        wrong = {name: said for name, said in self.said.items() if not said.is_right()}
+        return found + [f"the {name} client said {said}" for name, said in wrong.items()]
 
 
 class TokensReceived:

@@ -3,13 +3,13 @@
 #include <grpcpp/grpcpp.h>
 #include <iostream>
 #include <random>
+#include <thread>
 #include "seamflow/common/v1/error.pb.h"
 #include "seamflow/rollout/v1/rollout_service.grpc.pb.h"
 
 using namespace seamflow::rollout::v1;
 namespace common = seamflow::common::v1;
 using namespace std::chrono;
-
 std::unique_ptr<RolloutService::Stub> gateway;
 std::string run, token;
 int resumed = 0;

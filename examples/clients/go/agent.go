@@ -33,12 +33,12 @@ func bearer(token string) context.Context {
 	return metadata.AppendToOutgoingContext(context.Background(), "authorization", "Bearer "+token)
 }
 
-// What the details of a failed call say.
-func decode(err error) (*common.ErrorInfo, *common.BadRequest, *common.RetryInfo) {
+func decode(err error) (*common.ErrorInfo, *common.BadRequest, *common.RetryInfo) { // details of a failed call
 	info, request, retry := &common.ErrorInfo{}, &common.BadRequest{}, &common.RetryInfo{}
-	kinds := map[string]proto.Message{"ErrorInfo": info, "BadRequest": request, "RetryInfo": retry}
+	kinds := map[string]proto.Message{"type.googleapis.com/google.rpc.ErrorInfo": info,
+		"type.googleapis.com/google.rpc.BadRequest": request, "type.googleapis.com/google.rpc.RetryInfo": retry}
 	for _, detail := range status.Convert(err).Proto().GetDetails() {
-		if kind := kinds[detail.TypeUrl[len("type.googleapis.com/google.rpc."):]]; kind != nil {
+		if kind := kinds[detail.TypeUrl]; kind != nil {
 			_ = proto.Unmarshal(detail.Value, kind)
 		}
 	}
