@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -21,10 +20,11 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.clients.foreign_agents import check_programs
 from bench.clients.run_with_kills import Outcome, RunWithKills
-from bench.provenance import ROOT
 from bench.report import Report
 from examples.quickstart import task
+from examples.quickstart.prepare import WarmStart, build_model, build_tokenizer, warm_start
 
+_WARM_STEPS = 300
 _MIN_FLOORS = 8
 """Of a call in these tasks: short turns are over before anything can be killed."""
 
@@ -54,10 +54,18 @@ def _prepare(folder: Path, model: Path | None, seed: int) -> None:
     if model is not None:
         (folder / "model").symlink_to(model.resolve())
     else:
-        command = [sys.executable, "-m", "examples.quickstart.prepare", "--out", str(folder)]
-        subprocess.run([*command, "--seed", str(seed)], cwd=ROOT, check=True)
+        _make_model(folder / "model", seed)
     lines = [json.dumps({"task_id": f"far-{i}", "payload": p}) for i, p in enumerate(_far(seed))]
     (folder / "tasks-far.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _make_model(folder: Path, seed: int) -> None:
+    """The quickstart's model, after the first part of its warm start: much is left to learn."""
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), seed)
+    warm_start(model, tokenizer, WarmStart(steps=_WARM_STEPS), seed)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _far(seed: int) -> Iterable[task.Payload]:

@@ -45,9 +45,7 @@ def check_programs() -> None:
     for name, command in COMMANDS.items():
         for part in command:
             if shutil.which(part) is None and not Path(part).exists():
-                raise FileNotFoundError(
-                    f"{part}: missing for the {name} client: make test-clients"
-                )
+                raise FileNotFoundError(f"{part}: missing for the {name} client: make test-clients")
 
 
 def read_summary(log: Path) -> Said:

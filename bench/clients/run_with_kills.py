@@ -34,7 +34,7 @@ __all__ = ["Outcome", "RunWithKills"]
 CONFIG_FILE = Path(__file__).parent / "training.toml"
 VICTIMS = ("rollout_gateway", "trajectory_manager", "rollout_server-node-a")
 """Killed in turn."""
-_TOKENS_BETWEEN_KILLS = 256
+_TOKENS_BETWEEN_KILLS = 320
 _LAST_PROCESSES = ("agent_runner", "dataloader")
 _POLL_SECONDS = 0.1
 
