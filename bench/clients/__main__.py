@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.clients.foreign_agents import check_programs
@@ -24,7 +25,7 @@ from bench.report import Report
 from examples.quickstart import task
 from examples.quickstart.prepare import WarmStart, build_model, build_tokenizer, warm_start
 
-_WARM_STEPS = 300
+_WARM_STEPS = 200
 _MIN_FLOORS = 8
 """Of a call in these tasks: short turns are over before anything can be killed."""
 
@@ -61,6 +62,7 @@ def _prepare(folder: Path, model: Path | None, seed: int) -> None:
 
 def _make_model(folder: Path, seed: int) -> None:
     """The quickstart's model, after the first part of its warm start: much is left to learn."""
+    torch.set_num_threads(1)  # more wait for each other on so small a model
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), seed)
     warm_start(model, tokenizer, WarmStart(steps=_WARM_STEPS), seed)
