@@ -119,7 +119,8 @@ class RunWithKills:
     async def train(self) -> Outcome:
         """Train to the last step while processes are killed; returns what came of it.
 
-        Raises `ChildFailed` for a process that cannot run, `TimeoutError` for one that hangs.
+        Raises `ChildFailed` for a process that cannot run, and `RuntimeError` if the run ends before
+        all kills are done.
         """
         async with (
             Supervisor(self._logs) as processes,
@@ -141,9 +142,12 @@ class RunWithKills:
             await self._evaluate(processes, services, name)
         await processes.start(self._agent("node"))
         await processes.start(plans["dataloader"])
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._kill(processes))
-            group.create_task(self._until_trained(services))
+        killing = asyncio.create_task(self._kill(processes))
+        await self._until_trained(services)
+        if not killing.done():
+            killing.cancel()
+            raise RuntimeError(f"trained after {self._kills.total()} of {self._num_kills} kills")
+        killing.result()
         await processes.stop("dataloader")
         request = run_pb.EndRunRequest(run_id=self._layout.run_id)
         await retrying(lambda: services.runs.EndRun(request))
