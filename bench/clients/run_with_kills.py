@@ -35,6 +35,8 @@ CONFIG_FILE = Path(__file__).parent / "training.toml"
 VICTIMS = ("rollout_gateway", "trajectory_manager", "rollout_server-node-a")
 """Killed in turn."""
 _TOKENS_BETWEEN_KILLS = 320
+_NUM_EVALUATIONS = 8
+"""More than one client plays while another one starts."""
 _LAST_PROCESSES = ("agent_runner", "dataloader")
 _POLL_SECONDS = 0.1
 
@@ -119,8 +121,8 @@ class RunWithKills:
     async def train(self) -> Outcome:
         """Train to the last step while processes are killed; returns what came of it.
 
-        Raises `ChildFailed` for a process that cannot run, and `RuntimeError` if the run ends before
-        all kills are done.
+        Raises `ChildFailed` for a process that cannot run, and `RuntimeError` if the run ends
+        before all kills are done.
         """
         async with (
             Supervisor(self._logs) as processes,
@@ -138,8 +140,7 @@ class RunWithKills:
     async def _train(self, processes: Supervisor, services: Services) -> Outcome:
         plans = plan(self._config, self._layout)
         await self._start_services(processes, services, plans)
-        for name in COMMANDS.keys() - {"node"}:
-            await self._evaluate(processes, services, name)
+        await self._evaluate(processes, services)
         await processes.start(self._agent("node"))
         await processes.start(plans["dataloader"])
         killing = asyncio.create_task(self._kill(processes))
@@ -179,23 +180,21 @@ class RunWithKills:
             restarts=False,
         )
 
-    async def _evaluate(self, processes: Supervisor, services: Services, name: str) -> None:
-        """Let a client make one rollout; it stays until the run ends."""
-        task = trajectory_pb2.Task(
-            task_id=f"evaluation-{name}",
-            payload_json=json.dumps({"start": 3, "calls": [20, 9]}),
-            purpose=tokens_pb2.PURPOSE_EVAL,
-        )
-        request = task_pb.SubmitTasksRequest(run_id=self._layout.run_id, tasks=[task])
+    async def _evaluate(self, processes: Supervisor, services: Services) -> None:
+        """Let the clients that evaluate share some rollouts; they stay until the run ends."""
+        for name in COMMANDS.keys() - {"node"}:
+            await processes.start(self._agent(name))
+        tasks = [
+            trajectory_pb2.Task(task_id=f"evaluation-{number}", purpose=tokens_pb2.PURPOSE_EVAL)
+            for number in range(_NUM_EVALUATIONS)
+        ]
+        request = task_pb.SubmitTasksRequest(run_id=self._layout.run_id, tasks=tasks)
         await retrying(lambda: services.tasks.SubmitTasks(request))
-        await processes.start(self._agent(name))
-        while not any(
-            [
-                r.group_id == task.task_id and r.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
-                async for r in trajectories(services, headers_only=True)
-            ]
-        ):
+        finished = 0
+        while finished < len(tasks):
             await asyncio.sleep(_POLL_SECONDS)
+            known = [each async for each in trajectories(services, headers_only=True)]
+            finished = sum(r.state == trajectory_pb2.ROLLOUT_STATE_FINISHED for r in known)
 
     async def _kill(self, processes: Supervisor) -> None:
         received, last = TokensReceived(self._token_log), 0
