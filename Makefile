@@ -5,6 +5,8 @@ RUN = $(VENV)/bin/python -m
 SEED ?= 0
 WORKERS ?= 2
 PEERS ?= default
+CLIENT_PACKAGES = golang-go golang-google-grpc-dev protoc-gen-go protoc-gen-go-grpc g++ pkg-config libgrpc++-dev \
+	libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
@@ -14,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler chaos-trainer model-store \
-	test test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
+	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -74,6 +76,14 @@ bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulate
 
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
 	$(RUN) sim
+
+test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services are killed; Go and C++ beside it.
+	@missing=$$(dpkg-query -W -f='$${Package} ' $(CLIENT_PACKAGES) 2>&1 >/dev/null | sed 's/.* //' | tr '\n' ' '); \
+		if [ -n "$$missing" ]; then echo "missing Debian packages: apt-get install $$missing" >&2; exit 1; fi
+	npm install --silent --no-fund --no-audit --prefix examples/clients/node
+	$(MAKE) -C examples/clients/go
+	$(MAKE) -C examples/clients/cpp
+	$(RUN) bench.clients
 
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
 	$(RUN) tests.chaos.store

@@ -72,10 +72,10 @@ class Supervisor:
         """Wait for a child that cannot run; raises `ChildFailed`."""
         await asyncio.shield(self._failed)
 
-    def kill(self) -> None:
-        """Kill all processes immediately."""
-        for child in self._children.values():
-            child.kill()
+    def kill(self, *names: str) -> None:
+        """Kill these processes immediately, as a crash would end them; none given: all."""
+        for name in names or self._children:
+            self._children[name].kill()
 
     async def _spawn(self, plan: ProcessPlan) -> Child:
         environment = child_environment(plan.environment)

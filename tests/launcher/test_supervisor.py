@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ async def test_a_killed_child_is_restarted(tmp_path: Path) -> None:
         await processes.start(sleeper(tmp_path / "pids"))
         os.kill((await lines(tmp_path / "pids", 1))[0], signal.SIGKILL)
         assert len(await lines(tmp_path / "pids", 2)) == 2
+        assert processes.num_restarts == 1
+
+
+async def test_a_named_child_is_killed_alone(tmp_path: Path) -> None:
+    """As by a crash: it is restarted, and the others run on."""
+    async with Supervisor(tmp_path) as processes:
+        for name in ("victim", "other"):
+            await processes.start(replace(sleeper(tmp_path / name), name=name))
+        first, other = [(await lines(tmp_path / name, 1))[0] for name in ("victim", "other")]
+        processes.kill("victim")
+        assert (await lines(tmp_path / "victim", 2))[1] != first
+        assert is_alive(other)
         assert processes.num_restarts == 1
 
 

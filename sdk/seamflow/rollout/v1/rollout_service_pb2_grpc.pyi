@@ -12,6 +12,8 @@ Duties of a client, all of which the Python SDK carries:
 - Generate: repeat the same request with `resume_from_offset` also on ABORTED, and when the stream ends
   without a TurnEnd.
 - Extend TRAIN rollouts before their lease_duration has passed; stop those that are lost.
+- Names that a client makes (request_id, rollout_id, turn_id, group_id) have 1 to 200 characters of
+  A-Z a-z 0-9 . _ ~ : @ + = / -, the first a letter or digit; a run_id has at most 100 of A-Z a-z 0-9 . _ -
 - Accept messages up to 64 MiB, and bound the delay between reconnects to a few seconds.
 """
 

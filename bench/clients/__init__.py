@@ -1,0 +1,1 @@
+"""Training runs whose agents are the clients of examples/clients, in other languages."""
