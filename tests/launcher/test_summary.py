@@ -44,7 +44,7 @@ def test_infrastructure_failures_are_counted_and_not_measured() -> None:
     figures.add(
         make_trajectory(
             state=trajectory_pb2.ROLLOUT_STATE_FAILED,
-            failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+            failure=tokens_pb2.Failure(failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE),
         )
     )
     assert (figures.infrastructure_failures, figures.rollout_lengths) == (1, {})
