@@ -38,7 +38,7 @@ from tests.mixed.changes import UPGRADE_ORDER, Change, changes
 from tests.mixed.mixed_run import ChangeError, MixedRun
 from tests.mixed.source_tree import ROOT, SourceTree, changed_requirements, export
 
-__all__ = ["broken_release", "main", "mixed"]
+__all__ = ["broken_release", "main", "mixed", "run_of"]
 
 BENCH = "mixed"
 CONFIG = """
@@ -75,28 +75,31 @@ def mixed(folder: Path, plan_of_changes: Sequence[Change], seed: int) -> dict[st
     Raises:
         ChangeError: training did not go on after a change.
     """
-    config_file = folder / "run.toml"
     make_quickstart(folder)
-    config_file.write_text(CONFIG)
-    present = SourceTree(name="present", root=ROOT)
-    config = _config(folder, seed)
-    ports = free_ports(config)
-    layout = Layout(
-        folder=folder,
-        run_id=config.name,
-        config_file=config_file,
-        ports=ports,
-        redis_url=f"redis://127.0.0.1:{ports['redis']}",
-    )
-    plans = plan(config, layout)
-    trees = dict.fromkeys(plans, present)
-    plans = {"redis": redis_server.server_plan(config, folder, ports["redis"]), **plans}
-    run = MixedRun(config, layout, plans, PlainView(), trees=trees, changes=plan_of_changes)
+    (folder / "run.toml").write_text(CONFIG)
+    run = run_of(folder, plan_of_changes, seed)
     try:
         summary = asyncio.run(run.train())
     except StartupError as error:
         raise ChangeError(f"after {run.current or 'the start'}: {error}") from error
     return {**summary, "seconds": run.done}
+
+
+def run_of(folder: Path, plan_of_changes: Sequence[Change], seed: int = 0) -> MixedRun:
+    """The run in `folder`, not started; every process from this tree at first."""
+    config = _config(folder, seed)
+    ports = free_ports(config)
+    layout = Layout(
+        folder=folder,
+        run_id=config.name,
+        config_file=folder / "run.toml",
+        ports=ports,
+        redis_url=f"redis://127.0.0.1:{ports['redis']}",
+    )
+    plans = plan(config, layout)
+    trees = dict.fromkeys(plans, SourceTree(name="present", root=ROOT))
+    plans = {"redis": redis_server.server_plan(config, folder, ports["redis"]), **plans}
+    return MixedRun(config, layout, plans, PlainView(), trees=trees, changes=plan_of_changes)
 
 
 def _config(folder: Path, seed: int) -> LauncherConfig:
