@@ -35,7 +35,7 @@ from tests.chaos.suite import broken_limits, exit_if_broken
 from tests.chaos.trainer.checker import Verdict
 from tests.end_to_end.quickstart_files import make_quickstart
 from tests.mixed.changes import UPGRADE_ORDER, Change, changes
-from tests.mixed.mixed_run import ChangeError, MixedRun
+from tests.mixed.mixed_run import MAX_STALENESS, ChangeError, MixedRun
 from tests.mixed.source_tree import ROOT, SourceTree, changed_requirements, export
 
 __all__ = ["broken_release", "main", "mixed", "run_of"]
@@ -117,6 +117,7 @@ def _config(folder: Path, seed: int) -> LauncherConfig:
         concurrency=8,
         group_size=2,
         groups_per_step=4,
+        max_staleness=MAX_STALENESS,
         lease_seconds=20,
         seed=seed,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,13 +26,16 @@ from tests.chaos.trainer.checker import History, Verdict, check_delivery
 from tests.mixed.changes import Change
 from tests.mixed.source_tree import SourceTree
 
-__all__ = ["ChangeError", "MixedRun"]
+__all__ = ["MAX_STALENESS", "ChangeError", "MixedRun"]
 
 CHANGE_SECONDS = 300.0
 """Bound of one change: stop, start, serve, and optimizer steps. It takes seconds; a crash-loop ends
 it earlier."""
-_STEPS = 2
-"""Steps committed after each change: the first may have been under way."""
+MAX_STALENESS = 1
+"""Steps that generation is ahead of training."""
+_STEPS = MAX_STALENESS + 2
+"""Steps committed after each change: one under way, those whose samples were there already, and one
+whose samples were made after the change."""
 _LAST_STEPS = 2
 """Of the trainer that ends the run."""
 _LOOK_SECONDS = 0.2
@@ -77,11 +80,16 @@ class MixedRun(Run):
         self.trees[change.process] = change.tree
         self._port_file(change.process).unlink(missing_ok=True)
         await processes.start(self._plan(change.process))
-        if change.process not in _WITHOUT_SERVER:
-            await _until(lambda: _true(self._port_file(change.process).exists()))
+        await self._serves(change.process)
         served = time.time()
         await self._steps_follow(services)
-        await _until(lambda: self._takes_part(change.process, served, services))
+        while not await self._takes_part(change.process, served, services):
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _serves(self, process: str) -> None:
+        """Wait until the process takes calls; one without a server is waited for by its work."""
+        while process not in _WITHOUT_SERVER and not self._port_file(process).exists():
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _steps_follow(self, services: Services) -> None:
         """Wait for steps that are committed from now on."""
@@ -112,6 +120,11 @@ class MixedRun(Run):
             nodes = (await services.snapshot()).nodes
             times = (n.heartbeat_time.ToSeconds() for n in nodes if n.node_id == node_id)
             return any(time > since for time in times)
+        if kind == "scheduler":
+            nodes = (await services.snapshot()).nodes
+            return bool(nodes) and all(n.heartbeat_time.ToSeconds() > since for n in nodes)
+        if kind == "ranker":
+            return await services.ranker_status() is not None
         if kind == "dataloader":
             return (self.layout.folder / "dataloader.json").stat().st_mtime > since
         return True
@@ -208,12 +221,3 @@ class MixedRun(Run):
                 return
             for sample in page.samples:
                 yield sample.sample_id
-
-
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():
-        await asyncio.sleep(_LOOK_SECONDS)
-
-
-async def _true(value: bool) -> bool:
-    return value
