@@ -20,7 +20,7 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from services.launcher.evaluation import Evaluation
 from services.launcher.process_plan import ProcessPlan
 from services.launcher.run import Run
-from services.launcher.service_clients import Services
+from services.launcher.service_clients import Services, Snapshot
 from services.launcher.supervisor import Supervisor
 from tests.chaos.trainer.checker import History, Verdict, check_delivery
 from tests.mixed.changes import Change
@@ -112,21 +112,17 @@ class MixedRun(Run):
     async def _takes_part(self, process: str, since: float, services: Services) -> bool:
         """Whether a process does its own work, where steps alone do not show it."""
         kind, _, node_id = process.partition("-")
-        if kind == "rollout_server":
-            servers = (await services.snapshot()).servers
-            newest = max((server.weight_version for server in servers.values()), default=0)
-            return node_id in servers and 0 < newest <= servers[node_id].weight_version + 1
-        if kind == "node_agent":
-            nodes = (await services.snapshot()).nodes
-            times = (n.heartbeat_time.ToSeconds() for n in nodes if n.node_id == node_id)
-            return any(time > since for time in times)
-        if kind == "scheduler":
-            nodes = (await services.snapshot()).nodes
-            return bool(nodes) and all(n.heartbeat_time.ToSeconds() > since for n in nodes)
-        if kind == "ranker":
-            return await services.ranker_status() is not None
         if kind == "dataloader":
             return (self.layout.folder / "dataloader.json").stat().st_mtime > since
+        if kind == "ranker":
+            return await services.ranker_status() is not None
+        now = await services.snapshot()
+        if kind == "rollout_server":
+            return _is_current(node_id, now)
+        if kind in ("node_agent", "scheduler"):
+            heard = {node.node_id: node.heartbeat_time.ToSeconds() for node in now.nodes}
+            nodes = [node_id] if node_id else [node.node_id for node in self.config.node_plans()]
+            return all(heard.get(name, 0) > since for name in nodes)
         return True
 
     async def _within_bound(self, what: str, work: Awaitable[None]) -> None:
@@ -221,3 +217,9 @@ class MixedRun(Run):
                 return
             for sample in page.samples:
                 yield sample.sample_id
+
+
+def _is_current(node_id: str, now: Snapshot) -> bool:
+    """Whether a node's rollout server answers, and has loaded weights like those of the others."""
+    newest = max((server.weight_version for server in now.servers.values()), default=0)
+    return node_id in now.servers and 0 < newest <= now.servers[node_id].weight_version + 1
