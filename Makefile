@@ -7,6 +7,7 @@ WORKERS ?= 2
 PEERS ?= default
 CLIENT_PACKAGES = golang-go golang-google-grpc-dev protoc-gen-go protoc-gen-go-grpc g++ pkg-config libgrpc++-dev \
 	libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+RELEASE ?= v0.2.0
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
@@ -15,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer model-store \
+	chaos-store chaos-scheduler chaos-trainer model-store test-mixed \
 	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
 
 help: ## List the targets.
@@ -93,6 +94,9 @@ chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool
 
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
 	$(RUN) tests.chaos.trainer
+
+test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
+	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.trajectory_manager.state_machine

@@ -49,6 +49,11 @@ class NodeState(StrEnum):
     DRAINING = "draining"
     LOST = "lost"
 
+    @classmethod
+    def _missing_(cls, value: object) -> NodeState:
+        """One that only a newer scheduler knows: the node must register again."""
+        return cls.LOST
+
 
 class EventKind(StrEnum):
     """The kind of an entry of the audit log."""
@@ -63,6 +68,12 @@ class EventKind(StrEnum):
     KEPT = "kept"
     POLICY = "policy"
     ADVICE = "advice"
+    OTHER = "other"
+    """Written by a newer scheduler."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> EventKind:
+        return cls.OTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,8 @@ _BY_CODE: dict[grpc.StatusCode, type[SeamflowError]] = {
     grpc.StatusCode.ABORTED: StaleEpochError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ExhaustedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    # Of a server that ends: who cancels a call of its own gets asyncio.CancelledError.
+    grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
 }
 

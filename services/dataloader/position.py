@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from services.chassis.errors import ConfigError
@@ -60,8 +60,8 @@ class PositionFile:
         if self.path is None or not self.path.exists():
             return Position(source=source)
         try:
-            stored = Position(**json.loads(self.path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            stored = _position(self.path.read_text())
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"state_file {self.path} cannot be read: {error}") from error
         if stored.source != source:
             raise ConfigError(
@@ -91,3 +91,9 @@ class PositionFile:
             partial.replace(self.path)
         except OSError as error:
             raise ConfigError(f"state_file {self.path}: {error.strerror}") from error
+
+
+def _position(text: str) -> Position:
+    """Read a position of this release or a neighbouring one, whose further fields are ignored."""
+    known = {each.name for each in fields(Position)}
+    return Position(**{k: v for k, v in json.loads(text).items() if k in known})

@@ -27,7 +27,13 @@ from services.launcher.evaluation import Evaluation, evaluate, read_tasks, traje
 from services.launcher.occupancy import CoresBusy, Occupancy
 from services.launcher.process_plan import Layout, ProcessPlan
 from services.launcher.service_clients import Services, connected
-from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
+from services.launcher.summary import (
+    TrajectoryFigures,
+    lendings,
+    num_weight_updates,
+    read_steps,
+    tail_ratio,
+)
 from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.token_audit import audit, read_token_log
 from services.launcher.view import View
@@ -208,7 +214,7 @@ class Run:
             "heldout_after": _success_rate(after),
             "heldout_tasks": before.num_tasks if before else 0,
             "optimizer_steps": len(steps),
-            "weight_updates": len({step["weight_version"] for step in steps} - {0}),
+            "weight_updates": num_weight_updates(steps),
             "turns": figures.num_turns,
             "min_turns_per_rollout": figures.min_turns_per_rollout,
             "turns_interrupted": figures.turns_interrupted,

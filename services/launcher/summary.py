@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["TrajectoryFigures", "lendings", "read_steps", "tail_ratio"]
+__all__ = ["TrajectoryFigures", "lendings", "num_weight_updates", "read_steps", "tail_ratio"]
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
@@ -116,3 +116,11 @@ def read_steps(metrics_file: Path) -> list[dict[str, Any]]:
             continue  # a line that the trainer is writing now
         steps[record["step"]] = record
     return [steps[step] for step in sorted(steps)]
+
+
+def num_weight_updates(steps: Iterable[Mapping[str, Any]]) -> int:
+    """Distinct versions that the steps began to publish.
+
+    The line of a step that was restored from a checkpoint has no version: it was written before.
+    """
+    return len({step.get("weight_version", 0) for step in steps} - {0})

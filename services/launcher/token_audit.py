@@ -39,7 +39,10 @@ class Audit:
     num_lost: int = 0
     """Received, but missing or different in the store."""
     num_duplicated: int = 0
-    """Received twice at one offset, or stored beyond the last received token."""
+    """Received twice at one offset, or stored beyond the last token that the agent received.
+
+    The rest of a turn that an agent abandoned is neither: its rollout has failed.
+    """
     num_wrong_version: int = 0
     """Stored with another weight version than received."""
 
@@ -62,9 +65,12 @@ def read_token_log(path: Path) -> Received:
 def audit(received: Received, stored: Iterable[trajectory_pb2.Trajectory]) -> Audit:
     """Compare every received token with the stored one."""
     result = Audit()
-    turns = {(t.rollout_id, turn.turn_id): turn for t in stored for turn in t.turns}
+    turns = {(t.rollout_id, turn.turn_id): (t, turn) for t in stored for turn in t.turns}
     for name, tokens in received.items():
-        _compare(result, tokens, turns.get(name))
+        found = turns.get(name)
+        _compare(result, tokens, found[1] if found else None)
+        if found and found[0].state != trajectory_pb2.ROLLOUT_STATE_FAILED:
+            result.num_duplicated += _num_beyond(tokens, found[1])
     return result
 
 
@@ -79,9 +85,13 @@ def _compare(
             result.num_lost += 1
         elif kept[offset].weight_version != seen[0].weight_version:
             result.num_wrong_version += 1
-    if turn is not None and turn.finish_reason and received:
-        # The turn has ended: tokens after the agent's last one were stored twice.
-        result.num_duplicated += max(0, len(kept) - max(received) - 1)
+
+
+def _num_beyond(received: dict[int, list[Token]], turn: trajectory_pb2.Turn) -> int:
+    """Tokens of a turn that has ended after the agent's last one: they were stored twice."""
+    if not turn.finish_reason or not received:
+        return 0
+    return max(0, len(_sampled(turn)) - max(received) - 1)
 
 
 def _sampled(turn: trajectory_pb2.Turn) -> list[Token]:

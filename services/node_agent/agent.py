@@ -29,6 +29,7 @@ _MIN_TIMEOUT_SECONDS = 0.05
 _UNKNOWN_TO_SCHEDULER = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED)
 _RETRYABLE = (
     grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,  # by a scheduler that ends
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,

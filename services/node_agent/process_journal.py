@@ -150,6 +150,7 @@ class ProcessJournal:
         # Empty after a crash of the machine, which leaves no process either.
         content = json.loads(text or "{}")
         return {
-            name: _Entry(entry["epoch"], frozenset(Identity(*one) for one in entry["members"]))
+            # A neighbouring release may know more of each.
+            name: _Entry(entry["epoch"], frozenset(Identity(*one[:2]) for one in entry["members"]))
             for name, entry in content.items()
         }

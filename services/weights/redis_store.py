@@ -45,7 +45,7 @@ class RedisStore:
         record = await self._read(keys.allocations(scope), str(version))
         if record is None:
             return None
-        step, parent = record.split(b":")
+        step, parent = record.split(b":")[:2]  # a newer release may add to it
         return Allocation(step=int(step), parent=int(parent))
 
     async def fence(self, scope: Scope, epoch: int, version: int) -> None:

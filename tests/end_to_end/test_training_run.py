@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.quickstart import task
-from examples.quickstart.prepare import build_model, build_tokenizer
+from tests.end_to_end.quickstart_files import make_quickstart
 from tests.end_to_end.support import ROOT, child_environment
 
 STEPS = 3
@@ -47,14 +46,7 @@ epochs = 0
 
 def prepare(folder: Path) -> Path:
     """A model without warm start, tasks, and the configuration file of the run."""
-    tokenizer = build_tokenizer()
-    build_model(len(tokenizer), seed=0).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    lines = [
-        json.dumps({"task_id": task.task_name(payload), "payload": payload})
-        for payload in task.tasks(1, 64, "train")
-    ]
-    (folder / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    make_quickstart(folder)
     config = folder / "run.toml"
     config.write_text(CONFIG.format(folder=folder, steps=STEPS))
     return config

@@ -9,7 +9,13 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.summary import TrajectoryFigures, lendings, read_steps, tail_ratio
+from services.launcher.summary import (
+    TrajectoryFigures,
+    lendings,
+    num_weight_updates,
+    read_steps,
+    tail_ratio,
+)
 from tests.launcher.support import make_event, make_trajectory, make_turn
 
 
@@ -78,3 +84,9 @@ def test_a_repeated_step_counts_once_and_a_half_line_not_at_all(tmp_path: Path) 
     lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 3.0}]
     file.write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 3, "lo')
     assert [step["loss"] for step in read_steps(file)] == [1.0, 3.0]
+
+
+def test_a_step_restored_from_a_checkpoint_has_no_version() -> None:
+    """The trainer writes the checkpoint, and the record in it, before it begins the publish."""
+    steps = [{"step": 1, "weight_version": 1}, {"step": 2}, {"step": 3, "weight_version": 4}]
+    assert num_weight_updates(steps) == 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.token_audit import Audit, audit, read_token_log
 from tests.launcher.support import make_trajectory, make_turn
@@ -59,6 +60,14 @@ def test_each_kind_of_damage_is_counted(
 ) -> None:
     """Negative controls: a damaged store or log is never clean."""
     assert found(write_log(tmp_path / "log", *chunks), *spans) == expected
+
+
+def test_the_rest_of_an_abandoned_turn_is_no_duplicate(tmp_path: Path) -> None:
+    """Tokens are recorded before the agent gets them: one that was stopped got fewer."""
+    log = read_token_log(write_log(tmp_path / "log", (0, [7], 1)))
+    turn, failed = make_turn(([7, 8], 1, "a")), trajectory_pb2.ROLLOUT_STATE_FAILED
+    assert audit(log, [make_trajectory(turn, state=failed)]) == Audit(num_received=1)
+    assert audit(log, [make_trajectory(turn)]).num_duplicated == 1
 
 
 def test_all_tokens_of_an_unknown_turn_are_lost(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class ScriptedScheduler(SchedulerServiceServicer):
         self._lease_seconds = lease_seconds
         self.is_away = False
         """It has forgotten the node, and takes none."""
+        self.refusal = grpc.StatusCode.UNAVAILABLE
+        """Answer to a registration while it is away."""
         self.num_refused = 0
         """Calls answered while it was away."""
         self.assignment = pb.Assignment(tag=tag, epoch=1)
@@ -70,7 +72,7 @@ class ScriptedScheduler(SchedulerServiceServicer):
     ) -> pb.RegisterNodeResponse:
         """Under a new epoch."""
         if self.is_away:
-            await self._refuse(grpc.StatusCode.UNAVAILABLE, context)
+            await self._refuse(self.refusal, context)
         self.registrations.append(request)
         self._renew(self.assignment.tag, self.assignment.run_id)
         return pb.RegisterNodeResponse(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+import grpc
+import pytest
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.node_agent.agent import NodeAgent
@@ -66,8 +68,12 @@ async def test_a_forgotten_node_is_fenced_while_it_cannot_register() -> None:
         await workers.journal.until(lambda entries: entries[-1] == "train")
 
 
-async def test_a_rollout_only_node_continues_without_a_lease() -> None:
-    """No gang waits for its device, and its tokens are fenced by their turns' epochs."""
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+async def test_a_rollout_only_node_continues_without_a_lease(code: grpc.StatusCode) -> None:
+    """No gang waits for its device, and its tokens are fenced by their turns' epochs.
+
+    A scheduler that ends cancels what it has not begun to answer.
+    """
     workers, scheduler = Workers(), ScriptedScheduler(lease_seconds=1, tag="rollout")
     async with (
         scheduler.serving() as port,
@@ -75,7 +81,7 @@ async def test_a_rollout_only_node_continues_without_a_lease() -> None:
         running_agent(agent_config("a", port, address, ("rollout",))),
     ):
         await scheduler.until_active()
-        scheduler.is_away = True
+        scheduler.refusal, scheduler.is_away = code, True
         await scheduler.until_refused(10)
         scheduler.is_away = False
         await scheduler.until_active()

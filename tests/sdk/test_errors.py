@@ -52,6 +52,7 @@ def status(retry_after: float = 2.5) -> bytes:
         (grpc.StatusCode.ABORTED, errors.StaleEpochError),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.ExhaustedError),
         (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
+        (grpc.StatusCode.CANCELLED, errors.UnavailableError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
         (grpc.StatusCode.UNKNOWN, errors.InternalError),
     ],

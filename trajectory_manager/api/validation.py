@@ -17,6 +17,7 @@ from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, Versi
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
+_NAME_RULE = "1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / - that begin with a letter or digit"
 _COLUMN = re.compile(r"[a-z0-9_]{1,60}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ORIGINS = frozenset(map(int, Origin))
@@ -40,7 +41,7 @@ def run_name(value: str) -> str:
 def name(field: str, value: str) -> str:
     """A required id other than a run_id."""
     if not _NAME.fullmatch(value):
-        raise invalid_argument(field, value, "1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / -")
+        raise invalid_argument(field, value, _NAME_RULE)
     return value
 
 
@@ -217,7 +218,7 @@ def _invalid_span(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:
         return invalid_argument(f"{field}.version_source", span.version_source, "a known one")
     if span.weight_version < 0:
         return invalid_argument(f"{field}.weight_version", span.weight_version, "at least 0")
-    cure = "empty, or 1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / -"
+    cure = f"empty, or {_NAME_RULE}"
     return invalid_argument(f"{field}.server_id", span.server_id, cure)
 
 

@@ -69,6 +69,12 @@ class DeadLetterReason(IntEnum):
     WITHHELD = 3
     ZERO_VARIANCE = 4
     DELIVERIES = 5
+    OTHER = 0
+    """Written by a newer manager."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> DeadLetterReason:
+        return cls.OTHER
 
 
 class Effect(StrEnum):

@@ -33,7 +33,11 @@ _WAITS_EXPIRED = metrics.counter(
     ("wait",),
 )
 _CALL_SECONDS = 2.0
-_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_SILENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,  # by a service that ends
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 T = TypeVar("T")
 

@@ -101,7 +101,8 @@ class LocalVersion:
     def read(cls, folder: Path) -> LocalVersion | None:
         """Read the version in `folder`; None: there is no valid manifest."""
         try:
-            manifest = json_format.Parse((folder / MANIFEST).read_text(), Manifest())
+            text = (folder / MANIFEST).read_text()
+            manifest = json_format.Parse(text, Manifest(), ignore_unknown_fields=True)
         except (OSError, json_format.ParseError):
             return None
         return cls(manifest=manifest, folder=folder)

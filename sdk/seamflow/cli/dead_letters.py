@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
+from seamflow.enum_names import enum_name
 from seamflow.errors import decode
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2 as pb
@@ -51,8 +52,7 @@ async def requeue(channel: grpc.aio.Channel, run_id: str, task_ids: Sequence[str
 
 
 def _render(letter: pb.DeadLetter) -> str:
-    name = pb.DeadLetterReason.Name(letter.reason)
-    reason = name.removeprefix("DEAD_LETTER_REASON_").lower().replace("_", " ")
+    reason = enum_name(pb.DeadLetterReason, letter.reason).lower().replace("_", " ")
     when = letter.discard_time.ToDatetime().isoformat(sep=" ", timespec="seconds")
     rollouts = " ".join(letter.rollout_ids)
     return f"{letter.task.task_id}  {reason}, {when} UTC\n    {letter.message}\n    {rollouts}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import seconds_of
+from seamflow.enum_names import enum_name
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -86,13 +87,12 @@ def server_state(server: ServerSnapshot) -> str:
     """State of a server as text."""
     if server.info is None:
         return "does not answer"
-    name = server_pb.ServerState.Name(server.info.state)
-    return "is " + name.removeprefix("SERVER_STATE_").lower()
+    return "is " + enum_name(server_pb.ServerState, server.info.state).lower()
 
 
 def node_state(node: scheduler_pb.Node) -> str:
     """State of a node as text."""
-    return scheduler_pb.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
+    return enum_name(scheduler_pb.NodeState, node.state).lower()
 
 
 def activity(node: scheduler_pb.Node) -> str:

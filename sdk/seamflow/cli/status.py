@@ -10,6 +10,7 @@ from seamflow.cli.diagnosis import activity, node_state, server_state
 from seamflow.cli.endpoints import SERVICES
 from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
+from seamflow.enum_names import enum_name
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -73,7 +74,7 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
     if trainer is None:
         yield _line("trainer", _problem(snapshot, "trainer"))
         return
-    state = trainer_pb.TrainerState.Name(trainer.state).removeprefix("TRAINER_STATE_").lower()
+    state = enum_name(trainer_pb.TrainerState, trainer.state).lower()
     yield _line(
         "trainer",
         f"{state}, step {trainer.step} of {trainer.num_steps}, published v{trainer.weight_version}"

@@ -16,6 +16,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToJson
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.enum_names import enum_name
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -37,9 +38,11 @@ def table_of(arrow: Any, rows: Sequence[sample_pb.ListedSample]) -> Any:
             "sample_id": arrow.array([sample.sample_id for sample in samples], text),
             "rollout_id": arrow.array([sample.rollout_id for sample in samples], text),
             "group_id": arrow.array([sample.group_id for sample in samples], text),
-            "purpose": arrow.array([_name(tokens_pb2.Purpose, row.purpose) for row in rows], text),
+            "purpose": arrow.array(
+                [enum_name(tokens_pb2.Purpose, row.purpose) for row in rows], text
+            ),
             "state": arrow.array(
-                [_name(trajectory_pb2.RolloutState, row.state) for row in rows], text
+                [enum_name(trajectory_pb2.RolloutState, row.state) for row in rows], text
             ),
             "rewards": arrow.array(
                 [[(r.name, r.value) for r in sample.rewards] for sample in samples],
@@ -83,9 +86,9 @@ def _spans(tokens: tokens_pb2.PackedTokens) -> Iterator[dict[str, object]]:
         yield {
             "start": span.start,
             "num_tokens": span.num_tokens,
-            "origin": _name(tokens_pb2.Origin, span.origin),
+            "origin": enum_name(tokens_pb2.Origin, span.origin),
             "weight_version": span.weight_version,
-            "version_source": _name(tokens_pb2.VersionSource, span.version_source),
+            "version_source": enum_name(tokens_pb2.VersionSource, span.version_source),
             "server_id": span.server_id,
         }
 
@@ -129,9 +132,3 @@ def _columns(sample: trajectory_pb2.Sample) -> list[tuple[str, array[float]]]:
         values.frombytes(column.values)
         columns.append((column.name, values))
     return columns
-
-
-def _name(kind: Any, value: int) -> str:
-    """The name of an enum's value without the prefix that all of them have."""
-    prefix = kind.Name(0).removesuffix("UNSPECIFIED")
-    return str(kind.Name(value).removeprefix(prefix))

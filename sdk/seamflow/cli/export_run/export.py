@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +117,13 @@ def read_progress(folder: Path) -> Progress | None:
     """
     file = folder / _STATE
     try:
-        return Progress(**json.loads(file.read_text(encoding="utf-8")))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        # A neighbouring release may write further fields.
+        known = {each.name for each in fields(Progress)}
+        return Progress(**{k: v for k, v in found.items() if k in known})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{file} is not of an export: {error}; name another folder") from error
 
 

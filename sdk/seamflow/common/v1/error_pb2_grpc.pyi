@@ -4,8 +4,9 @@ isort:skip_file
 Errors of all seamflow services.
 
 A failed call ends with a canonical status code, an English text and the trailer `grpc-status-details-bin`, which
-holds a serialized Status. Retry UNAVAILABLE with backoff, and RESOURCE_EXHAUSTED if the details hold a RetryInfo;
-without one it is gRPC's own (a message beyond 64 MiB) and a repeat fails again. Every mutating rpc is idempotent.
+holds a serialized Status. Retry UNAVAILABLE, and CANCELLED unless you cancelled the call yourself (the server ends),
+with backoff; and RESOURCE_EXHAUSTED if the details hold a RetryInfo; without one it is gRPC's own (a message beyond
+64 MiB) and a repeat fails again. Every mutating rpc is idempotent.
 
 The messages are wire-compatible mirrors of google.rpc.*, so that both ways of decoding work:
 - With this file alone: parse the trailer's bytes as Status. For each of `details`, compare the part of `type_url`

@@ -686,7 +686,7 @@ class AllocationEvent(google.protobuf.message.Message):
     """Event of a node: "registered", "assigned", "reported", "lost", "drained", "overdue" (it has not ended
     its old work for a gang). Otherwise: "waiting" (of a gang, with the cause), "kept" (a gang released
     its nodes and they are not lent), "policy" (of a job), "advice" (for a gang: whether one more node
-    should generate).
+    should generate), "other" (a newer scheduler wrote it).
     """
     cause: builtins.str
     """Cause, human-readable."""

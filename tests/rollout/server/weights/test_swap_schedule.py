@@ -112,6 +112,18 @@ class CountingOrder:
         """Nothing is held."""
 
 
+async def test_a_weights_service_that_ends_is_asked_again() -> None:
+    """What it cancels on its way out is no refusal."""
+    stub = CountingOrder(refusal=grpc.StatusCode.CANCELLED)
+    order = RollingOrder(
+        stub=cast("WeightServiceAsyncStub", stub), run_id="run", model="policy", server_id="s1"
+    )
+    acquiring = asyncio.create_task(order.acquire())
+    await stub.asked_thrice.wait()
+    stub.refusal = None
+    assert await acquiring > 0
+
+
 async def test_a_place_is_kept_for_as_long_as_the_change_lasts() -> None:
     """It is asked for again and again before it expires, and no more once it is given back."""
     stub = CountingOrder()
