@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seamflow.cli import export
 from seamflow.cli.endpoints import SERVICES, resolve
+from seamflow.cli.export_run import export
 from seamflow.enum_names import enum_name
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
