@@ -299,3 +299,44 @@ async def test_a_lease_waits_for_a_task(world: World) -> None:
     assert not waiting.done()
     await world.submit("task")
     assert len((await waiting).leases) == 1
+
+
+async def test_with_tokens_a_credential_is_enough_for_its_rollout_and_for_no_more(
+    tmp_path: Path,
+) -> None:
+    """The agents' token leases and starts; inside a rollout its credential alone opens."""
+    server, store = ScriptedServer(), memory_store()
+    server.answers = [[[7]]]
+    tokens = {"token": "service", "agent_token": "agent", "operator_token": "operator"}
+    model = make_byte_model(tmp_path)
+    async with (
+        scripted(server) as address,
+        gateway(model, kept=store, servers=(address,), **tokens) as (stub, _, runs),
+    ):
+        await runs.CreateRun(run_pb.CreateRunRequest(run_id="run", config=RULES))
+        world = World(stub, runs, store, server)
+        await world.submit("task")
+        lease = pb.LeaseRolloutsRequest(run_id="run", request_id="one")
+        (mine,) = (await stub.LeaseRollouts(lease, metadata=bearer("agent"))).leases
+        run = pb.GetRunRequest(run_id="run")
+        finish = pb.FinishRolloutRequest(run_id="run", rollout_id=mine.rollout_id, rewards=ONE)
+        secret = pb.RolloutCredential(rollout_id=mine.rollout_id, credential=mine.credential)
+        extend = pb.ExtendRolloutsRequest(run_id="run", rollouts=[secret])
+        for call in (
+            stub.LeaseRollouts(lease, metadata=bearer(mine.credential)),
+            stub.GetRun(run, metadata=bearer(mine.credential)),
+            stub.LeaseRollouts(lease),
+            stub.ExtendRollouts(extend),
+            stub.FinishRollout(finish),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        for token in tokens.values():
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.FinishRollout(finish, metadata=bearer(token))
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (await world.generate(mine.rollout_id, mine.credential))[-1].HasField("end")
+        kept = await stub.ExtendRollouts(extend, metadata=bearer(mine.credential))
+        assert not kept.lost_rollout_ids
+        await stub.FinishRollout(finish, metadata=bearer(mine.credential))
