@@ -73,7 +73,7 @@ def test_a_later_turn_is_recomputed_behind_the_tokens_of_its_parent(model: Path)
     """Only the tokens shared with the parent come before it."""
     parent = make_turn(([3, 4], 0, "a"), turn_id="first")
     child = make_turn(([5], 0, "a"), turn_id="second")
-    child.parent_turn_id, child.prefix_length = "first", 3
+    child.prefix_turn_id, child.prefix_length = "first", 3
     spans = sampled_spans([make_trajectory(parent, child)])
     assert [span.context for span in spans] == [(1, 2, 3, 4), (1, 2, 3, 1, 2, 5)]
 

@@ -12,6 +12,8 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb2
+from seamflow.trajectory.v1 import run_service_pb2_grpc as run_grpc
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -131,6 +133,28 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
             raise stale_epoch("trainer", epoch, self.epoch)
 
 
+class RunRecord(run_grpc.RunServiceServicer):
+    """The run that is trained."""
+
+    def __init__(self) -> None:
+        self.config = trajectory_pb2.RunConfig(reward_name="reward")
+        self.ended = asyncio.Event()
+
+    async def GetRun(
+        self, request: run_pb2.GetRunRequest, context: object
+    ) -> run_pb2.GetRunResponse:
+        """It runs."""
+        run = trajectory_pb2.Run(run_id=request.run_id, config=self.config)
+        return run_pb2.GetRunResponse(run=run)
+
+    async def EndRun(
+        self, request: run_pb2.EndRunRequest, context: object
+    ) -> run_pb2.EndRunResponse:
+        """Its trainer has finished."""
+        self.ended.set()
+        return run_pb2.EndRunResponse()
+
+
 class WeightStore(weight_grpc.WeightServiceServicer):
     """Versions in a folder; a commit must describe the files as they are."""
 
@@ -235,6 +259,7 @@ class Neighbours:
         self.ledger = SampleLedger()
         self.weights = WeightStore(folder)
         self.lender = Lender()
+        self.run = RunRecord()
         self.address = ""
 
     @asynccontextmanager
@@ -242,6 +267,7 @@ class Neighbours:
         """Serve while the block runs."""
         pairs: list[tuple[Callable[[Any, Any], None], object]] = [
             (sample_grpc.add_SampleServiceServicer_to_server, self.ledger),
+            (run_grpc.add_RunServiceServicer_to_server, self.run),
             (weight_grpc.add_WeightServiceServicer_to_server, self.weights),
             (scheduler_grpc.add_SchedulerServiceServicer_to_server, self.lender),
         ]

@@ -5,6 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
+
+from services.chassis.errors import ConfigError
 from tests.trainer.training import Training, groups, other_run
 from trainer.batch_progress import BatchProgress
 
@@ -119,3 +126,25 @@ async def test_rollouts_admitted_during_a_wait_require_its_weights(training: Tra
     lease = await client.lease()
     await client.start(lease.rollout_id, lease.lease_token)
     assert (await client.begin(lease.rollout_id, "t", [1])).required_weight_version == 5
+
+
+async def test_the_last_step_ends_the_run_until_it_is_trained_further(training: Training) -> None:
+    """Agents get no more tasks and learn why; a trainer with further steps starts it again."""
+    await training.begin("a", "b", groups_per_step=1)
+    await training.play(2)
+    await training.train(1, end_run=True)
+    request = run_pb.GetRunRequest(run_id=training.client.run_id)
+    runs = async_stub(RunServiceStub, training.client.channel)
+    assert (await runs.GetRun(request)).run.state == trajectory_pb2.RUN_STATE_ENDED
+    assert (await training.client.ask()).empty_reason == trajectory_pb2.EMPTY_REASON_RUN_ENDED
+    await training.samples().reconcile(1)
+    assert (await runs.GetRun(request)).run.state == trajectory_pb2.RUN_STATE_RUNNING
+    await training.play(2)
+    assert len(await training.train(2)) == 2
+
+
+async def test_a_run_that_requires_another_reward_is_not_trained(training: Training) -> None:
+    """Its agents are held to a name that this trainer would not find."""
+    await training.begin("a", reward_name="success")
+    with pytest.raises(ConfigError, match=r"algorithm\.reward is 'reward'.*'success'"):
+        await training.train(1)

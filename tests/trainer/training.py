@@ -77,7 +77,7 @@ class Training:
                 num_steps=num_steps,
                 optimizer__learning_rate=3e-3,
                 resume=True,
-                **values,
+                **{"end_run": False, **values},
             )
             async with build(config) as trainer:
                 yield trainer
