@@ -18,7 +18,7 @@ from seamflow.errors import (
     UnavailableError,
 )
 
-__all__ = ["ApiError", "from_seamflow", "invalid"]
+__all__ = ["CONTEXT_LENGTH_EXCEEDED", "ApiError", "from_seamflow", "invalid"]
 
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 _RETRIED = (408, 429, 502, 503, 504)
@@ -59,6 +59,10 @@ class ApiError(Exception):
     """Cause, for programs."""
     retry_after: float | None = None
     """Seconds to wait before a retry."""
+    num_tokens: int | None = None
+    """Tokens of a prompt that is too long."""
+    max_context: int | None = None
+    """Tokens that fit."""
 
     @property
     def should_retry(self) -> bool:
@@ -88,12 +92,12 @@ def from_seamflow(error: SeamflowError) -> ApiError:
             if is_back_pressure
             else HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         )
-    if error.reason == "PERMISSION_DENIED":
-        status = HTTPStatus.FORBIDDEN
     if status is None:
         number = error.metadata.get("request_id", "unknown")
         message = f"internal error; request id {number} finds it in the gateway's log"
         return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
+    if error.reason == CONTEXT_LENGTH_EXCEEDED:
+        return _too_long(error)
     param = error.violations[0].field if error.violations else None
     return ApiError(
         status=status,
@@ -101,6 +105,19 @@ def from_seamflow(error: SeamflowError) -> ApiError:
         param=None if param is None else _renamed(param),
         code=error.reason.lower() or None,
         retry_after=error.retry_after,
+    )
+
+
+def _too_long(error: SeamflowError) -> ApiError:
+    num_tokens, max_context = (int(error.metadata[n]) for n in ("num_tokens", "max_context"))
+    return ApiError(
+        status=HTTPStatus.BAD_REQUEST,
+        message=f"This model's maximum context length is {max_context} tokens, and the messages "
+        f"have {num_tokens} tokens: shorten the messages.",
+        param="messages",
+        code=CONTEXT_LENGTH_EXCEEDED.lower(),
+        num_tokens=num_tokens,
+        max_context=max_context,
     )
 
 

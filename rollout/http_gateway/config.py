@@ -21,13 +21,14 @@ class HttpGatewayConfig(ServerConfig):
     public_url: str = ""
     """Start of the base URLs given to agents, such as "https://rollouts.example.org"; empty: the
     host that the agent itself requested."""
-    keep_alive_after_seconds: float = Field(20.0, ge=0)
-    """Silence after which an open call is kept alive; its HTTP status is 200 from then on."""
+    hold_seconds: float = Field(20.0, ge=0)
+    """How long a reply is held back: until then its HTTP status is open, and a client's SDK repeats
+    a call whose gateway was killed. Later a stream is sent as it is sampled, any other reply starts
+    with white space, and both are kept alive. 0 sends tokens at once."""
     keep_alive_seconds: float = Field(10.0, gt=0)
-    """Time between two signs of life on an open call."""
-    stream_whole_turns: bool = False
-    """Send a streamed answer at the end of its turn: a client then repeats a call whose gateway was
-    killed, which no SDK does once an answer has begun."""
+    """Time between two signs of life on a call that is open for longer than `hold_seconds`."""
+    default_max_tokens: int = Field(16384, ge=1)
+    """Token budget of a call that names none."""
     turn_timeout_seconds: float = Field(3600.0, gt=0)
     """Longest duration of a call for one turn."""
     idle_lease_seconds: float = Field(60.0, ge=0)

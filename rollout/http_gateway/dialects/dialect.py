@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     from seamflow.client import Turn
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 
-__all__ = ["Dialect", "EventStream", "TurnRequest", "openai_error", "weight_spans"]
+__all__ = [
+    "Dialect",
+    "EventStream",
+    "Json",
+    "TurnRequest",
+    "event",
+    "openai_error",
+    "rest",
+    "seamflow_fields",
+    "token_logprobs",
+]
 
-Json = Mapping[str, Any]
+Json = dict[str, Any]
+"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +112,7 @@ def openai_error(error: ApiError) -> Json:
     }
 
 
-def weight_spans(turn: Turn) -> list[Json]:
+def _weight_spans(turn: Turn) -> list[Json]:
     """The weight version of each run of sampled tokens; adjacent spans of one version are one."""
     spans: list[dict[str, Any]] = []
     for span in turn.spans:
@@ -121,10 +132,30 @@ def weight_spans(turn: Turn) -> list[Json]:
 
 def seamflow_fields(turn: Turn) -> Json:
     """What only seamflow adds to a reply, under the key "seamflow"."""
-    fields: dict[str, Any] = {"turn_id": turn.turn_id, "weight_versions": weight_spans(turn)}
+    fields: dict[str, Any] = {
+        "turn_id": turn.turn_id,
+        "weight_versions": _weight_spans(turn),
+        "prefix_turn_id": turn.prefix_turn_id,
+        "prefix_length": turn.prefix_length,
+    }
     if turn.parse_error:
         fields["parse_error"] = turn.parse_error
     return fields
+
+
+def token_logprobs(ids: Sequence[int], logprobs: Sequence[float]) -> list[Json]:
+    """Log-probability of each token, which is named by its id: "token_id:N"."""
+    return [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+
+
+def rest(whole: str, sent: str) -> str:
+    """What of `whole` has not been sent. Raises `ValueError`: something else has been sent."""
+    if not whole.startswith(sent):
+        raise ValueError(f"{len(sent)} characters were sent that the answer does not begin with")
+    return whole[len(sent) :]
 
 
 def event(data: Json | str, name: str | None = None) -> bytes:

@@ -18,6 +18,7 @@ from rollout.http_gateway.api_error import ApiError, invalid
 __all__ = ["RequestModel", "RequestPart"]
 
 _MAX_SHOWN = 80
+_KINDS = ("str", "int", "float", "bool")
 
 
 class RequestPart(BaseModel):
@@ -46,37 +47,41 @@ class RequestModel(BaseModel):
             raise ApiError(400, message, code="invalid_json") from error
         if not isinstance(values, dict):
             raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+        return cls.check(values)
+
+    @classmethod
+    def check(cls, values: Mapping[str, Any], path: str = "") -> Self:
+        """Read decoded values, which errors name below `path`. Raises `ApiError`, status 400."""
         try:
             request = cls.model_validate(values)
         except ValidationError as error:
-            raise _explained(error) from error
-        request._check_others()
+            raise _explained(error, path) from error
+        request._check_others(path)
         return request
 
-    def _check_others(self) -> None:
+    def _check_others(self, path: str) -> None:
         for name, value in (self.model_extra or {}).items():
             if value is None or name in self.IGNORED:
                 continue
+            full = path + name[:_MAX_SHOWN]
             if name not in self.NEUTRAL:
-                message = f"parameter {_shown(name)} is not supported: leave it out"
-                raise invalid(name[:_MAX_SHOWN], message, "unsupported_parameter")
-            if not any(value == each for each in self.NEUTRAL[name]):
+                message = f"parameter {_shown(full)} is not supported: leave it out"
+                raise invalid(full, message, "unsupported_parameter")
+            if value not in self.NEUTRAL[name]:
                 allowed = " or ".join(json.dumps(each) for each in self.NEUTRAL[name])
-                message = (
-                    f"{name} is {_shown(value)}: only {allowed} is supported, or leave it out"
-                )
-                raise invalid(name, message, "unsupported_value")
+                message = f"{full} is {_shown(value)}: only {allowed} is supported, or leave it out"
+                raise invalid(full, message, "unsupported_value")
 
 
-def _explained(error: ValidationError) -> ApiError:
-    """The first mistake, named as the client wrote it."""
-    first = error.errors(include_url=False)[0]
-    # A union adds the name of each kind of value that it tried.
-    path = ""
+def _explained(error: ValidationError, path: str) -> ApiError:
+    """The deepest mistake, named as the client wrote it."""
+    first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    # A union reports each kind of value that it tried, and adds its name.
+    path = path.rstrip(".")
     for part in first["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+        elif part.isidentifier() and part not in _KINDS:
             path += f".{part}" if path else part
     if first["type"] == "missing":
         return invalid(path, f"{path} is missing", "missing_required_parameter")

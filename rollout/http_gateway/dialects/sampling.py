@@ -34,7 +34,7 @@ class SamplingRequest(RequestModel):
     ignore_eos: bool | None = None
 
     def sampling(self, budget: int | None) -> SamplingParams:
-        """The contract's form; `budget` None: as much as the context holds."""
+        """The contract's form; `budget` None: the gateway's default."""
         given = {name: getattr(self, name) for name in ("temperature", "top_p", "min_p", "seed")}
         if self.top_k is not None:
             given["top_k"] = max(self.top_k, 0)  # vLLM writes "off" as -1
@@ -43,7 +43,8 @@ class SamplingRequest(RequestModel):
             stop=_strings(self.stop),
             stop_token_ids=self.stop_token_ids or (),
         )
-        params.max_new_tokens = budget or _MAX_INT32
+        if budget is not None:
+            params.max_new_tokens = budget
         if self.ignore_eos is not None:
             params.ignore_eos = self.ignore_eos
         return params

@@ -28,6 +28,7 @@ ConfigType = TypeVar("ConfigType", bound="ServerConfig")
 TABLES = (
     "trajectory_manager",
     "rollout_gateway",
+    "http_gateway",
     "rollout_server",
     "scheduler",
     "node_agent",
