@@ -69,6 +69,7 @@ class ScriptedServer(RolloutServerServiceServicer):
         self.may_end.set()
         self.num_answered = 0
         """Calls that have had an element."""
+        self.num_cancelled = 0
         self.cancelled = asyncio.Event()
         """A call was given up by its caller."""
         self.num_reports = 0
@@ -90,6 +91,7 @@ class ScriptedServer(RolloutServerServiceServicer):
         try:
             await self.may_answer.wait()
         except asyncio.CancelledError:
+            self.num_cancelled += 1
             self.cancelled.set()
             raise
         elements = self.answers.pop(0)

@@ -173,6 +173,7 @@ async def test_parallel_retries_get_a_turn_each(gateway: World) -> None:
         left = asyncio.ensure_future(gone(gateway, path))
         await until(lambda number=number: len(gateway.server.prompts) == number)
         left.cancel()
+        await until(lambda number=number: gateway.server.num_cancelled == number)
     gateway.server.may_answer.set()
 
     async def retry() -> Any:
@@ -188,9 +189,11 @@ async def gone(gateway: World, path: str) -> None:
     """A call on a connection of its own, which ends with it."""
     url = gateway.rollout["anthropic_base_url"] + path
     headers = {"authorization": f"Bearer {gateway.rollout['credential']}"}
-    async with aiohttp.ClientSession() as session:
-        async with session.post(url, json=CHAT, headers=headers) as response:
-            await response.read()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json=CHAT, headers=headers) as response,
+    ):
+        await response.read()
 
 
 async def until(condition: Any) -> None:
