@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,9 +82,10 @@ class LeaseHolds:
             self._added.clear()
             if self._clock() >= due:
                 self._drop_idle()
-                keys, due = set(self._holds), self._clock() + self._seconds / 3
+                keys, due = set(self._holds), math.inf
             for batch in _batches(keys & self._holds.keys()):
                 await self._extend(batch)
+            due = min(due, self._clock() + self._seconds / 3)
 
     def _drop_idle(self) -> None:
         oldest = self._clock() - self._idle_seconds

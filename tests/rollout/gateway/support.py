@@ -55,6 +55,8 @@ class ScriptedServer(RolloutServerServiceServicer):
         self.server_id = server_id
         self.answers: list[list[list[int]]] = []
         """Per call: the ids of each element; the last element ends the turn with STOP."""
+        self.default_answer: list[list[int]] | None = None
+        """The answer of calls for which none is left."""
         self.prompts: list[list[int]] = []
         self.chunk_seconds: list[float] = []
         self.seconds_left: list[float | None] = []
@@ -94,7 +96,8 @@ class ScriptedServer(RolloutServerServiceServicer):
             self.num_cancelled += 1
             self.cancelled.set()
             raise
-        elements = self.answers.pop(0)
+        given = self.default_answer if not self.answers else None
+        elements = self.answers.pop(0) if given is None else given
         self.num_answered += 1
         for index, ids in enumerate(elements, 1):
             if index == len(elements):

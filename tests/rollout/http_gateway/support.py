@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,10 @@ from typing import Any
 import aiohttp
 import grpc.aio
 from anthropic import AsyncAnthropic
+from google.protobuf.duration_pb2 import Duration
 from openai import AsyncOpenAI
+from seamflow.channel import connect
+from seamflow.credentials import Credentials
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.stubs import async_stub
@@ -49,6 +52,8 @@ class World:
     server: ScriptedServer
     template: ChatTemplate
     http: aiohttp.ClientSession
+    agent: dict[str, str] = field(default_factory=dict)
+    """Headers with the agents' token."""
     rollout: dict[str, Any] = field(default_factory=dict)
     """An evaluation rollout, as POST /rollouts answers."""
 
@@ -59,7 +64,7 @@ class World:
 
     async def start(self, **fields: Any) -> dict[str, Any]:
         """A rollout of the agent's own."""
-        status, rollout = await self.post("/rollouts", fields)
+        status, rollout = await self.post("/rollouts", fields, headers=self.agent)
         assert status == 200, rollout
         return dict(rollout)
 
@@ -100,21 +105,30 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, **settings: Any) -> AsyncIterator[World]:
-    """Everything over real gRPC and HTTP; the run trains groups of two."""
+async def world(
+    folder: Path,
+    tokens: Mapping[str, str] | None = None,
+    lease: Duration = RULES.lease_duration,
+    **settings: Any,
+) -> AsyncIterator[World]:
+    """Everything over real gRPC and HTTP; the run trains groups of two. `tokens` are settings."""
+    tokens = tokens or {}
     model, server, store = make_byte_model(folder, TOOLS), ScriptedServer(), memory_store()
     rules = trajectory_pb2.RunConfig(reward_name="reward")
     rules.MergeFrom(RULES)
+    rules.lease_duration.CopyFrom(lease)
     async with (
         scripted(server) as address,
-        gateway_addresses(model, store, servers=(address,)) as (gateway, manager),
-        grpc.aio.insecure_channel(manager) as channel,
-        http_gateway(gateway, **settings) as url,
+        gateway_addresses(model, store, servers=(address,), **tokens) as (gateway, manager),
+        connect(manager, Credentials(token=tokens.get("token"))) as channel,
+        http_gateway(gateway, **tokens, **settings) as url,
         aiohttp.ClientSession() as http,
     ):
         runs = async_stub(RunServiceStub, channel)
         await runs.CreateRun(run_pb.CreateRunRequest(run_id="run", config=rules))
         found = World(url, gateway, store, server, ChatTemplate(model), http)
+        if "agent_token" in tokens:
+            found.agent = {"authorization": f"Bearer {tokens['agent_token']}"}
         found.rollout = await found.start()
         yield found
 
