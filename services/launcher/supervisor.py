@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -53,16 +54,25 @@ class Supervisor:
         """Restarts after a crash."""
         self.given_up: list[str] = []
         """Optional processes that crashed too often."""
+        self.ended: list[str] = []
+        """Processes that have ended by themselves, cleanly."""
 
     async def start(self, plan: ProcessPlan) -> None:
         """Start a process and keep it running in the background."""
         self._children[plan.name] = await self._spawn(plan)
         self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
 
-    async def stop(self, name: str) -> None:
-        """End one process; SIGKILL if it does not end in time."""
+    async def stop(self, name: str, patience: float = 0.0) -> None:
+        """End one process; SIGKILL if it does not end in time.
+
+        It may end by itself within `patience` seconds, and is not restarted.
+        """
         self._watchers.pop(name).cancel()
-        await self._children.pop(name).end(_TERM_SECONDS)
+        child = self._children.pop(name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await child.wait()
+        await child.end(_TERM_SECONDS)
 
     async def finished(self, name: str) -> None:
         """Wait until a process has ended cleanly."""
@@ -87,6 +97,7 @@ class Supervisor:
             started = loop.time()
             code = await self._children[plan.name].wait()
             if code == ExitCode.CLEAN:
+                self.ended.append(plan.name)
                 return
             if loop.time() - started >= self._stable_seconds:
                 attempt = 0
