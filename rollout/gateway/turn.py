@@ -273,6 +273,7 @@ class Turn:
             prefix_length=record.prefix_length,
             stop=record.stop or "",
             drift=record.drift,
+            prompt_token_ids=record.prompt_ids if self._request.return_prompt_token_ids else (),
         )
 
 

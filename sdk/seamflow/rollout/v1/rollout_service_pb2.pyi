@@ -500,6 +500,7 @@ class GenerateRequest(google.protobuf.message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
     CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
     STREAM_TEXT_FIELD_NUMBER: builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     rollout_id: builtins.str
@@ -516,6 +517,8 @@ class GenerateRequest(google.protobuf.message.Message):
     """
     stream_text: builtins.bool
     """Send the text of chunks too. Default false."""
+    return_prompt_token_ids: builtins.bool
+    """Return the prompt's ids at the turn's end. Default false."""
     @property
     def messages(self) -> global___Messages:
         """Rendered by the model's chat template."""
@@ -553,9 +556,10 @@ class GenerateRequest(google.protobuf.message.Message):
         heartbeat_interval: google.protobuf.duration_pb2.Duration | None = ...,
         chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
         stream_text: builtins.bool = ...,
+        return_prompt_token_ids: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "resume_from_offset", b"resume_from_offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "resume_from_offset", b"resume_from_offset", "return_prompt_token_ids", b"return_prompt_token_ids", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["messages", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -617,6 +621,7 @@ class TurnEnd(google.protobuf.message.Message):
     PREFIX_LENGTH_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     DRIFT_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
     raw_text: builtins.str
@@ -645,6 +650,10 @@ class TurnEnd(google.protobuf.message.Message):
         counts as environment tokens.
         """
 
+    @property
+    def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """With return_prompt_token_ids: all tokens of the prompt, the reused prefix included."""
+
     def __init__(
         self,
         *,
@@ -658,9 +667,10 @@ class TurnEnd(google.protobuf.message.Message):
         prefix_length: builtins.int = ...,
         stop: builtins.str = ...,
         drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
+        prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drift", b"drift", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "raw_text", b"raw_text", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "prompt_token_ids", b"prompt_token_ids", "raw_text", b"raw_text", "stop", b"stop"]) -> None: ...
 
 global___TurnEnd = TurnEnd
 
