@@ -18,13 +18,14 @@ def agent_variables(config: LauncherConfig, layout: Layout) -> Mapping[str, str]
     """Environment variables of an agent's program.
 
     SEAMFLOW_HTTP_GATEWAY is the base URL of the HTTP gateway, SEAMFLOW_GATEWAY host:port of the
-    rollout gateway, SEAMFLOW_RUN the run, and SEAMFLOW_AGENT_TOKEN the bearer token of agents where
-    there is one.
+    rollout gateway, SEAMFLOW_RUN_ID the run, and SEAMFLOW_AGENT_TOKEN the bearer token of agents
+    where there is one. SEAMFLOW_RUN is for the command `seamflow`.
     """
     token = config.agent_token or config.token
     return {
         "SEAMFLOW_HTTP_GATEWAY": _base_url(config, layout),
         "SEAMFLOW_GATEWAY": layout.address("rollout_gateway"),
+        "SEAMFLOW_RUN_ID": layout.run_id,
         "SEAMFLOW_RUN": layout.run_id,
         **({} if token is None else {"SEAMFLOW_AGENT_TOKEN": token.get_secret_value()}),
     }
