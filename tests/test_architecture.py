@@ -20,6 +20,7 @@ MAX_MODULES = 15
 PROCESSES = (
     "trajectory_manager",
     "rollout.gateway",
+    "rollout.http_gateway",
     "rollout.server",
     "scheduler",
     "trainer",

@@ -57,8 +57,8 @@ class TurnStream:
                         yield self._received(response.chunk)
                     elif response.HasField("end"):
                         self.turn.end(response.end)
-                        return
-                await backoff.wait()  # the stream ended before the turn: the gateway is draining
+                if self.turn.finish_reason is None:  # the gateway is draining
+                    await backoff.wait()
             except grpc.aio.AioRpcError as failure:
                 await _wait_or_raise(decode(failure), backoff)
             finally:

@@ -11,9 +11,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -50,6 +50,8 @@ class Service:
     """Whether the dependencies are available, checked every second. None means always."""
     drain: Callable[[], Awaitable[None]] | None = None
     """Called at the start of a drain, when new calls are rejected: ends long polls."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Further ports that the parts listen on, by name, to be announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ async def _main(table: str, config: ConfigType, build: Build[ConfigType]) -> Non
     ):
         work = tasks.create_task(_work(service, listening.health))
         stop.serving()
-        _announce(listening.port, admin_port)
+        _announce({"port": listening.port, "admin_port": admin_port, **service.ports})
         await stop.wait()
         await _drain(listening, service, config.drain_seconds)
         work.cancel()
@@ -232,12 +234,12 @@ class _Stop:
             self._building.cancel()
 
 
-def _announce(port: int, admin_port: int) -> None:
-    log.get_logger().info("serving", port=port, admin_port=admin_port)
+def _announce(ports: Mapping[str, int]) -> None:
+    log.get_logger().info("serving", **ports)
     if path := os.environ.get("SEAMFLOW_PORT_FILE"):
         # Renamed into place, so that readers never see a partial file.
         partial = Path(f"{path}.{os.getpid()}")
-        partial.write_text(json.dumps({"port": port, "admin_port": admin_port}))
+        partial.write_text(json.dumps(dict(ports)))
         partial.replace(path)
 
 

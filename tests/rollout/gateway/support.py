@@ -64,6 +64,11 @@ class ScriptedServer(RolloutServerServiceServicer):
         self.may_answer = asyncio.Event()
         """Until it is set, calls wait for their first element."""
         self.may_answer.set()
+        self.may_end = asyncio.Event()
+        """Until it is set, calls wait for their last element."""
+        self.may_end.set()
+        self.num_answered = 0
+        """Calls that have had an element."""
         self.cancelled = asyncio.Event()
         """A call was given up by its caller."""
         self.num_reports = 0
@@ -88,7 +93,10 @@ class ScriptedServer(RolloutServerServiceServicer):
             self.cancelled.set()
             raise
         elements = self.answers.pop(0)
+        self.num_answered += 1
         for index, ids in enumerate(elements, 1):
+            if index == len(elements):
+                await self.may_end.wait()
             response = server_pb.GenerateTokensResponse(tokens=sampled(ids, self.server_id))
             if index == len(elements):
                 response.finish_reason = tokens_pb2.FINISH_REASON_STOP
@@ -120,6 +128,24 @@ async def gateway(
     model: Path, kept: Store | None = None, **settings: Any
 ) -> AsyncIterator[tuple[RolloutServiceAsyncStub, TrajectoryServiceAsyncStub, RunServiceAsyncStub]]:
     """A gateway of run "run" and a trajectory manager, which keeps all in `kept`; their stubs."""
+    async with (
+        gateway_addresses(model, kept, **settings) as (ours, managers),
+        # Without probes an agent that does not read holds 64 KiB back, not megabytes.
+        grpc.aio.insecure_channel(ours, options=[("grpc.http2.bdp_probe", 0)]) as agent,
+        grpc.aio.insecure_channel(managers) as inside,
+    ):
+        yield (
+            async_stub(RolloutServiceStub, agent),
+            async_stub(TrajectoryServiceStub, inside),
+            async_stub(RunServiceStub, inside),
+        )
+
+
+@asynccontextmanager
+async def gateway_addresses(
+    model: Path, kept: Store | None = None, **settings: Any
+) -> AsyncIterator[tuple[str, str]]:
+    """The same; the addresses of gateway and trajectory manager."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
@@ -133,20 +159,8 @@ async def gateway(
             drain_seconds=0.2,
             **given,
         )
-        async with (
-            build(ours) as service,
-            started(service, ours, "gateway") as port,
-            # Without probes an agent that does not read holds 64 KiB back, not megabytes.
-            grpc.aio.insecure_channel(
-                f"127.0.0.1:{port}", options=[("grpc.http2.bdp_probe", 0)]
-            ) as agent,
-            grpc.aio.insecure_channel(f"127.0.0.1:{manager}") as inside,
-        ):
-            yield (
-                async_stub(RolloutServiceStub, agent),
-                async_stub(TrajectoryServiceStub, inside),
-                async_stub(RunServiceStub, inside),
-            )
+        async with build(ours) as service, started(service, ours, "gateway") as port:
+            yield f"127.0.0.1:{port}", f"127.0.0.1:{manager}"
 
 
 def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.PackedTokens:

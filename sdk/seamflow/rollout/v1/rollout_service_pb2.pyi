@@ -573,10 +573,19 @@ class TokenChunk(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    CONTENT_DELTA_FIELD_NUMBER: builtins.int
+    REASONING_DELTA_FIELD_NUMBER: builtins.int
     offset: builtins.int
     """Offset among the turn's sampled tokens; chunks are contiguous."""
     text: builtins.str
     """With stream_text: text that is complete with these tokens, special tokens included."""
+    content_delta: builtins.str
+    """With stream_text: what these tokens add to the content of the answer, parsed: without special tokens, reasoning
+    and tool calls. Text waits until it is certain to be content; TurnEnd has the rest. Together they are the
+    content of TurnEnd.message, also after resume_from_offset: it goes on after what the tokens before gave.
+    """
+    reasoning_delta: builtins.str
+    """With stream_text: what these tokens add to the reasoning of the answer, likewise."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
         """Ids, log-probs, spans. Spans count from the chunk's first token."""
@@ -587,9 +596,11 @@ class TokenChunk(google.protobuf.message.Message):
         offset: builtins.int = ...,
         tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
         text: builtins.str = ...,
+        content_delta: builtins.str = ...,
+        reasoning_delta: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["offset", b"offset", "text", b"text", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_delta", b"content_delta", "offset", b"offset", "reasoning_delta", b"reasoning_delta", "text", b"text", "tokens", b"tokens"]) -> None: ...
 
 global___TokenChunk = TokenChunk
 

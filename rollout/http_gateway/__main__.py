@@ -1,0 +1,3 @@
+from rollout.http_gateway.cli import main
+
+main()

@@ -1,0 +1,44 @@
+"""The bearer of a request: a rollout's credential, or the agents' token."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from rollout.http_gateway.api_error import ApiError
+
+__all__ = ["bearer", "credential"]
+
+_PRINTABLE = re.compile(r"[!-~]{1,4096}")
+_SCHEME = re.compile(r"bearer +", re.IGNORECASE)
+
+
+def bearer(request: web.Request) -> str | None:
+    """What "Authorization: Bearer" or "x-api-key" shows; None: neither is there.
+
+    Raises:
+        ApiError: 401, it cannot be a token.
+    """
+    header = request.headers.get("Authorization")
+    if header is not None and (scheme := _SCHEME.match(header)):
+        shown: str | None = header[scheme.end() :].strip()
+    else:
+        shown = request.headers.get("x-api-key")
+    if shown is not None and not _PRINTABLE.fullmatch(shown):
+        message = "the credential has other characters than printable ASCII, or too many"
+        raise ApiError(401, message, code="invalid_api_key")
+    return shown
+
+
+def credential(request: web.Request) -> str:
+    """The rollout's credential. Raises `ApiError`: 401, it is missing."""
+    shown = bearer(request)
+    if shown is None:
+        raise ApiError(
+            401,
+            'no credential: send "Authorization: Bearer <credential>" or "x-api-key: <credential>" '
+            "with the credential that POST /rollouts/lease or POST /rollouts returned",
+            code="invalid_api_key",
+        )
+    return shown

@@ -1,0 +1,1 @@
+"""The wires that agents speak: one file for each."""

@@ -1,0 +1,339 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rollout.http_gateway.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid
+from rollout.http_gateway.dialects.dialect import (
+    Dialect,
+    EventStream,
+    Json,
+    TurnRequest,
+    event,
+    rest,
+    seamflow_fields,
+)
+from rollout.http_gateway.dialects.request_model import RequestPart
+from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
+
+if TYPE_CHECKING:
+    from seamflow.client import Turn
+    from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
+
+__all__ = ["AnthropicMessages", "CountTokens", "anthropic_error"]
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class _Block(RequestPart):
+    type: str
+    text: str = ""
+    thinking: str = ""
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[_Block] | None = None
+
+
+class _Message(RequestPart):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+
+class _Tool(RequestPart):
+    name: str
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class _ToolChoice(RequestPart):
+    type: Literal["auto", "none"]
+
+
+class _Request(SamplingRequest):
+    IGNORED: ClassVar = frozenset(
+        {
+            "betas",
+            "cache_control",
+            "context_management",
+            "inference_geo",
+            "metadata",
+            "output_config",
+            "service_tier",
+            "speed",
+            "thinking",
+        }
+    )
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {"mcp_servers": ([],)}
+
+    model: str = ""
+    messages: list[_Message] = Field(min_length=1, max_length=4096)
+    system: str | list[_Block] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _ToolChoice | None = None
+    max_tokens: Budget | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class AnthropicMessages(Dialect):
+    """Messages."""
+
+    def parse(self, body: bytes) -> TurnRequest:
+        request = _Request.read(body)
+        if request.max_tokens is None:
+            raise invalid("max_tokens", "max_tokens is missing", "missing_required_parameter")
+        return _turn_request(request)
+
+    def reply(self, request: TurnRequest, turn: Turn) -> Json:
+        return {
+            **_head(request.body, turn.turn_id),
+            "content": _blocks(turn),
+            **_stop(turn),
+            "usage": _usage(turn.num_prompt_tokens, len(turn.token_ids)),
+            "seamflow": seamflow_fields(turn),
+        }
+
+    def events(self, request: TurnRequest, turn_id: str) -> EventStream:
+        return _Events(_head(request.body, turn_id))
+
+    def error(self, error: ApiError) -> Json:
+        return anthropic_error(error)
+
+
+class CountTokens(AnthropicMessages):
+    """Tokens of a prompt; nothing is sampled."""
+
+    def parse(self, body: bytes) -> TurnRequest:
+        return _turn_request(_Request.read(body))
+
+
+class _Events(EventStream):
+    def __init__(self, head: Json) -> None:
+        self._head = head
+        self._index = -1
+        self._open = ""  # kind of the block that is open
+        self._sent = {"thinking": "", "text": ""}
+
+    def start(self) -> bytes:
+        message = {
+            **self._head,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(0, 0),
+        }
+        return _event("message_start", message=message)
+
+    def keep_alive(self) -> bytes:
+        return _event("ping")
+
+    def chunk(self, chunk: TokenChunk) -> bytes:
+        return self._text("thinking", chunk.reasoning_delta) + self._text(
+            "text", chunk.content_delta
+        )
+
+    def end(self, turn: Turn) -> bytes:
+        events = self._text("thinking", rest(turn.reasoning, self._sent["thinking"]))
+        events += self._text("text", rest(turn.text, self._sent["text"])) + self._closed()
+        for block in _tool_uses(turn):
+            arguments = json.dumps(block["input"], ensure_ascii=False)
+            self._index += 1
+            events += self._block_event("start", content_block={**block, "input": {}})
+            delta = {"type": "input_json_delta", "partial_json": arguments}
+            events += self._block_event("delta", delta=delta) + self._block_event("stop")
+        usage = _usage(turn.num_prompt_tokens, len(turn.token_ids))
+        fields = seamflow_fields(turn)
+        events += _event("message_delta", delta=_stop(turn), usage=usage, seamflow=fields)
+        return events + _event("message_stop")
+
+    def error(self, error: ApiError) -> bytes:
+        return event(anthropic_error(error), "error")
+
+    def _text(self, kind: str, delta: str) -> bytes:
+        if not delta:
+            return b""
+        events = b""
+        if self._open != kind:
+            events = self._closed()
+            self._open = kind
+            self._index += 1
+            events += self._block_event("start", content_block=_block(kind, ""))
+        self._sent[kind] += delta
+        return events + self._block_event("delta", delta={"type": f"{kind}_delta", kind: delta})
+
+    def _closed(self) -> bytes:
+        was_open, self._open = self._open, ""
+        return self._block_event("stop") if was_open else b""
+
+    def _block_event(self, what: str, **fields: Any) -> bytes:
+        return _event(f"content_block_{what}", index=self._index, **fields)
+
+
+def anthropic_error(error: ApiError) -> Json:
+    """An error in the form of Anthropic's API."""
+    by_default = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.message
+    if error.code == CONTEXT_LENGTH_EXCEEDED.lower() and error.num_tokens is not None:
+        # The words by which harnesses know that they have to compact.
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.max_context} maximum"
+    kind = _KINDS.get(error.status, by_default)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _turn_request(request: _Request) -> TurnRequest:
+    is_off = request.tool_choice is not None and request.tool_choice.type == "none"
+    tools = () if is_off else request.tools or ()
+    params = request.sampling(request.max_tokens)
+    params.stop.extend(request.stop_sequences or ())
+    return TurnRequest(
+        body=request,
+        messages=_messages(request),
+        tools=[
+            {"name": t.name, "description": t.description, "parameters": t.input_schema}
+            for t in tools
+        ],
+        template_arguments=request.chat_template_kwargs or {},
+        sampling=params,
+        stream=bool(request.stream),
+    )
+
+
+def _messages(request: _Request) -> list[Json]:
+    messages: list[Json] = []
+    if request.system:
+        messages.append({"role": "system", "content": _text("system", request.system)})
+    for index, message in enumerate(request.messages):
+        path = f"messages[{index}].content"
+        if message.role == "assistant":
+            messages.append(_assistant_message(path, message.content))
+        elif message.role == "user" and not isinstance(message.content, str):
+            messages += _user_messages(path, message.content)
+        else:
+            messages.append({"role": message.role, "content": _text(path, message.content)})
+    return messages
+
+
+def _user_messages(path: str, blocks: Sequence[_Block]) -> list[Json]:
+    """Results of tools are messages of their own, the text between them too."""
+    messages: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        here = f"{path}[{index}]"
+        if block.type == "tool_result":
+            text = _text(f"{here}.content", block.content)
+            call = _required(f"{here}.tool_use_id", block.tool_use_id)
+            messages.append({"role": "tool", "tool_call_id": call, "content": text})
+        elif messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] += _text_of(here, block)
+        else:
+            messages.append({"role": "user", "content": _text_of(here, block)})
+    return messages
+
+
+def _assistant_message(path: str, content: str | Sequence[_Block]) -> Json:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    text = reasoning = ""
+    calls: list[Json] = []
+    for index, block in enumerate(content):
+        here = f"{path}[{index}]"
+        if block.type == "thinking":
+            reasoning += block.thinking
+        elif block.type == "tool_use":
+            name = _required(f"{here}.name", block.name)
+            calls.append(
+                {"id": block.id, "function": {"name": name, "arguments": block.input or {}}}
+            )
+        elif block.type != "redacted_thinking":
+            text += _text_of(here, block)
+    return {
+        "role": "assistant",
+        "content": text,
+        "reasoning_content": reasoning,
+        "tool_calls": calls,
+    }
+
+
+def _text(path: str, content: str | Sequence[_Block] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_text_of(f"{path}[{i}]", block) for i, block in enumerate(content))
+
+
+def _text_of(path: str, block: _Block) -> str:
+    if block.type != "text":
+        message = f"{path}.type is {block.type[:80]!r}: only text is supported here"
+        raise invalid(f"{path}.type", message, "unsupported_value")
+    return block.text
+
+
+def _required(path: str, value: str | None) -> str:
+    if value is None:
+        raise invalid(path, f"{path} is missing", "missing_required_parameter")
+    return value
+
+
+def _head(body: _Request, turn_id: str) -> Json:
+    return {"id": f"msg_{turn_id}", "type": "message", "role": "assistant", "model": body.model}
+
+
+def _blocks(turn: Turn) -> list[Json]:
+    blocks = [_block("thinking", turn.reasoning)] if turn.reasoning else []
+    if turn.text:
+        blocks.append(_block("text", turn.text))
+    return blocks + _tool_uses(turn)
+
+
+def _block(kind: str, text: str) -> Json:
+    extra = {"signature": ""} if kind == "thinking" else {}
+    return {"type": kind, kind: text, **extra}
+
+
+def _tool_uses(turn: Turn) -> list[Json]:
+    return [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": json.loads(call["function"]["arguments"] or "{}"),
+        }
+        for call in turn.tool_calls
+    ]
+
+
+def _stop(turn: Turn) -> Json:
+    reason = "max_tokens" if turn.finish_reason == "length" else "end_turn"
+    if turn.finish_reason == "stop" and turn.stop:
+        reason = "stop_sequence"
+    elif turn.finish_reason == "stop" and turn.tool_calls:
+        reason = "tool_use"
+    return {"stop_reason": reason, "stop_sequence": turn.stop or None}
+
+
+def _usage(num_prompt: int, num_sampled: int) -> Json:
+    return {
+        "input_tokens": num_prompt,
+        "output_tokens": num_sampled,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+    }
+
+
+def _event(name: str, **fields: Any) -> bytes:
+    return event({"type": name, **fields}, name)

@@ -1,0 +1,165 @@
+"""What a dialect does: read a request as a turn, write the turn as its reply."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from seamflow.common.v1.tokens_pb2 import SamplingParams
+
+from rollout.http_gateway.api_error import ApiError
+
+if TYPE_CHECKING:
+    from seamflow.client import Turn
+    from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
+
+__all__ = [
+    "Dialect",
+    "EventStream",
+    "Json",
+    "TurnRequest",
+    "event",
+    "openai_error",
+    "rest",
+    "seamflow_fields",
+    "token_logprobs",
+]
+
+Json = dict[str, Any]
+"""A JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """One turn, as any dialect requests it."""
+
+    body: Any
+    """The parsed request, for the dialect's own reply."""
+    messages: Sequence[Json] = ()
+    """Conversation in the form of chat completions."""
+    tools: Sequence[Json] = ()
+    """Functions, likewise."""
+    template_arguments: Json = field(default_factory=dict)
+    """Further arguments of the chat template."""
+    token_ids: Sequence[int] = ()
+    """The prompt as ids, in place of messages."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Sampling parameters."""
+    stream: bool = False
+    """Reply with server-sent events."""
+    return_prompt: bool = False
+    """The reply needs the prompt's ids."""
+
+
+class EventStream(ABC):
+    """Writes one reply as server-sent events; each method returns the bytes to send."""
+
+    @abstractmethod
+    def start(self) -> bytes:
+        """What comes first."""
+
+    @abstractmethod
+    def chunk(self, chunk: TokenChunk) -> bytes:
+        """New tokens."""
+
+    @abstractmethod
+    def end(self, turn: Turn) -> bytes:
+        """What the turn's end adds, up to the last event."""
+
+    @abstractmethod
+    def error(self, error: ApiError) -> bytes:
+        """A failure in mid-stream, which SDKs raise."""
+
+    def keep_alive(self) -> bytes:
+        """A sign of life: by default a comment, which SDKs skip."""
+        return b": keep-alive\n\n"
+
+
+class Dialect(ABC):
+    """One wire."""
+
+    @abstractmethod
+    def parse(self, body: bytes) -> TurnRequest:
+        """Read a request. Raises `ApiError` that names the parameter."""
+
+    @abstractmethod
+    def reply(self, request: TurnRequest, turn: Turn) -> Json:
+        """The reply to a request that does not stream."""
+
+    @abstractmethod
+    def events(self, request: TurnRequest, turn_id: str) -> EventStream:
+        """The reply to a request that streams."""
+
+    def error(self, error: ApiError) -> Json:
+        """The body of a failed request: by default as OpenAI's API."""
+        return openai_error(error)
+
+
+def openai_error(error: ApiError) -> Json:
+    """An error in the form of OpenAI's API."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    by_default = "invalid_request_error" if error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": kinds.get(error.status, by_default),
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def _weight_spans(turn: Turn) -> list[Json]:
+    """The weight version of each run of sampled tokens; adjacent spans of one version are one."""
+    spans: list[dict[str, Any]] = []
+    for span in turn.spans:
+        last = spans[-1] if spans else None
+        if last is not None and last["weight_version"] == span.weight_version:
+            last["num_tokens"] += span.num_tokens
+        else:
+            spans.append(
+                {
+                    "start": span.start,
+                    "num_tokens": span.num_tokens,
+                    "weight_version": span.weight_version,
+                }
+            )
+    return spans
+
+
+def seamflow_fields(turn: Turn) -> Json:
+    """What only seamflow adds to a reply, under the key "seamflow"."""
+    fields: dict[str, Any] = {
+        "turn_id": turn.turn_id,
+        "weight_versions": _weight_spans(turn),
+        "prefix_turn_id": turn.prefix_turn_id,
+        "prefix_length": turn.prefix_length,
+    }
+    if turn.parse_error:
+        fields["parse_error"] = turn.parse_error
+    return fields
+
+
+def token_logprobs(ids: Sequence[int], logprobs: Sequence[float]) -> list[Json]:
+    """Log-probability of each token, which is named by its id: "token_id:N"."""
+    return [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+
+
+def rest(whole: str, sent: str) -> str:
+    """What of `whole` has not been sent. Raises `ValueError`: something else has been sent."""
+    if not whole.startswith(sent):
+        raise ValueError(f"{len(sent)} characters were sent that the answer does not begin with")
+    return whole[len(sent) :]
+
+
+def event(data: Json | str, name: str | None = None) -> bytes:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    head = f"event: {name}\n" if name is not None else ""
+    return f"{head}data: {text}\n\n".encode()

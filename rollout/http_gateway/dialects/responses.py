@@ -1,0 +1,233 @@
+"""POST /v1/responses: the subset of OpenAI's Responses that needs no state on the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rollout.http_gateway.api_error import invalid
+from rollout.http_gateway.dialects.dialect import (
+    Dialect,
+    EventStream,
+    Json,
+    TurnRequest,
+    seamflow_fields,
+)
+from rollout.http_gateway.dialects.request_model import RequestPart
+from rollout.http_gateway.dialects.response_events import ResponseEvents, output_items
+from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
+
+if TYPE_CHECKING:
+    from seamflow.client import Turn
+
+__all__ = ["Responses"]
+
+_TEXT = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+
+class _Part(RequestPart):
+    type: str
+    text: str = ""
+
+
+class _Item(RequestPart):
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[_Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[_Part] | None = None
+
+
+class _Tool(RequestPart):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Request(SamplingRequest):
+    IGNORED: ClassVar = frozenset(
+        {
+            "client_metadata",
+            "include",
+            "max_tool_calls",
+            "metadata",
+            "parallel_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "reasoning",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "stream_options",
+            "top_logprobs",
+            "truncation",
+            "user",
+        }
+    )
+    NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "background": (False,),
+        "text": ({}, {"format": {"type": "text"}}, {"verbosity": "medium"}),
+    }
+
+    model: str = ""
+    input: str | list[_Item] = Field(min_length=1)
+    instructions: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    max_output_tokens: Budget | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Responses(Dialect):
+    """Responses."""
+
+    def parse(self, body: bytes) -> TurnRequest:
+        request = _Request.read(body)
+        if request.previous_response_id is not None:
+            raise invalid(
+                "previous_response_id",
+                "previous_response_id is not supported: send the whole conversation as input",
+                "unsupported_parameter",
+            )
+        tools = request.tools if request.tool_choice != "none" else None
+        return TurnRequest(
+            body=request,
+            messages=_messages(request),
+            tools=[tool.model_dump(exclude_none=True) for tool in tools or ()],
+            template_arguments=request.chat_template_kwargs or {},
+            sampling=request.sampling(request.max_output_tokens),
+            stream=bool(request.stream),
+        )
+
+    def reply(self, request: TurnRequest, turn: Turn) -> Json:
+        head = _head(request.body, turn.turn_id)
+        return {**head, **_outcome(turn)}
+
+    def events(self, request: TurnRequest, turn_id: str) -> EventStream:
+        return ResponseEvents(_head(request.body, turn_id), _outcome)
+
+
+def _messages(request: _Request) -> list[Json]:
+    """The input as messages of chat completions; parts of one answer become one message."""
+    items = request.input
+    if isinstance(items, str):
+        items = [_Item(role="user", content=items)]
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    for index, item in enumerate(items):
+        message = _message(f"input[{index}]", item)
+        is_answer = message["role"] == "assistant"
+        if is_answer and messages and messages[-1]["role"] == "assistant":
+            _join(messages[-1], message)
+        else:
+            messages.append(message)
+    return messages
+
+
+def _message(path: str, item: _Item) -> dict[str, Any]:
+    if item.type == "message":
+        if item.role is None:
+            raise invalid(f"{path}.role", f"{path}.role is missing", "missing_required_parameter")
+        role = "system" if item.role == "developer" else item.role
+        return {"role": role, "content": _text(f"{path}.content", item.content)}
+    if item.type == "reasoning":
+        text = _text(f"{path}.content", item.content)
+        return {"role": "assistant", "reasoning_content": text}
+    if item.type == "function_call":
+        name = _required(f"{path}.name", item.name)
+        function = {"name": name, "arguments": item.arguments or ""}
+        return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
+    if item.type == "function_call_output":
+        text = _text(f"{path}.output", item.output)
+        call_id = _required(f"{path}.call_id", item.call_id)
+        return {"role": "tool", "tool_call_id": call_id, "content": text}
+    raise invalid(
+        f"{path}.type",
+        f"{path}.type is {item.type[:80]!r}: only message, reasoning, function_call and "
+        "function_call_output are supported",
+        "unsupported_value",
+    )
+
+
+def _join(answer: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key in ("content", "reasoning_content"):
+        if key in other:
+            answer[key] = answer.get(key, "") + other[key]
+    if "tool_calls" in other:
+        answer["tool_calls"] = [*answer.get("tool_calls", ()), *other["tool_calls"]]
+
+
+def _text(path: str, content: str | Sequence[_Part] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, part in enumerate(content):
+        if part.type not in _TEXT:
+            raise invalid(
+                f"{path}[{index}].type",
+                f"{path}[{index}].type is {part.type[:80]!r}: only text is supported",
+                "unsupported_value",
+            )
+    return "".join(part.text for part in content)
+
+
+def _required(path: str, value: str | None) -> str:
+    if value is None:
+        raise invalid(path, f"{path} is missing", "missing_required_parameter")
+    return value
+
+
+def _head(body: _Request, turn_id: str) -> dict[str, Any]:
+    """The response object before its answer."""
+    return {
+        "id": f"resp_{turn_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": {},
+        "model": body.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _outcome(turn: Turn) -> dict[str, Any]:
+    """The fields that the turn's end sets."""
+    is_cut = turn.finish_reason == "length"
+    sampled = len(turn.token_ids)
+    return {
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": output_items(turn),
+        "usage": {
+            "input_tokens": turn.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": turn.num_prompt_tokens + sampled,
+        },
+        "seamflow": seamflow_fields(turn),
+    }

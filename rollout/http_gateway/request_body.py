@@ -1,0 +1,53 @@
+"""Reads the body of a request, bounded in size and time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from rollout.http_gateway.api_error import ApiError
+from rollout.http_gateway.config import HttpGatewayConfig
+
+__all__ = ["read_body"]
+
+_IDENTITY = ("", "identity")
+
+
+async def read_body(request: web.Request, config: HttpGatewayConfig) -> bytes:
+    """The body of a JSON request.
+
+    Raises:
+        ApiError: 415, it is no JSON; 413, it is too large; 408, it came too slowly.
+    """
+    _check_type(request)
+    limit = config.max_body_bytes
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(config.body_timeout_seconds):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        seconds = config.body_timeout_seconds
+        message = f"the body did not arrive within {seconds:g} s (body_timeout_seconds)"
+        raise ApiError(408, message, code="request_timeout") from None
+    return bytes(body)
+
+
+def _check_type(request: web.Request) -> None:
+    if request.headers.get("Content-Encoding", "").lower() not in _IDENTITY:
+        message = "Content-Encoding is not supported: send the body as it is"
+        raise ApiError(415, message, code="unsupported_media_type")
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        message = "Content-Type is not supported: send application/json"
+        raise ApiError(415, message, code="unsupported_media_type")
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"the body is larger than {limit} bytes (max_body_bytes): send less"
+    return ApiError(413, message, code="request_too_large")
