@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from examples.quickstart import task
 
 __all__ = ["RIDE", "Lift"]
 
-RIDE = {
+RIDE: dict[str, Any] = {
     "name": "ride",
     "description": "Ride the lift; it answers with the next call.",
     "parameters": {

@@ -278,7 +278,6 @@ class Run:
         steps = read_steps(self.layout.folder / "metrics.jsonl")
         ranking = await services.ranker_status()
         token_log = self.layout.folder / "received.jsonl"
-        # Only the agent runner keeps one.
         checked = audit(read_token_log(token_log), stored) if token_log.exists() else None
         num_lent, num_returned = lendings(self.events)
         self._draw(steps, before, after)
@@ -296,6 +295,7 @@ class Run:
             "turns_resumed": figures.turns_resumed,
             "rollouts": figures.num_rollouts,
             "tokens_recorded": figures.tokens_recorded,
+            "token_audit": "done" if checked else "not audited: the agent kept no log of its tokens",
             "tokens_received_by_agents": checked and checked.num_received,
             "tokens_lost": checked and checked.num_lost,
             "tokens_duplicated": checked and checked.num_duplicated,
