@@ -20,6 +20,7 @@ from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import plots, redis_server
@@ -277,8 +278,6 @@ class Run:
             figures.add(trajectory)
         steps = read_steps(self.layout.folder / "metrics.jsonl")
         ranking = await services.ranker_status()
-        token_log = self.layout.folder / "received.jsonl"
-        checked = audit(read_token_log(token_log), stored) if token_log.exists() else None
         num_lent, num_returned = lendings(self.events)
         self._draw(steps, before, after)
         return {
@@ -295,11 +294,7 @@ class Run:
             "turns_resumed": figures.turns_resumed,
             "rollouts": figures.num_rollouts,
             "tokens_recorded": figures.tokens_recorded,
-            "token_audit": "done" if checked else "not audited: the agent kept no log of its tokens",
-            "tokens_received_by_agents": checked and checked.num_received,
-            "tokens_lost": checked and checked.num_lost,
-            "tokens_duplicated": checked and checked.num_duplicated,
-            "tokens_with_wrong_version": checked and checked.num_wrong_version,
+            **_audited(self.layout.folder / "received.jsonl", stored),
             "node_lendings": num_lent,
             "node_returns": num_returned,
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
@@ -364,6 +359,19 @@ async def _run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
         return await working
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _audited(token_log: Path, stored: Sequence[trajectory_pb2.Trajectory]) -> dict[str, Any]:
+    """The figures of the audit; null where the agent kept no log of its tokens."""
+    is_logged = token_log.exists()
+    checked = audit(read_token_log(token_log), stored) if is_logged else None
+    return {
+        "token_audit": "done" if is_logged else "not audited: the agent kept no log of its tokens",
+        "tokens_received_by_agents": checked and checked.num_received,
+        "tokens_lost": checked and checked.num_lost,
+        "tokens_duplicated": checked and checked.num_duplicated,
+        "tokens_with_wrong_version": checked and checked.num_wrong_version,
+    }
 
 
 def _warnings(logs: Path, starts: Mapping[Path, int]) -> list[str]:
