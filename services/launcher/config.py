@@ -112,7 +112,7 @@ class LauncherConfig(RunRules):
             )
         if self.agent is not None and self.tasks is None:
             raise ValueError("tasks is not set: the agent runner leases tasks, so give some")
-        if self.agent_command is not None and not self.agent_arguments:
+        if self.agent_command is not None and not _arguments(self.agent_command):
             raise ValueError(f"agent_command is {self.agent_command!r}: name a program")
 
     @property
@@ -120,8 +120,7 @@ class LauncherConfig(RunRules):
         """The agent's program and its arguments; none: the launcher starts no program."""
         if self.agent_command is None or self.serve:
             return ()
-        given = self.agent_command
-        return tuple(shlex.split(given)) if isinstance(given, str) else given
+        return _arguments(self.agent_command)
 
     @property
     def runner_agent(self) -> str | None:
@@ -142,6 +141,15 @@ class LauncherConfig(RunRules):
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""
         return [_node_plan(text) for text in self.nodes]
+
+
+def _arguments(command: str | tuple[str, ...]) -> tuple[str, ...]:
+    if not isinstance(command, str):
+        return command
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise ValueError(f"agent_command is {command!r}: {error}; write it as a list") from error
 
 
 def _node_plan(text: str) -> NodePlan:
