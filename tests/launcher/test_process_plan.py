@@ -190,7 +190,8 @@ def test_the_http_gateway_takes_its_settings_from_the_plan(
     """Its settings class accepts what the launcher gives it, beside an agent's own variables."""
     config = make_config(agent=None)
     layout = make_layout(config, tmp_path)
-    given = plan(config, layout)["http_gateway"].environment | agent_variables(config, layout)
+    planned = plan(config, layout)["http_gateway"].environment
+    given = {**planned, **agent_variables(config, layout)}
     for variable, value in given.items():
         monkeypatch.setenv(variable, value)
     gateway = load(HttpGatewayConfig, "http_gateway", [])
