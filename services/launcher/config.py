@@ -45,7 +45,7 @@ class LauncherConfig(RunRules):
     agent: str | None = None
     """The agent, as "package.module:Class", run by the agent runner. Unset, and no agent_command:
     agents connect from outside."""
-    agent_command: str | tuple[str, ...] | None = None
+    agent_command: str | None = None
     """Command line of the agent's own program, such as "python agent.py", started with the run's
     addresses in its environment."""
     http_port: int = Field(0, ge=0, le=65535)
@@ -143,13 +143,12 @@ class LauncherConfig(RunRules):
         return [_node_plan(text) for text in self.nodes]
 
 
-def _arguments(command: str | tuple[str, ...]) -> tuple[str, ...]:
-    if not isinstance(command, str):
-        return command
+def _arguments(command: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
-        raise ValueError(f"agent_command is {command!r}: {error}; write it as a list") from error
+        message = f"agent_command is {command!r}: {error}; quote it as in a shell"
+        raise ValueError(message) from error
 
 
 def _node_plan(text: str) -> NodePlan:
