@@ -32,19 +32,21 @@ def agent_variables(config: LauncherConfig, layout: Layout) -> Mapping[str, str]
 
 
 def instructions(config: LauncherConfig, layout: Layout) -> str:
-    """How an agent connects: the addresses, and commands that lease a rollout."""
+    """How an agent connects: the addresses, and how it gets a rollout and its credential."""
     url, gateway = _base_url(config, layout), layout.address("rollout_gateway")
     is_open = config.agent_token is None and config.token is None
     header = "" if is_open else '-H "authorization: Bearer $SEAMFLOW_AGENT_TOKEN" '
     credentials = "" if is_open else ", credentials=Credentials(token=…)"
     return f"""\
 agents connect to run {layout.run_id!r} at {url} (gRPC: {gateway})
-  lease a rollout: its task, base_url and credential (the API key of an OpenAI or Anthropic SDK)
+  lease a rollout: the answer has its task, base_url and credential
     curl {header}--json '{{"wait_seconds": 20}}' {url}/rollouts/lease
-  over gRPC, in Python
+  call the model, then POST /rollouts/ID/finish (docs/agents.md)
+    OpenAI(base_url=rollout["base_url"], api_key=rollout["credential"])
+  or over gRPC, in Python
     await Client("{gateway}", run_id="{layout.run_id}"{credentials}).lease_rollouts()
-  as variables
-    export SEAMFLOW_HTTP_GATEWAY={url} SEAMFLOW_GATEWAY={gateway} SEAMFLOW_RUN={layout.run_id}"""
+  for programs
+    export SEAMFLOW_HTTP_GATEWAY={url} SEAMFLOW_GATEWAY={gateway} SEAMFLOW_RUN_ID={layout.run_id}"""
 
 
 def _base_url(config: LauncherConfig, layout: Layout) -> str:

@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -20,7 +20,6 @@ from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
-from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import plots, redis_server
@@ -45,7 +44,7 @@ from services.launcher.summary import (
     tail_ratio,
 )
 from services.launcher.supervisor import Supervisor, child_environment
-from services.launcher.token_audit import audit, read_token_log
+from services.launcher.token_audit import audit_figures
 from services.launcher.view import View
 from services.lib.run_rules import rules
 
@@ -56,7 +55,7 @@ T = TypeVar("T")
 CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 _REFRESH_SECONDS = 0.5
 _AGENT_END_SECONDS = 10.0
-_HEAD_BYTES = 16_384
+_AGENT_POLL_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -73,7 +72,6 @@ class Run:
     is_learning: bool = False
     seconds_learning: float = 0.0
     cores_busy: float = 0.0
-    log_starts: dict[Path, int] = field(default_factory=dict)
 
     async def train(self) -> dict[str, Any]:
         """Start all processes, train, end them, and return the summary."""
@@ -111,7 +109,6 @@ class Run:
     @asynccontextmanager
     async def _started(self, processes: Supervisor, services: Services) -> AsyncIterator[None]:
         """All processes but the dataloader, followed by the view."""
-        self.log_starts = {log: log.stat().st_size for log in self._logs().glob("*.log")}
         await self._start_core_services(processes)
         await self._prepare()
         await self._create_run(services)
@@ -167,11 +164,24 @@ class Run:
         await retrying(lambda: services.runs.CreateRun(request))
 
     async def _end_run(self, processes: Supervisor, services: Services) -> None:
-        """End the run, and give the agent's own program time to notice it."""
+        """End the run, and give agents with programs of their own time to notice it."""
+        self.view.phase("ending the run")
         request = run_pb.EndRunRequest(run_id=self.layout.run_id)
         await retrying(lambda: services.runs.EndRun(request))
         if "agent" in self.plans:
             await processes.stop("agent", patience=_AGENT_END_SECONDS)
+        elif self.config.are_agents_outside:
+            await self._wait_for_rollouts(services)
+
+    async def _wait_for_rollouts(self, services: Services) -> None:
+        """Wait for the rollouts of agents from outside, then until they have asked for more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AGENT_END_SECONDS):
+                ready = (await services.snapshot()).readiness
+                while ready is None or ready.num_running_rollouts:
+                    await asyncio.sleep(_REFRESH_SECONDS)
+                    ready = (await services.snapshot()).readiness
+        await asyncio.sleep(_AGENT_POLL_SECONDS)
 
     async def _evaluate(self, services: Services, label: str) -> Evaluation | None:
         if self.config.heldout_tasks is None:
@@ -204,7 +214,7 @@ class Run:
         """Submit tasks, unless agents bring their own; tell of settings that no process knows."""
         if "dataloader" in self.plans:
             await processes.start(self.plans["dataloader"])
-        for warning in _warnings(self._logs(), self.log_starts):
+        for warning in processes.warnings():
             self.view.note(warning)
 
     async def _trained(self, services: Services) -> trainer_pb.GetStatusResponse:
@@ -294,7 +304,7 @@ class Run:
             "turns_resumed": figures.turns_resumed,
             "rollouts": figures.num_rollouts,
             "tokens_recorded": figures.tokens_recorded,
-            **_audited(self.layout.folder / "received.jsonl", stored),
+            **audit_figures(self.layout.folder / "received.jsonl", stored),
             "node_lendings": num_lent,
             "node_returns": num_returned,
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
@@ -359,30 +369,6 @@ async def _run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
         return await working
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-def _audited(token_log: Path, stored: Sequence[trajectory_pb2.Trajectory]) -> dict[str, Any]:
-    """The figures of the audit; null where the agent kept no log of its tokens."""
-    is_logged = token_log.exists()
-    checked = audit(read_token_log(token_log), stored) if is_logged else None
-    return {
-        "token_audit": "done" if is_logged else "not audited: the agent kept no log of its tokens",
-        "tokens_received_by_agents": checked and checked.num_received,
-        "tokens_lost": checked and checked.num_lost,
-        "tokens_duplicated": checked and checked.num_duplicated,
-        "tokens_with_wrong_version": checked and checked.num_wrong_version,
-    }
-
-
-def _warnings(logs: Path, starts: Mapping[Path, int]) -> list[str]:
-    """What processes said of variables that are no settings, when this run started them."""
-    found: dict[str, None] = {}
-    for log in sorted(logs.glob("*.log")):
-        with log.open("rb") as file:
-            file.seek(starts.get(log, 0))
-            lines = file.read(_HEAD_BYTES).decode(errors="replace").splitlines()
-        found |= dict.fromkeys(line for line in lines if ": warning: SEAMFLOW_" in line)
-    return list(found)
 
 
 def _success_rate(evaluation: Evaluation | None) -> float | None:

@@ -136,7 +136,10 @@ def test_ports_differ(tmp_path: Path) -> None:
         ({"name": "a/b"}, "use letters"),
         ({"agent_command": "python agent.py"}, "give agent for a class"),
         ({"agent": None, "agent_command": " "}, "name a program"),
-        ({"agent": None, "agent_command": "run 'it"}, "No closing quotation; quote it as in a shell"),
+        (
+            {"agent": None, "agent_command": "run 'it"},
+            "quote it as in a shell",
+        ),
         ({"tasks": None}, "tasks is not set: the agent runner leases tasks"),
     ],
 )

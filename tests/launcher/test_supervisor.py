@@ -106,6 +106,17 @@ async def test_a_run_continues_without_an_optional_child(tmp_path: Path) -> None
         assert not processes._failed.done()
 
 
+async def test_warnings_are_those_of_this_start(tmp_path: Path) -> None:
+    """About variables that name no setting; a log may go back to an earlier start."""
+    (tmp_path / "child.log").write_text("child: warning: SEAMFLOW_OLD names no setting\n")
+    warning = "child: warning: SEAMFLOW_NEW names no setting"
+    code = f"print('serving'); print({warning!r}); print({warning!r})"
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(ProcessPlan(name="child", command=(sys.executable, "-c", code)))
+        await processes.finished("child")
+        assert processes.warnings() == [warning]
+
+
 async def test_a_child_that_ends_by_itself_is_named_and_not_restarted(tmp_path: Path) -> None:
     """An agent's program ends when the run has ended."""
     plan = ProcessPlan(name="child", command=(sys.executable, "-c", "print('done')"))
