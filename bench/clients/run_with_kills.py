@@ -22,7 +22,8 @@ from bench.clients.foreign_agents import COMMANDS, Said, read_summary
 from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation import trajectories
-from services.launcher.process_plan import Layout, ProcessPlan, free_ports, plan
+from services.launcher.layout import Layout, free_ports
+from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.service_clients import Services, connected
 from services.launcher.summary import read_steps
 from services.launcher.supervisor import Supervisor

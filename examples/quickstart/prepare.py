@@ -12,7 +12,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,15 +23,28 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from examples.quickstart import task
 
-__all__ = ["WarmStart", "build_model", "build_tokenizer", "main", "warm_start"]
+__all__ = [
+    "WORDS",
+    "Demonstration",
+    "WarmStart",
+    "build_model",
+    "build_tokenizer",
+    "main",
+    "make_start",
+    "plain_text",
+    "warm_start",
+]
 
 # Appending a message appends text: a turn is a continuation of what the engine has cached.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
-_WORDS = ("user:", "assistant:", "at", "up", "down", "to", task.WAIT)
+WORDS = ("user:", "assistant:", "at", "up", "down", "to", task.WAIT)
 _IGNORED = -100
+
+Demonstration = Callable[[task.Payload, Sequence[str]], Iterator[tuple[str, str]]]
+"""From a task and its answers to (prompt, answer) of each turn, as the template renders them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +69,11 @@ class _Example:
     labels: list[int]
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    words: Sequence[str] = WORDS, chat_template: str = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token for each floor and word, and an append-only template."""
-    words = ["<pad>", "<eos>", "<unk>", *_WORDS, *map(task.floor_name, range(task.FLOORS))]
+    words = ["<pad>", "<eos>", "<unk>", *words, *map(task.floor_name, range(task.FLOORS))]
     vocabulary = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -67,7 +82,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<pad>",  # noqa: S106
         eos_token="<eos>",  # noqa: S106
         unk_token="<unk>",  # noqa: S106
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
     )
 
@@ -94,15 +109,26 @@ def build_model(vocabulary_size: int, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
+def plain_text(payload: task.Payload, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Answers that are the floors and nothing else, as `CHAT_TEMPLATE` renders them."""
+    for turn, answer in enumerate(answers):
+        asked = task.user_message(payload, turn)
+        yield f"user: {asked} <eos> assistant:", f"{answer} <eos>"
+
+
 def warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: WarmStart, seed: int
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    plan: WarmStart,
+    seed: int,
+    demonstration: Demonstration = plain_text,
 ) -> float:
     """Train `model` in place on demonstrations of training tasks; returns the last mean loss."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0
     )
     losses: list[float] = []
-    batches = _batches(tokenizer, plan, seed)
+    batches = _batches(tokenizer, plan, seed, demonstration)
     for step, batch in enumerate(track(batches, description="warm start", total=plan.steps)):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(plan, step)
@@ -120,14 +146,14 @@ def _learning_rate(plan: WarmStart, step: int) -> float:
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, plan: WarmStart, seed: int
+    tokenizer: PreTrainedTokenizerFast, plan: WarmStart, seed: int, demonstration: Demonstration
 ) -> Iterator[list[_Example]]:
     rng = random.Random(seed)
     noisy = round(plan.noisy_share * plan.steps)
     payloads = task.tasks(seed, plan.steps * plan.batch_size, "train")
     for steps, noise in ((plan.steps - noisy, 0.0), (noisy, plan.noise)):
         pool = [
-            _example(tokenizer, payload, task.demonstration(payload, rng, noise))
+            _example(tokenizer, demonstration(payload, task.demonstration(payload, rng, noise)))
             for payload, _ in zip(payloads, range(steps * plan.batch_size), strict=False)
         ]
         yield from _bucketed(pool, plan.batch_size, rng)
@@ -143,17 +169,13 @@ def _bucketed(
         yield pool[start : start + batch_size]
 
 
-def _example(
-    tokenizer: PreTrainedTokenizerFast, payload: task.Payload, answers: Sequence[str]
-) -> _Example:
+def _example(tokenizer: PreTrainedTokenizerFast, turns: Iterator[tuple[str, str]]) -> _Example:
     # Only answers and their terminators are learnt. Rendered turn by turn, as the agent does.
     ids: dict[str, int] = tokenizer.get_vocab()
     token_ids: list[int] = []
     labels: list[int] = []
-    for turn, answer in enumerate(answers):
-        asked = f"user: {task.user_message(payload, turn)} <eos> assistant:".split()
-        prompt = [ids[word] for word in asked]
-        answered = [ids[word] for word in (*answer.split(), "<eos>")]
+    for asked, answer in turns:
+        prompt, answered = [ids[w] for w in asked.split()], [ids[w] for w in answer.split()]
         token_ids += prompt + answered
         labels += [_IGNORED] * len(prompt) + answered
     return _Example(token_ids, labels)
@@ -187,7 +209,7 @@ def _write_tasks(path: Path, split: task.Split, seed: int, count: int) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples.quickstart.prepare", description=__doc__)
+    parser = argparse.ArgumentParser(description="Make a model, its tokenizer and tasks.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-tasks", type=int, default=4000)
@@ -195,13 +217,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def make_start(
+    tokenizer: PreTrainedTokenizerFast,
+    plan: WarmStart,
+    demonstration: Demonstration,
+    argv: Sequence[str] | None,
+) -> int:
     """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary."""
-    args, plan, began = _arguments(argv), WarmStart(), time.monotonic()
+    args, began = _arguments(argv), time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), args.seed)
-    loss = warm_start(model, tokenizer, plan, args.seed)
+    loss = warm_start(model, tokenizer, plan, args.seed, demonstration)
     model.save_pretrained(args.out / "model")
     tokenizer.save_pretrained(args.out / "model")
     counts = {"train": args.train_tasks, "heldout": args.heldout_tasks}
@@ -212,6 +238,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = {"seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
     print(json.dumps({**summary, "seed": args.seed, "tasks": counts, "warm_start": asdict(plan)}))
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the start of the quickstart."""
+    return make_start(build_tokenizer(), WarmStart(), plain_text, argv)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""Entry point: `seamflow train --config my.toml`, or `python -m services.launcher`."""
+"""Entry point: `seamflow train --config my.toml`, or `python -m services.launcher`.
+
+`seamflow serve` is the same with --serve.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import os
+import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +26,8 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import Layout, ProcessPlan, free_ports, plan
+from services.launcher.layout import AGENT_PORTS, Layout, free_ports
+from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.run import Run
 from services.launcher.view import LiveView, PlainView
 
@@ -30,7 +37,7 @@ _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
 def main() -> NoReturn:
-    """Train, and exit with a code of `ExitCode`, or 130 after Ctrl-C."""
+    """Train or serve; exits with a code of `ExitCode`, a run that Ctrl-C cut short with 130."""
     config = load_or_exit(LauncherConfig, "launcher")
     try:
         sys.exit(_main(config))
@@ -39,7 +46,7 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("stopped; all processes have ended", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(ExitCode.CLEAN if config.serve else 130)
 
 
 def _main(config: LauncherConfig) -> int:
@@ -49,24 +56,22 @@ def _main(config: LauncherConfig) -> int:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
     _check(config, layout)
+    _check_program(plans)
     if config.dry_run:
         return _dry_run(plans)
     (layout.folder / "addresses.json").write_text(
         json.dumps({"run_id": layout.run_id, **layout.addresses()}, indent=2)
     )
     _link_latest(layout.folder)
-    summary = _train(config, layout, plans)
-    (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    _show(summary, layout.folder)
-    return ExitCode.CLEAN
-
-
-def _train(config: LauncherConfig, layout: Layout, plans: dict[str, ProcessPlan]) -> dict[str, Any]:
     is_terminal = sys.stdout.isatty() and config.live
-    metrics_file = layout.folder / "metrics.jsonl"
-    view = LiveView(config.name, metrics_file) if is_terminal else PlainView()
+    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
     with view:
-        return asyncio.run(Run(config, layout, plans, view).train())
+        run = Run(config, layout, plans, view)
+        summary = asyncio.run(run.serve() if config.serve else run.train())
+    if summary is not None:
+        (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        _show(summary, layout.folder)
+    return ExitCode.CLEAN
 
 
 def _layout(config: LauncherConfig, config_file: Path) -> Layout:
@@ -77,7 +82,8 @@ def _layout(config: LauncherConfig, config_file: Path) -> Layout:
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
     if not config.dry_run:
         folder.mkdir(parents=True, exist_ok=True)
-    ports, url = free_ports(config), redis_server.given_url(config)
+    ports = free_ports(config, _agent_ports(folder / "addresses.json"))
+    url = redis_server.given_url(config)
     if url is not None:
         del ports["redis"]
     return Layout(
@@ -86,7 +92,28 @@ def _layout(config: LauncherConfig, config_file: Path) -> Layout:
         config_file=config_file.resolve(),
         ports=ports,
         redis_url=url or f"redis://127.0.0.1:{ports['redis']}",
+        **({} if config.dry_run else {"credential_secret": _credential_secret(folder)}),
     )
+
+
+def _agent_ports(addresses: Path) -> dict[str, int]:
+    """The ports that the agents of an earlier start of this run know; none: it is the first."""
+    try:
+        known = json.loads(addresses.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {name: int(known[name].rpartition(":")[2]) for name in AGENT_PORTS if known.get(name)}
+
+
+def _credential_secret(folder: Path) -> str:
+    """The run's own key, made at its first start: credentials outlive --resume."""
+    file = folder / "credential_secret"
+    with suppress(FileNotFoundError):
+        return file.read_text(encoding="utf-8")
+    secret = secrets.token_hex(32)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(secret)
+    return secret
 
 
 def _config_file(arguments: list[str]) -> Path:
@@ -124,6 +151,15 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         raise ConfigError(
             f"runs_folder {config.runs_folder!r} has {free >> 20} MiB free: a run needs at least "
             f"{_MIN_FREE_BYTES >> 20} MiB; free some, or give --runs-folder on another disk"
+        )
+
+
+def _check_program(plans: Mapping[str, ProcessPlan]) -> None:
+    agent = plans.get("agent")
+    if agent is not None and shutil.which(agent.command[0], path=agent.environment["PATH"]) is None:
+        raise ConfigError(
+            f"agent_command starts {agent.command[0]!r}, and there is no such program: give its "
+            "path, or install it"
         )
 
 

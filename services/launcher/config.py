@@ -7,6 +7,7 @@ the run's name are passed to the child processes by environment.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Self
 
@@ -38,10 +39,18 @@ class LauncherConfig(RunRules):
     """Name of the run and its folder; an existing one needs --resume."""
     model: str
     """Hugging Face folder to start from."""
-    tasks: str
-    """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"."""
-    agent: str
-    """The agent, as "package.module:Class"."""
+    tasks: str | None = None
+    """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"; unset: agents
+    start rollouts of their own groups."""
+    agent: str | None = None
+    """The agent, as "package.module:Class", run by the agent runner. Unset, and no agent_command:
+    agents connect from outside."""
+    agent_command: str | None = None
+    """Command line of the agent's own program, such as "python agent.py", started with the run's
+    addresses in its environment."""
+    http_port: int = Field(0, ge=0, le=65535)
+    """Port of the HTTP gateway, which is started where `agent` is unset; 0: a free one, which
+    --resume keeps."""
     heldout_tasks: str | None = None
     """JSONL of held-out tasks, evaluated before and after training."""
     success: str = "success"
@@ -61,13 +70,16 @@ class LauncherConfig(RunRules):
     concurrency: int = Field(64, ge=1)
     """Rollouts the agent runner has in flight."""
     rollout_timeout: float = Field(600.0, gt=0)
-    """Seconds a rollout may take before its sample is replaced."""
+    """Seconds a rollout of the agent runner may take before its sample is replaced."""
     redis_url: SecretStr | None = None
     """An existing Redis; also read from REDIS_URL. None: a private one."""
     runs_folder: str = "runs"
     """Where run folders are made."""
     seed: int = 0
     """Seeds the preparation, the order of tasks and the trainer."""
+    serve: bool = False
+    """Keep the run's processes until Ctrl-C, for agents that connect from outside: no agent of the
+    file is started, nothing is evaluated, and the run does not end. `seamflow serve` sets it."""
     resume: bool = False
     """Continue the run of this name from its newest checkpoint."""
     dry_run: bool = False
@@ -84,12 +96,41 @@ class LauncherConfig(RunRules):
                 "durability is 'replicated', and the private Redis has no replica: give redis_url, "
                 "or use 'durable'"
             )
+        self._check_agent()
         trainers = [node for node in self.node_plans() if "train" in node.tags]
         if len(trainers) != 1:
             raise ValueError(
                 f"nodes is {list(self.nodes)}: exactly one node of a local run has the tag 'train'"
             )
         return self
+
+    def _check_agent(self) -> None:
+        if self.agent is not None and self.agent_command is not None:
+            raise ValueError(
+                f"agent is {self.agent!r} and agent_command is {self.agent_command!r}: give agent "
+                "for a class that the agent runner runs, or agent_command for a program"
+            )
+        if self.agent is not None and self.tasks is None:
+            raise ValueError("tasks is not set: the agent runner leases tasks, so give some")
+        if self.agent_command is not None and not _arguments(self.agent_command):
+            raise ValueError(f"agent_command is {self.agent_command!r}: name a program")
+
+    @property
+    def agent_arguments(self) -> tuple[str, ...]:
+        """The agent's program and its arguments; none: the launcher starts no program."""
+        if self.agent_command is None or self.serve:
+            return ()
+        return _arguments(self.agent_command)
+
+    @property
+    def runner_agent(self) -> str | None:
+        """The class that the agent runner runs; None: the launcher starts no runner."""
+        return None if self.serve else self.agent
+
+    @property
+    def are_agents_outside(self) -> bool:
+        """Whether the launcher starts no agent: agents connect by themselves."""
+        return self.runner_agent is None and not self.agent_arguments
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,6 +141,14 @@ class LauncherConfig(RunRules):
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""
         return [_node_plan(text) for text in self.nodes]
+
+
+def _arguments(command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        message = f"agent_command is {command!r}: {error}; quote it as in a shell"
+        raise ValueError(message) from error
 
 
 def _node_plan(text: str) -> NodePlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher.service_clients import Services
 
-__all__ = ["Evaluation", "evaluate", "read_tasks", "trajectories"]
+__all__ = ["PATIENCE_SECONDS", "Evaluation", "evaluate", "read_tasks", "trajectories"]
 
-_TIMEOUT_SECONDS = 120.0
+PATIENCE_SECONDS = 120.0
+"""Time without a finished task after which the agent runner is taken to be broken."""
 _PAGE = 250
 
 
@@ -60,10 +62,11 @@ async def evaluate(
     tasks: list[trajectory_pb2.Task],
     success: str,
     progress: Callable[[int], None],
+    patience: float = math.inf,
 ) -> Evaluation:
     """Submit the tasks, wait until each has one finished rollout, average the success reward.
 
-    Raises `DependencyUnavailable` when nothing finishes for two minutes.
+    Raises `DependencyUnavailable` when nothing finishes for `patience` seconds.
     """
     request = task_service_pb2.SubmitTasksRequest(run_id=services.run_id, tasks=tasks)
     await retrying(lambda: services.tasks.SubmitTasks(request))
@@ -74,10 +77,10 @@ async def evaluate(
         page_token, found = await _finished(services, page_token, missing)
         if found:
             last_progress = loop.time()
-        elif loop.time() - last_progress > _TIMEOUT_SECONDS:
+        elif loop.time() - last_progress > patience:
             raise DependencyUnavailable(
                 "evaluation",
-                f"none of {len(missing)} tasks finished for {_TIMEOUT_SECONDS:g} s; "
+                f"none of {len(missing)} tasks finished for {patience:g} s; "
                 "see the log of agent_runner",
             )
         missing -= {trajectory.group_id for trajectory in found}

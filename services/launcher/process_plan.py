@@ -1,22 +1,22 @@
-"""The processes of a run and their settings; pure, so that a dry run can show them."""
+"""The processes of a run and their settings; pure, so that a dry run can show them.
+
+An agent of the setting `agent` is run by the agent runner, over gRPC. Every other agent has a
+program of its own, so the HTTP gateway is started for it.
+"""
 
 from __future__ import annotations
 
-import errno
-import secrets
-import socket
+import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from services.launcher.agent_access import agent_variables
 from services.launcher.config import REFERENCE_COLUMN, LauncherConfig, NodePlan
+from services.launcher.layout import Layout, server_name
 
-__all__ = ["Layout", "ProcessPlan", "free_ports", "plan"]
-
-SERVICES = ("redis", "trajectory_manager", "weights", "scheduler", "rollout_gateway", "trainer")
-_PORTS = range(20_000, 32_000)
+__all__ = ["ProcessPlan", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,59 +35,6 @@ class ProcessPlan:
     """The run continues without it when it crashes too often."""
     check: tuple[str, ...] | None = None
     """Command that checks the configuration without starting anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Folder, ports and addresses of a run."""
-
-    folder: Path
-    """The run's own folder."""
-    run_id: str
-    """Its name in every service."""
-    config_file: Path
-    """The user's file."""
-    ports: Mapping[str, int]
-    """By service, and "rollout_server/<node>" for each rollout server."""
-    redis_url: str
-    """The store."""
-
-    def address(self, name: str) -> str:
-        """host:port of a process."""
-        return f"127.0.0.1:{self.ports[name]}"
-
-    def addresses(self) -> dict[str, str]:
-        """Addresses of the services, for tools."""
-        names = (name for name in self.ports if name != "redis" and "/" not in name)
-        return {name: self.address(name) for name in names}
-
-    def path(self, text: str) -> str:
-        """A configured path with "{run}" filled in."""
-        return text.replace("{run}", str(self.folder))
-
-
-def free_ports(config: LauncherConfig) -> dict[str, int]:
-    """A free port for each process, chosen once so that a restarted process keeps its address.
-
-    Below the ephemeral range, so that no outgoing connection can take it first.
-    """
-    servers = [_server_name(node) for node in config.node_plans() if "rollout" in node.tags]
-    optional = {"ranker": config.ranker, "scoring": config.reference is not None}
-    chosen = [name for name, is_chosen in optional.items() if is_chosen]
-    with ExitStack() as stack:
-        ports = {}
-        for name in (*SERVICES, *chosen, *servers):
-            listener = stack.enter_context(socket.socket())
-            while True:
-                ports[name] = secrets.choice(_PORTS)
-                try:
-                    listener.bind(("127.0.0.1", ports[name]))
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                else:
-                    break
-        return ports
 
 
 def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
@@ -111,6 +58,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         *([_ranker(layout)] if config.ranker else []),
         *([_scoring(config.reference, layout)] if config.reference is not None else []),
         _gateway(config, layout),
+        *([_http_gateway(layout)] if config.runner_agent is None else []),
         *[
             _rollout_server(node, config, layout)
             for node in config.node_plans()
@@ -118,8 +66,8 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         ],
         _trainer(config, layout),
         *[_node_agent(node, layout) for node in config.node_plans()],
-        _agent_runner(config, layout),
-        _dataloader(config, layout),
+        *_agent(config, layout),
+        *([_dataloader(config.tasks, config, layout)] if config.tasks is not None else []),
     ]
     return {process.name: process for process in processes}
 
@@ -169,14 +117,25 @@ def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         trajectory_manager=layout.address("trajectory_manager"),
         scheduler=layout.address("scheduler"),
         weights=layout.address("weights"),
-        # Made here so that a restarted gateway derives the same credentials.
-        credential_secret=secrets.token_hex(32),
+        # Given here so that a restarted gateway derives the same credentials.
+        credential_secret=layout.credential_secret,
         **lengths,
     )
 
 
+def _http_gateway(layout: Layout) -> ProcessPlan:
+    environment = _environment(
+        "http_gateway",
+        port=0,
+        http_port=layout.ports["http_gateway"],
+        run_id=layout.run_id,
+        rollout_gateway=layout.address("rollout_gateway"),
+    )
+    return _process("http_gateway", "rollout.http_gateway", layout, environment)
+
+
 def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
-    name = _server_name(node)
+    name = server_name(node)
     environment = _environment(
         "rollout_server",
         instance=node.node_id,
@@ -222,7 +181,7 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
 def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
     workers = {}
     if "rollout" in node.tags:
-        workers["rollout_server"] = layout.address(_server_name(node))
+        workers["rollout_server"] = layout.address(server_name(node))
     if "train" in node.tags:
         workers["trainer"] = layout.address("trainer")
     environment = _environment(
@@ -238,17 +197,29 @@ def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
     return _process(f"node_agent-{node.node_id}", "services.node_agent", layout, environment)
 
 
-def _agent_runner(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+def _agent(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+    """The process of the agent, if the launcher starts it."""
+    if config.runner_agent is not None:
+        return [_agent_runner(config.runner_agent, config, layout)]
+    if not config.agent_arguments:
+        return []
+    # "python" is the interpreter that runs the launcher, activated or not.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    environment = {**agent_variables(config, layout), "PATH": path}
+    return [ProcessPlan(name="agent", command=config.agent_arguments, environment=environment)]
+
+
+def _agent_runner(agent: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     environment = _environment(
         "agent_runner",
-        agent=config.agent,
+        agent=agent,
         run_id=layout.run_id,
         gateway=layout.address("rollout_gateway"),
         concurrency=config.concurrency,
         rollout_timeout=config.rollout_timeout,
         token_log=layout.folder / "received.jsonl",
     )
-    loads = f"from seamflow.runner import load_agent; load_agent({config.agent!r})"
+    loads = f"from seamflow.runner import load_agent; load_agent({agent!r})"
     return ProcessPlan(
         name="agent_runner",
         command=(sys.executable, "-m", "seamflow.runner"),
@@ -257,13 +228,13 @@ def _agent_runner(config: LauncherConfig, layout: Layout) -> ProcessPlan:
     )
 
 
-def _dataloader(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     environment = _environment(
         "dataloader",
         port=0,
         run_id=layout.run_id,
         trajectory_manager=layout.address("trajectory_manager"),
-        tasks=layout.path(config.tasks),
+        tasks=layout.path(tasks),
         state_file=layout.folder / "dataloader.json",
         seed=config.seed,
         resume="true",
@@ -273,7 +244,3 @@ def _dataloader(config: LauncherConfig, layout: Layout) -> ProcessPlan:
 
 def _environment(table: str, **settings: object) -> dict[str, str]:
     return {f"SEAMFLOW_{table.upper()}_{name.upper()}": str(v) for name, v in settings.items()}
-
-
-def _server_name(node: NodePlan) -> str:
-    return f"rollout_server/{node.node_id}"

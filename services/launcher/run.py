@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,10 +23,18 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import plots, redis_server
+from services.launcher.agent_access import LeaseHint, instructions
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation import Evaluation, evaluate, read_tasks, trajectories
+from services.launcher.evaluation import (
+    PATIENCE_SECONDS,
+    Evaluation,
+    evaluate,
+    read_tasks,
+    trajectories,
+)
+from services.launcher.layout import Layout
 from services.launcher.occupancy import CoresBusy, Occupancy
-from services.launcher.process_plan import Layout, ProcessPlan
+from services.launcher.process_plan import ProcessPlan
 from services.launcher.service_clients import Services, connected
 from services.launcher.summary import (
     TrajectoryFigures,
@@ -35,7 +44,7 @@ from services.launcher.summary import (
     tail_ratio,
 )
 from services.launcher.supervisor import Supervisor, child_environment
-from services.launcher.token_audit import audit, read_token_log
+from services.launcher.token_audit import audit_figures
 from services.launcher.view import View
 from services.lib.run_rules import rules
 
@@ -45,6 +54,8 @@ T = TypeVar("T")
 
 CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 _REFRESH_SECONDS = 0.5
+_AGENT_END_SECONDS = 10.0
+_AGENT_POLL_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -70,23 +81,45 @@ class Run:
         ):
             return await _run_until_failure(processes, self._train(processes, services))
 
+    async def serve(self) -> None:
+        """Start all processes and keep them; ends by Ctrl-C, as `KeyboardInterrupt`."""
+        async with (
+            Supervisor(self._logs()) as processes,
+            connected(self.config, self.layout) as services,
+        ):
+            await _run_until_failure(processes, self._serve(processes, services))
+
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
-        await self._start_core_services(processes)
-        await self._prepare()
-        await self._create_run(services)
-        watching = asyncio.create_task(self._watch(services))
-        following = asyncio.create_task(services.follow_allocations(self.events))
-        try:
-            await self._start_others(processes)
+        async with self._started(processes, services):
             before = await self._evaluate(services, "before")
             await self._learn(processes, services)
             after = await self._evaluate(services, "after")
-            await self._end_run(services)
+            await self._end_run(processes, services)
             await self._drain_nodes(services)
+        return await self._summarize(processes, services, before, after)
+
+    async def _serve(self, processes: Supervisor, services: Services) -> None:
+        async with self._started(processes, services):
+            self.view.phase("serving until Ctrl-C")
+            await self._start_training(processes)
+            status = await self._trained(services)
+            self.view.note(f"trained for all {status.num_steps} steps; still serving")
+            await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def _started(self, processes: Supervisor, services: Services) -> AsyncIterator[None]:
+        """All processes but the dataloader, followed by the view."""
+        await self._start_core_services(processes)
+        await self._prepare()
+        await self._create_run(services)
+        watching = asyncio.create_task(self._watch(processes, services))
+        following = asyncio.create_task(services.follow_allocations(self.events))
+        try:
+            await self._start_others(processes)
+            yield
         finally:
             watching.cancel()
             following.cancel()
-        return await self._summarize(processes, services, before, after)
 
     async def _start_core_services(self, processes: Supervisor) -> None:
         self.view.phase("starting services")
@@ -102,6 +135,8 @@ class Run:
         for name, plan in self.plans.items():
             if name not in ("redis", "dataloader", *CORE_SERVICES):
                 await processes.start(plan)
+        if self.config.are_agents_outside:
+            self.view.note(instructions(self.config, self.layout))
 
     async def _prepare(self) -> None:
         """Make model and tasks, unless an interrupted run has already done so."""
@@ -128,34 +163,69 @@ class Run:
         request = run_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules(config))
         await retrying(lambda: services.runs.CreateRun(request))
 
-    async def _end_run(self, services: Services) -> None:
+    async def _end_run(self, processes: Supervisor, services: Services) -> None:
+        """End the run, and give agents with programs of their own time to notice it."""
+        self.view.phase("ending the run")
         request = run_pb.EndRunRequest(run_id=self.layout.run_id)
         await retrying(lambda: services.runs.EndRun(request))
+        if "agent" in self.plans:
+            await processes.stop("agent", patience=_AGENT_END_SECONDS)
+        elif self.config.are_agents_outside:
+            await self._wait_for_rollouts(services)
+
+    async def _wait_for_rollouts(self, services: Services) -> None:
+        """Wait for the rollouts of agents from outside, then until they have asked for more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_AGENT_END_SECONDS):
+                ready = (await services.snapshot()).readiness
+                while ready is None or ready.num_running_rollouts:
+                    await asyncio.sleep(_REFRESH_SECONDS)
+                    ready = (await services.snapshot()).readiness
+        await asyncio.sleep(_AGENT_POLL_SECONDS)
 
     async def _evaluate(self, services: Services, label: str) -> Evaluation | None:
         if self.config.heldout_tasks is None:
             return None
         tasks = read_tasks(Path(self.layout.path(self.config.heldout_tasks)), label)
         self.view.phase(f"held-out tasks {label} training")
+        # Of agents with programs of their own nobody knows when they come.
+        patience = math.inf if self.config.runner_agent is None else PATIENCE_SECONDS
         return await evaluate(
-            services, tasks, self.config.success, lambda done: self.view.progress(done, len(tasks))
+            services,
+            tasks,
+            self.config.success,
+            lambda done: self.view.progress(done, len(tasks)),
+            patience,
         )
 
     async def _learn(self, processes: Supervisor, services: Services) -> None:
         """Submit tasks until the trainer has finished and every server has its last weights."""
         self.view.phase("training")
         began, cores, self.is_learning = time.monotonic(), CoresBusy(), True
-        await processes.start(self.plans["dataloader"])
+        await self._start_training(processes)
+        status = await self._trained(services)
+        self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
+        self.is_learning = False
+        if "dataloader" in self.plans:
+            await processes.stop("dataloader")
+        await self._wait_for_version(services, status.weight_version)
+
+    async def _start_training(self, processes: Supervisor) -> None:
+        """Submit tasks, unless agents bring their own; tell of settings that no process knows."""
+        if "dataloader" in self.plans:
+            await processes.start(self.plans["dataloader"])
+        for warning in processes.warnings():
+            self.view.note(warning)
+
+    async def _trained(self, services: Services) -> trainer_pb.GetStatusResponse:
+        """Wait until the trainer has made its last step."""
         status = await services.trainer_status()
         while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
             await asyncio.sleep(_REFRESH_SECONDS)
             status = await services.trainer_status() or status
             if status is not None:
                 self.view.progress(status.step, status.num_steps)
-        self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
-        self.is_learning = False
-        await processes.stop("dataloader")
-        await self._wait_for_version(services, status.weight_version)
+        return status
 
     async def _wait_for_version(self, services: Services, version: int) -> None:
         self.view.phase(f"rollout servers load weight version {version}")
@@ -181,13 +251,26 @@ class Run:
             await asyncio.sleep(_REFRESH_SECONDS / 5)
         await asyncio.sleep(_REFRESH_SECONDS)  # the change feed's last entries
 
-    async def _watch(self, services: Services) -> None:
+    async def _watch(self, processes: Supervisor, services: Services) -> None:
+        hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
         while True:
             snapshot = await services.snapshot()
             self.view.show(snapshot)
+            if (advice := hint.look(snapshot, time.monotonic())) is not None:
+                self.view.note(advice)
             if self.is_learning:
                 self.occupancy.add(snapshot)
+            if "agent" in processes.ended:
+                processes.ended.remove("agent")
+                self.view.note(f"the agent's program has ended: {self._advice()}")
             await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _advice(self) -> str:
+        """What to do if no agent works."""
+        if self.config.are_agents_outside:
+            return "start one with the addresses above"
+        name = "agent" if self.config.runner_agent is None else "agent_runner"
+        return f"see {self._logs() / name}.log"
 
     async def _summarize(
         self,
@@ -197,14 +280,14 @@ class Run:
         after: Evaluation | None,
     ) -> dict[str, Any]:
         self.view.phase("summarizing")
-        await processes.stop("agent_runner")
+        if "agent_runner" in self.plans:
+            await processes.stop("agent_runner")
         stored = [trajectory async for trajectory in trajectories(services)]
         figures = TrajectoryFigures()
         for trajectory in stored:
             figures.add(trajectory)
         steps = read_steps(self.layout.folder / "metrics.jsonl")
         ranking = await services.ranker_status()
-        checked = audit(read_token_log(self.layout.folder / "received.jsonl"), stored)
         num_lent, num_returned = lendings(self.events)
         self._draw(steps, before, after)
         return {
@@ -221,10 +304,7 @@ class Run:
             "turns_resumed": figures.turns_resumed,
             "rollouts": figures.num_rollouts,
             "tokens_recorded": figures.tokens_recorded,
-            "tokens_received_by_agents": checked.num_received,
-            "tokens_lost": checked.num_lost,
-            "tokens_duplicated": checked.num_duplicated,
-            "tokens_with_wrong_version": checked.num_wrong_version,
+            **audit_figures(self.layout.folder / "received.jsonl", stored),
             "node_lendings": num_lent,
             "node_returns": num_returned,
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),

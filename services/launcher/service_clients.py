@@ -27,7 +27,7 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from services.chassis.rpc import clients
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import Layout
+from services.launcher.layout import Layout
 
 if TYPE_CHECKING:
     from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub

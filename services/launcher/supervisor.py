@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,7 @@ _STABLE_SECONDS = 30.0
 _RESTART_SECONDS = 0.2
 FATAL_EXIT_CODES = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
+_HEAD_BYTES = 16_384
 
 
 class ChildFailed(DependencyUnavailable):
@@ -48,21 +50,33 @@ class Supervisor:
         self._stable_seconds, self._restart_seconds = stable_seconds, restart_seconds
         self._children: dict[str, Child] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._log_starts: dict[str, int] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         """Restarts after a crash."""
         self.given_up: list[str] = []
         """Optional processes that crashed too often."""
+        self.ended: list[str] = []
+        """Processes that have ended by themselves, cleanly."""
 
     async def start(self, plan: ProcessPlan) -> None:
         """Start a process and keep it running in the background."""
+        log = self._log(plan.name)
+        self._log_starts[plan.name] = log.stat().st_size if log.exists() else 0
         self._children[plan.name] = await self._spawn(plan)
         self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
 
-    async def stop(self, name: str) -> None:
-        """End one process; SIGKILL if it does not end in time."""
+    async def stop(self, name: str, patience: float = 0.0) -> None:
+        """End one process; SIGKILL if it does not end in time.
+
+        It may end by itself within `patience` seconds, and is not restarted.
+        """
         self._watchers.pop(name).cancel()
-        await self._children.pop(name).end(_TERM_SECONDS)
+        child = self._children.pop(name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await child.wait()
+        await child.end(_TERM_SECONDS)
 
     async def finished(self, name: str) -> None:
         """Wait until a process has ended cleanly."""
@@ -71,6 +85,16 @@ class Supervisor:
     async def failure(self) -> None:
         """Wait for a child that cannot run; raises `ChildFailed`."""
         await asyncio.shield(self._failed)
+
+    def warnings(self) -> list[str]:
+        """What processes said, when they were started, of variables that name no setting."""
+        found: dict[str, None] = {}
+        for name, start in self._log_starts.items():
+            with self._log(name).open("rb") as log:
+                log.seek(start)
+                head = log.read(_HEAD_BYTES).decode(errors="replace").splitlines()
+            found |= dict.fromkeys(line for line in head if ": warning: SEAMFLOW_" in line)
+        return list(found)
 
     def kill(self, *names: str) -> None:
         """Kill these processes immediately, as a crash would end them; none given: all."""
@@ -87,6 +111,7 @@ class Supervisor:
             started = loop.time()
             code = await self._children[plan.name].wait()
             if code == ExitCode.CLEAN:
+                self.ended.append(plan.name)
                 return
             if loop.time() - started >= self._stable_seconds:
                 attempt = 0

@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["Audit", "Received", "audit", "read_token_log"]
+__all__ = ["Audit", "Received", "audit", "audit_figures", "read_token_log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class Audit:
     """
     num_wrong_version: int = 0
     """Stored with another weight version than received."""
+
+
+def audit_figures(log: Path, stored: Iterable[trajectory_pb2.Trajectory]) -> dict[str, Any]:
+    """The result for a summary; null where the agent kept no log, as only the runner does."""
+    done = audit(read_token_log(log), stored) if log.exists() else None
+    return {
+        "token_audit": "done" if done else "not audited: the agent kept no log of its tokens",
+        "tokens_received_by_agents": done and done.num_received,
+        "tokens_lost": done and done.num_lost,
+        "tokens_duplicated": done and done.num_duplicated,
+        "tokens_with_wrong_version": done and done.num_wrong_version,
+    }
 
 
 def read_token_log(path: Path) -> Received:

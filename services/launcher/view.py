@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,10 @@ class View(Protocol):
         """Start a new phase, described by `text`."""
         ...
 
+    def note(self, text: str) -> None:
+        """Tell something within the phase."""
+        ...
+
     def progress(self, done: int, total: int) -> None:
         """Move the progress bar of the current phase."""
         ...
@@ -63,6 +68,10 @@ class PlainView:
     def phase(self, text: str) -> None:
         """Print the new phase."""
         print(f"[{time.monotonic() - self._start:6.1f} s] {text}", flush=True)
+
+    def note(self, text: str) -> None:
+        """Print the text, indented."""
+        print(_indented(text), flush=True)
 
     def progress(self, done: int, total: int) -> None:
         """Nothing: there is no bar."""
@@ -106,6 +115,10 @@ class LiveView:
         self._live.console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/]  {text}")
         self._bar.reset(self._task, total=None, description=text)
 
+    def note(self, text: str) -> None:
+        """Print the text above the panel, indented and ready to be copied."""
+        self._live.console.print(_indented(text), soft_wrap=True, markup=False, highlight=False)
+
     def progress(self, done: int, total: int) -> None:
         """Move the bar."""
         self._bar.update(self._task, completed=done, total=total)
@@ -134,6 +147,10 @@ class LiveView:
 
     def _body(self, snapshot: Snapshot) -> list[Any]:
         return [_curve(read_steps(self._metrics_file)), _numbers(snapshot), _nodes(snapshot)]
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(text, " " * 11)
 
 
 def _curve(steps: Sequence[dict[str, Any]]) -> Text:

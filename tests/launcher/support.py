@@ -10,7 +10,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import Layout, free_ports
+from services.launcher.layout import Layout, free_ports
 
 
 def make_config(**changes: Any) -> LauncherConfig:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from rollout.gateway.config import GatewayConfig
+from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.config.load import TABLES, load
 from services.chassis.errors import ConfigError
-from services.launcher.cli import _check
+from services.launcher.agent_access import agent_variables
+from services.launcher.cli import _check, _check_program
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
 from services.lib.run_rules import rules
@@ -131,9 +134,78 @@ def test_ports_differ(tmp_path: Path) -> None:
         ({"nodes": ("node-a: rollout",)}, "exactly one node"),
         ({"group_size": 0}, "(?s)group_size.*greater than or equal to 1"),
         ({"name": "a/b"}, "use letters"),
+        ({"agent_command": "python agent.py"}, "give agent for a class"),
+        ({"agent": None, "agent_command": " "}, "name a program"),
+        (
+            {"agent": None, "agent_command": "run 'it"},
+            "quote it as in a shell",
+        ),
+        ({"tasks": None}, "tasks is not set: the agent runner leases tasks"),
     ],
 )
 def test_configuration_errors_name_the_cure(changes: dict[str, object], cure: str) -> None:
     """Each message names the cure."""
     with pytest.raises(ValueError, match=cure):
         make_config(**changes)
+
+
+def test_an_agents_program_is_started_with_the_addresses(tmp_path: Path) -> None:
+    """It gets the HTTP gateway, and no runner is started."""
+    config = make_config(agent=None, agent_command="python my_agent.py --name 'a b'")
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    agent, gateway = processes["agent"], processes["http_gateway"]
+    assert agent.command == ("python", "my_agent.py", "--name", "a b")
+    port = gateway.environment["SEAMFLOW_HTTP_GATEWAY_HTTP_PORT"]
+    assert agent.environment["SEAMFLOW_HTTP_GATEWAY"] == f"http://127.0.0.1:{port}"
+    assert agent.environment["PATH"].startswith(str(Path(sys.executable).parent))
+    assert "agent_runner" not in processes
+
+
+def test_without_an_agent_the_launcher_waits_for_one_from_outside(tmp_path: Path) -> None:
+    """The HTTP gateway is started, and no agent."""
+    config = make_config(agent=None)
+    processes = plan(config, make_layout(config, tmp_path))
+    assert "http_gateway" in processes
+    assert not processes.keys() & {"agent", "agent_runner"}
+    assert config.are_agents_outside
+    assert "http_gateway" not in plan(make_config(), make_layout(make_config(), tmp_path))
+
+
+@pytest.mark.parametrize("agent", [{"agent": "a:B"}, {"agent": None, "agent_command": "run-it"}])
+def test_serve_starts_no_agent_of_the_file(agent: dict[str, str | None], tmp_path: Path) -> None:
+    """The same file trains and serves."""
+    config = make_config(serve=True, **agent)
+    processes = plan(config, make_layout(config, tmp_path))
+    assert "http_gateway" in processes
+    assert not processes.keys() & {"agent", "agent_runner"}
+
+
+def test_agents_may_bring_their_own_tasks(tmp_path: Path) -> None:
+    """No tasks, no dataloader."""
+    config = make_config(agent=None, tasks=None)
+    assert "dataloader" not in plan(config, make_layout(config, tmp_path))
+
+
+def test_the_http_gateway_takes_its_settings_from_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings class accepts what the launcher gives it, beside an agent's own variables."""
+    config = make_config(agent=None)
+    layout = make_layout(config, tmp_path)
+    planned = plan(config, layout)["http_gateway"].environment
+    given = {**planned, **agent_variables(config, layout)}
+    for variable, value in given.items():
+        monkeypatch.setenv(variable, value)
+    gateway = load(HttpGatewayConfig, "http_gateway", [])
+    assert (gateway.run_id, gateway.http_port) == ("run", layout.ports["http_gateway"])
+    assert gateway.rollout_gateway == layout.address("rollout_gateway")
+
+
+def test_an_unknown_agents_program_is_a_configuration_error(tmp_path: Path) -> None:
+    """Before anything is started; a known one passes."""
+    known = make_config(agent=None, agent_command="python agent.py")
+    _check_program(plan(known, make_layout(known, tmp_path)))
+    unknown = make_config(agent=None, agent_command="no-such-program")
+    with pytest.raises(ConfigError, match="'no-such-program', and there is no such program"):
+        _check_program(plan(unknown, make_layout(unknown, tmp_path)))

@@ -106,6 +106,51 @@ async def test_a_run_continues_without_an_optional_child(tmp_path: Path) -> None
         assert not processes._failed.done()
 
 
+async def test_warnings_are_those_of_this_start(tmp_path: Path) -> None:
+    """About variables that name no setting; a log may go back to an earlier start."""
+    (tmp_path / "child.log").write_text("child: warning: SEAMFLOW_OLD names no setting\n")
+    warning = "child: warning: SEAMFLOW_NEW names no setting"
+    code = f"print('serving'); print({warning!r}); print({warning!r})"
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(ProcessPlan(name="child", command=(sys.executable, "-c", code)))
+        await processes.finished("child")
+        assert processes.warnings() == [warning]
+
+
+async def test_a_child_that_ends_by_itself_is_named_and_not_restarted(tmp_path: Path) -> None:
+    """An agent's program ends when the run has ended."""
+    plan = ProcessPlan(name="child", command=(sys.executable, "-c", "print('done')"))
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(plan)
+        await processes.finished("child")
+        assert (processes.ended, processes.num_restarts) == (["child"], 0)
+
+
+@pytest.mark.parametrize(("patience", "last_line"), [(60.0, "done\n"), (0.0, "")])
+async def test_stop_may_wait_for_a_child_to_end_by_itself(
+    tmp_path: Path, patience: float, last_line: str
+) -> None:
+    """Within its patience; without any, the child is ended in the middle of its work."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    code = f"""
+import pathlib, time
+pathlib.Path({str(started)!r}).touch()
+while not pathlib.Path({str(go)!r}).exists():
+    time.sleep(0.02)
+print("done")
+"""
+    async with Supervisor(tmp_path) as processes:
+        await processes.start(ProcessPlan(name="child", command=(sys.executable, "-c", code)))
+        while not started.exists():
+            await asyncio.sleep(0.02)
+        stopping = asyncio.create_task(processes.stop("child", patience))
+        await asyncio.sleep(0.1 if patience else 0)
+        if patience:
+            go.touch()
+        await stopping
+    assert (tmp_path / "child.log").read_text() == last_line
+
+
 async def test_a_configuration_error_is_not_retried(tmp_path: Path) -> None:
     """Exit code 78 fails the run immediately, with the end of the child's log."""
     code = "import sys; print('port is wrong'); sys.exit(78)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.token_audit import Audit, audit, read_token_log
+from services.launcher.token_audit import Audit, audit, audit_figures, read_token_log
 from tests.launcher.support import make_trajectory, make_turn
 
 
@@ -81,3 +81,14 @@ def test_an_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log", (0, [7], 1))
     log.write_text(log.read_text() + '{"rollout_id": "roll')
     assert found(log, ([7], 1, "a")).num_received == 1
+
+
+def test_an_agent_without_a_log_is_not_audited(tmp_path: Path) -> None:
+    """Then nothing is said of lost tokens; with a log the damage is."""
+    stored = [make_trajectory(make_turn(([7], 1, "a")))]
+    unknown = audit_figures(tmp_path / "none", stored)
+    assert unknown.pop("token_audit").startswith("not audited")
+    assert set(unknown.values()) == {None}
+    known = audit_figures(write_log(tmp_path / "log", (0, [7, 8], 1)), stored)
+    assert (known["token_audit"], known["tokens_lost"]) == ("done", 1)
+    assert known.keys() == {"token_audit", *unknown}

@@ -29,7 +29,8 @@ from bench.report import RESULTS, Report
 from services.chassis.errors import StartupError
 from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import Layout, free_ports, plan
+from services.launcher.layout import Layout, free_ports
+from services.launcher.process_plan import plan
 from services.launcher.view import PlainView
 from tests.chaos.suite import broken_limits, exit_if_broken
 from tests.end_to_end.quickstart_files import make_quickstart

@@ -52,7 +52,7 @@ def test_demonstrations_look_like_the_agents_conversations() -> None:
     for turn, answer in enumerate(answers):
         messages.append({"role": "user", "content": task.user_message(payload, turn)})
         messages.append({"role": "assistant", "content": answer})
-    example = prepare._example(tokenizer, payload, answers)
+    example = prepare._example(tokenizer, prepare.plain_text(payload, answers))
     assert example.token_ids == rendered_ids(tokenizer, messages)
     assert tokenizer.unk_token_id not in example.token_ids
 

@@ -21,7 +21,8 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 from services.chassis.config.load import load
 from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import Layout, ProcessPlan, free_ports, plan
+from services.launcher.layout import Layout, free_ports
+from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.run import Run
 from services.launcher.view import PlainView
 from tests.end_to_end.support import Process

@@ -1,4 +1,4 @@
-"""The `seamflow` command: look at a run, find out why it waits, take a node out, train.
+"""The `seamflow` command: look at a run, find out why it waits, take a node out, train, serve.
 
 Exit codes: 0 well, 64 wrong usage, 69 a service does not answer, 78 wrong configuration.
 """
@@ -58,8 +58,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["train"]:
-        _train(arguments[1:])
+    if arguments[:1] in (["train"], ["serve"]):
+        _launch(arguments[1:] if arguments[0] == "train" else ["--serve", *arguments[1:]])
     given = _parser().parse_args(arguments)
     try:
         code = asyncio.run(given.command(given, resolve(given)))
@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pool_commands(command)
     _add_worker_commands(command)
     commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
+    commands.add_parser("serve", help="Keep the processes for agents elsewhere, until Ctrl-C.")
     return parser
 
 
@@ -254,7 +255,7 @@ async def _trainers_run(endpoints: Endpoints) -> str:
             ) from error
 
 
-def _train(arguments: list[str]) -> NoReturn:
+def _launch(arguments: list[str]) -> NoReturn:
     """Replace this process by the launcher, which runs from a checkout, not from the wheel."""
     here = Path.cwd()
     root = next((f for f in (here, *here.parents) if (f / "services" / "launcher").is_dir()), None)
@@ -262,7 +263,7 @@ def _train(arguments: list[str]) -> NoReturn:
         sys.exit(
             _error(
                 "the processes run from a checkout, not from the wheel: go to a folder of your "
-                "clone of seamflow and run `seamflow train` there",
+                "clone of seamflow and run the command there",
                 _CONFIG,
             )
         )

@@ -4,7 +4,7 @@ The field `learning_rate` of the nested table `optimizer` of the process `traine
 `learning_rate` under `[trainer.optimizer]` in the file of `--config`, by
 `SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE`, or by `--optimizer.learning-rate`. A secret can also be
 read from a mounted file: `..._FILE`, `--...-file`. Only variables with the process's own prefix are
-read.
+read; of those, the ones that name no setting are ignored with a warning.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load(
 
     Raises:
         UsageError: an unknown flag, or one without its value.
-        ConfigError: an unknown key or variable, a wrong value, a required setting not given.
+        ConfigError: an unknown key, a wrong value, a required setting not given.
         SystemExit: code 0 after --help, --version, --print-config or --check-config.
     """
     given = command_line(config_class, table, sys.argv[1:] if argv is None else argv)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
+import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -30,6 +32,11 @@ __all__ = ["CommandLine", "Source", "command_line", "environment", "nearest", "t
 
 _UNKNOWN = "unknown_arguments"
 _DELIMITER = "__"
+# What Kubernetes and Docker add for each service: …_SERVICE_HOST, …_PORT_8080_TCP_ADDR
+_SERVICE_LINK = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_ADDR|_PORT|_PROTO)?)$"
+)
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")  # the value of …_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +102,18 @@ def command_line(config_class: type[ServerConfig], table: str, argv: Sequence[st
 def environment(config_class: type[ServerConfig], table: str) -> Source:
     """Variables SEAMFLOW_<TABLE>_<NAME>; nested: SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE.
 
+    A variable with the table's prefix that names no setting is ignored, with a warning on stderr;
+    one that Kubernetes or Docker adds for a service of that name is ignored without.
+
     Raises:
-        ConfigError: an unknown variable with the table's prefix, or text that is no value.
+        ConfigError: text that is no value.
     """
     loaded = _loaded_class(config_class, table)
-    _check_variables(loaded, _prefix(table))
+    source = _Environment(loaded)
+    ignored = _ignored_variables(loaded, table)
+    source.env_vars = {k: v for k, v in source.env_vars.items() if k.upper() not in ignored}
     try:
-        values = _Environment(loaded)()
+        values = source()
     except SettingsError as error:
         raise ConfigError(f"environment: {error}") from error
     return _source(values, lambda path: f"{_prefix(table)}{_DELIMITER.join(path)}".upper())
@@ -201,13 +213,28 @@ def _passed_on(
     return passed_on
 
 
-def _check_variables(loaded: type[BaseModel], prefix: str) -> None:
-    known = [f"{prefix}{_DELIMITER.join(path)}".upper() for path in _paths(loaded)]
-    for variable in sorted(os.environ):
-        ours = variable.startswith(prefix.upper())
-        nested = any(variable.startswith(f"{name}{_DELIMITER}") for name in known)
-        if ours and variable not in known and not nested:
-            raise ConfigError(f"unknown variable {variable}{nearest(variable, known)}")
+def _ignored_variables(loaded: type[BaseModel], table: str) -> set[str]:
+    """Variables with the table's prefix that set nothing; warns of those somebody meant to set."""
+    prefix = _prefix(table)
+    known = {f"{prefix}{_DELIMITER.join(path)}".upper() for path in _paths(loaded)}
+    ours = {k.upper(): v for k, v in sorted(os.environ.items()) if k.upper().startswith(prefix)}
+    links = {name for name, value in ours.items() if _is_service_link(name, value, known)}
+    unknown = [name for name in ours.keys() - links - known if not _is_nested(name, known)]
+    for name in sorted(unknown):
+        hint = nearest(name, known)
+        sys.stderr.write(f"{table}: warning: {name} names no setting and is ignored{hint}\n")
+    return {*links, *unknown}
+
+
+def _is_service_link(name: str, value: str, known: Container[str]) -> bool:
+    if name.endswith("_PORT") and _SERVICE_URL.match(value):
+        return True
+    return name not in known and _SERVICE_LINK.search(name) is not None
+
+
+def _is_nested(name: str, known: Iterable[str]) -> bool:
+    """Whether a variable sets one entry of a setting that is a table."""
+    return any(name.startswith(f"{each}{_DELIMITER}") for each in known)
 
 
 def _paths(settings: type[BaseModel]) -> Iterator[tuple[str, ...]]:

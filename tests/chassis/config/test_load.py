@@ -118,12 +118,45 @@ def test_tables_of_other_processes_are_left_to_them(
         ("SEAMFLOW_DEMO_INNER__STEPP", "SEAMFLOW_DEMO_INNER__STEP"),
     ],
 )
-def test_an_unknown_variable_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, variable: str, nearest: str
+def test_an_unknown_variable_is_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    nearest: str,
 ) -> None:
-    """A misspelt variable is never ignored."""
+    """A misspelt variable ends no process, but is seen; a right one beside it counts."""
     monkeypatch.setenv(variable, "1")
-    with pytest.raises(ConfigError, match=f"{variable}; did you mean {nearest}"):
+    monkeypatch.setenv("SEAMFLOW_DEMO_INNER__RATIO", "0.5")
+    config = load(DemoConfig, "demo", [])
+    assert config.inner == DemoConfig().inner.replace(ratio=0.5)
+    assert capsys.readouterr().err == (
+        f"demo: warning: {variable} names no setting and is ignored; did you mean {nearest}?\n"
+    )
+
+
+SERVICE_LINKS = {
+    "SEAMFLOW_DEMO_PORT": "tcp://10.0.0.1:50051",
+    "SEAMFLOW_DEMO_PORT_50051_TCP": "tcp://10.0.0.1:50051",
+    "SEAMFLOW_DEMO_PORT_50051_TCP_ADDR": "10.0.0.1",
+    "SEAMFLOW_DEMO_PORT_50051_TCP_PORT": "50051",
+    "SEAMFLOW_DEMO_PORT_50051_TCP_PROTO": "tcp",
+    "SEAMFLOW_DEMO_SERVICE_HOST": "10.0.0.1",
+    "SEAMFLOW_DEMO_SERVICE_PORT": "50051",
+    "SEAMFLOW_DEMO_SERVICE_PORT_GRPC": "50051",
+}
+"""What Kubernetes gives each pod for a service `seamflow-demo`."""
+
+
+def test_what_kubernetes_adds_for_a_service_is_no_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The port stays the configured one, and nobody is warned."""
+    for variable, value in SERVICE_LINKS.items():
+        monkeypatch.setenv(variable, value)
+    assert load(DemoConfig, "demo", []).port == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("SEAMFLOW_DEMO_PORT", "10.0.0.1:50051")
+    with pytest.raises(ConfigError, match=r"SEAMFLOW_DEMO_PORT: port is '10\.0\.0\.1:50051'"):
         load(DemoConfig, "demo", [])
 
 
@@ -184,7 +217,7 @@ def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
         ExitCode.USAGE,
         "demo: unknown argument --prot=1; did you mean --port?\n",
     )
-    assert demo(SEAMFLOW_DEMO_PROT="1").returncode == ExitCode.CONFIG
+    assert demo(SEAMFLOW_DEMO_PORT="one").returncode == ExitCode.CONFIG
     dependency = demo("--mode=dependency")
     assert (dependency.returncode, dependency.stderr) == (
         ExitCode.UNAVAILABLE,
