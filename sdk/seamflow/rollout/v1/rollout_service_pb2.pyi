@@ -515,7 +515,7 @@ class GenerateRequest(google.protobuf.message.Message):
     tokens, and the rollout fails.
     """
     stream_text: builtins.bool
-    """Send the text of chunks too. Default false."""
+    """Send the text of chunks too, whole and parsed. Default false."""
     @property
     def messages(self) -> global___Messages:
         """Rendered by the model's chat template."""
@@ -569,10 +569,19 @@ class TokenChunk(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    CONTENT_DELTA_FIELD_NUMBER: builtins.int
+    REASONING_DELTA_FIELD_NUMBER: builtins.int
     offset: builtins.int
     """Offset among the turn's sampled tokens; chunks are contiguous."""
     text: builtins.str
     """With stream_text: text that is complete with these tokens, special tokens included."""
+    content_delta: builtins.str
+    """With stream_text: what these tokens add to the content of the answer, parsed: without special tokens, reasoning
+    and tool calls. Text waits until it is certain to be content; TurnEnd has the rest. Together they are the
+    content of TurnEnd.message, also after resume_from_offset: it goes on after what the tokens before gave.
+    """
+    reasoning_delta: builtins.str
+    """With stream_text: what these tokens add to the reasoning of the answer, likewise."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
         """Ids, log-probs, spans. Spans count from the chunk's first token."""
@@ -583,9 +592,11 @@ class TokenChunk(google.protobuf.message.Message):
         offset: builtins.int = ...,
         tokens: seamflow.common.v1.tokens_pb2.Tokens | None = ...,
         text: builtins.str = ...,
+        content_delta: builtins.str = ...,
+        reasoning_delta: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["offset", b"offset", "text", b"text", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_delta", b"content_delta", "offset", b"offset", "reasoning_delta", b"reasoning_delta", "text", b"text", "tokens", b"tokens"]) -> None: ...
 
 global___TokenChunk = TokenChunk
 
@@ -617,12 +628,16 @@ class TurnEnd(google.protobuf.message.Message):
     PREFIX_LENGTH_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     DRIFT_FIELD_NUMBER: builtins.int
+    CONTENT_DELTA_FIELD_NUMBER: builtins.int
+    REASONING_DELTA_FIELD_NUMBER: builtins.int
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
     raw_text: builtins.str
     """All sampled tokens as text, special tokens included."""
     parse_error: builtins.str
-    """Why the answer could not be parsed, such as malformed tool calls; its content then is the whole text."""
+    """Why tool calls of the answer could not be parsed. Its reasoning then is parsed all the same, and all the rest is
+    content, the markup of tool calls included.
+    """
     num_prompt_tokens: builtins.int
     """Tokens of the prompt, the reused prefix included."""
     num_sampled_tokens: builtins.int
@@ -635,6 +650,10 @@ class TurnEnd(google.protobuf.message.Message):
     """Tokens shared with that turn's whole sequence."""
     stop: builtins.str
     """Stop string that ended the turn; empty: a stop token or the budget did."""
+    content_delta: builtins.str
+    """With stream_text: the rest of the content, which was not certain with any token alone."""
+    reasoning_delta: builtins.str
+    """With stream_text: the rest of the reasoning."""
     @property
     def message(self) -> global___Message:
         """The answer as a message, parsed with the model's response template: content, reasoning, tool calls."""
@@ -658,9 +677,11 @@ class TurnEnd(google.protobuf.message.Message):
         prefix_length: builtins.int = ...,
         stop: builtins.str = ...,
         drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
+        content_delta: builtins.str = ...,
+        reasoning_delta: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drift", b"drift", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "raw_text", b"raw_text", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_delta", b"content_delta", "drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "raw_text", b"raw_text", "reasoning_delta", b"reasoning_delta", "stop", b"stop"]) -> None: ...
 
 global___TurnEnd = TurnEnd
 
