@@ -25,7 +25,6 @@ from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_to
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.prompt.answer_parser import Delta
 from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.prompt.turn_texts import TurnTexts
@@ -260,7 +259,6 @@ class Turn:
 
     def _end_event(self) -> pb.TurnEnd:
         record = self._record
-        rest = self._texts.rest(record.answer) if self._texts is not None else Delta()
         return pb.TurnEnd(
             finish_reason=record.finish_reason,
             message=answer_message(record.answer.message),
@@ -272,8 +270,7 @@ class Turn:
             prefix_length=record.prefix_length,
             stop=record.stop or "",
             drift=record.drift,
-            content_delta=rest.content,
-            reasoning_delta=rest.reasoning,
+            prompt_token_ids=record.prompt_ids if self._request.return_prompt_token_ids else (),
         )
 
 

@@ -16,6 +16,7 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerSer
 
 from rollout.server.engines.engine import (
     Chunk,
+    ContextLengthError,
     EngineFailed,
     EngineRequest,
     FinishReason,
@@ -30,6 +31,7 @@ from rollout.server.weights.transport import NotVisible, PhaseTimeout, SourceLos
 from services.chassis import metrics
 from services.chassis.errors import (
     Reason,
+    context_length_exceeded,
     failed_precondition,
     invalid_argument,
     unavailable,
@@ -195,6 +197,8 @@ def _service_errors() -> Iterator[None]:
     """Translate errors of the engine and of weight transfers to `ServiceError`."""
     try:
         yield
+    except ContextLengthError as error:
+        raise context_length_exceeded(error.num_tokens, error.max_context) from error
     except RequestError as error:
         raise invalid_argument(error.field, error.value, error.cure) from error
     except EngineFailed as error:

@@ -29,6 +29,7 @@ __all__ = [
     "UsageError",
     "aborted",
     "already_exists",
+    "context_length_exceeded",
     "deadline_exceeded",
     "exhausted",
     "failed_precondition",
@@ -74,6 +75,7 @@ class Reason(StrEnum):
     RUN_ENDED = "RUN_ENDED"
     GROUP_FULL = "GROUP_FULL"
     RELEASES_TOO_FAR_APART = "RELEASES_TOO_FAR_APART"
+    CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 
     @classmethod
     def _missing_(cls, value: object) -> Reason:
@@ -176,6 +178,19 @@ def invalid_argument(field: str, value: object, cure: str) -> ServiceError:
     violation = FieldViolation(field, message)
     return ServiceError(
         grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD, message, violations=[violation]
+    )
+
+
+def context_length_exceeded(num_tokens: int, max_context: int) -> ServiceError:
+    """INVALID_ARGUMENT: a prompt of `num_tokens` leaves no room in a context of `max_context`."""
+    cure = f"the model reads at most {max_context - 1} and samples at least one: send fewer"
+    message = f"the prompt has {num_tokens} tokens: {cure}"
+    return ServiceError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        Reason.CONTEXT_LENGTH_EXCEEDED,
+        message,
+        metadata={"num_tokens": str(num_tokens), "max_context": str(max_context)},
+        violations=[FieldViolation("prompt", message)],
     )
 
 

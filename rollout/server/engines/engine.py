@@ -18,6 +18,7 @@ from typing import Protocol
 
 __all__ = [
     "Chunk",
+    "ContextLengthError",
     "Engine",
     "EngineError",
     "EngineFailed",
@@ -66,6 +67,15 @@ class RequestError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.field} is {self.value}: {self.cure}"
+
+
+class ContextLengthError(RequestError):
+    """A prefix that leaves no room for a token in the engine's context."""
+
+    def __init__(self, num_tokens: int, max_context: int) -> None:
+        cure = f"must be 1 to {max_context - 1}, the engine's context less one"
+        super().__init__("the length of token_ids", num_tokens, cure)
+        self.num_tokens, self.max_context = num_tokens, max_context
 
 
 class FinishReason(StrEnum):
@@ -280,9 +290,10 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
 
 def _check_tokens(token_ids: tuple[int, ...], info: EngineInfo) -> None:
     length = len(token_ids)
-    if not 0 < length < info.max_context:
-        cure = f"must be 1 to {info.max_context - 1}, the engine's context less one"
-        raise RequestError("the length of token_ids", length, cure)
+    if not length:
+        raise RequestError("the length of token_ids", 0, "must be at least 1")
+    if length >= info.max_context:
+        raise ContextLengthError(length, info.max_context)
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         for index, token_id in enumerate(token_ids):
             _check_range(f"token_ids[{index}]", token_id, 0, info.vocab_size - 1)

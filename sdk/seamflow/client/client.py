@@ -110,6 +110,10 @@ class Client:
         lease = answer.lease_duration if answer.HasField("lease_duration") else None
         return self._rollout(answer.rollout_id, answer.credential, lease)
 
+    def rollout(self, rollout_id: str, credential: str) -> Rollout:
+        """A rollout that another process has leased or started, and which keeps its lease."""
+        return self._rollout(rollout_id, credential, None)
+
     async def run(self) -> trajectory_pb2.Run:
         """State and rules of the run."""
         request = pb.GetRunRequest(run_id=self.run_id)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from seamflow.client.messages import Message, Tool, to_messages
 from seamflow.client.task import Task
 from seamflow.client.turn import Turn
+from seamflow.client.turn_stream import TurnStream
 from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import to_duration
-from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
-from seamflow.retry import Backoff, retrying
+from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -98,27 +97,60 @@ class Rollout:
         the call stops the engine's work. Raises `TimeoutError` after `timeout` seconds and
         `SeamflowError` for a failure that a retry does not cure.
         """
+        stream = self.stream(
+            messages,
+            sampling,
+            tools=tools,
+            template_arguments=template_arguments,
+            token_ids=token_ids,
+            turn_id=turn_id,
+            parent_turn_id=parent_turn_id,
+            train=train,
+            chunk_seconds=chunk_seconds if on_tokens else _whole_turns(chunk_seconds),
+            stream_text=on_tokens is not None,
+        )
+        async with asyncio.timeout(timeout):
+            async for chunk in stream:
+                if on_tokens is not None:
+                    on_tokens(chunk)
+        return stream.turn
+
+    def stream(
+        self,
+        messages: Sequence[Message] = (),
+        sampling: tokens_pb2.SamplingParams | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        token_ids: Sequence[int] = (),
+        turn_id: str | None = None,
+        parent_turn_id: str = "",
+        train: bool = True,
+        chunk_seconds: float | None = None,
+        stream_text: bool = True,
+        return_prompt: bool = False,
+    ) -> TurnStream:
+        """One turn like `generate`, as a stream of its recorded chunks.
+
+        `stream_text` adds text to the chunks, `return_prompt` the prompt's ids to the turn.
+        """
         request = pb.GenerateRequest(
             run_id=self._run_id,
             rollout_id=self.rollout_id,
             turn_id=turn_id or uuid.uuid4().hex,
             parent_turn_id=parent_turn_id,
             sampling=sampling,
-            chunk_interval=_chunk_interval(chunk_seconds, streaming=on_tokens is not None),
-            stream_text=on_tokens is not None,
+            chunk_interval=_chunk_interval(chunk_seconds or 0.0),
+            stream_text=stream_text,
+            return_prompt_token_ids=return_prompt,
         )
         if messages:
             request.messages.CopyFrom(to_messages(messages, tools, template_arguments))
         if token_ids:
             request.token_ids.token_ids.extend(token_ids)
-        turn = Turn(turn_id=request.turn_id)
         if not train:
-            self._untrained.append(turn.turn_id)
-        async with asyncio.timeout(timeout):
-            async for chunk in self._stream(request, turn):
-                if on_tokens is not None:
-                    on_tokens(chunk)
-        return turn
+            self._untrained.append(request.turn_id)
+        return TurnStream(self._stub, request, self._metadata, self._observe(request.turn_id))
 
     async def finish(
         self,
@@ -163,27 +195,11 @@ class Rollout:
         if self._on_end is not None:
             self._on_end(self.rollout_id)
 
-    async def _stream(
-        self, request: pb.GenerateRequest, turn: Turn
-    ) -> AsyncIterator[pb.TokenChunk]:
-        """Stream a turn to its end, resuming broken connections at the first missing token."""
-        backoff = Backoff()
-        while turn.finish_reason is None:
-            request.resume_from_offset = len(turn.token_ids)
-            try:
-                async for response in self._stub.Generate(request, metadata=self._metadata):
-                    backoff.reset()
-                    if response.HasField("chunk"):
-                        if self._observer is not None:
-                            self._observer(self.rollout_id, turn.turn_id, response.chunk)
-                        turn.extend(response.chunk)
-                        yield response.chunk
-                    elif response.HasField("end"):
-                        turn.end(response.end)
-                        return
-                await backoff.wait()  # the stream ended before the turn: the gateway is draining
-            except grpc.aio.AioRpcError as failure:
-                await _wait_or_raise(decode(failure), backoff)
+    def _observe(self, turn_id: str) -> Callable[[pb.TokenChunk], None] | None:
+        observer = self._observer
+        if observer is None:
+            return None
+        return lambda chunk: observer(self.rollout_id, turn_id, chunk)
 
 
 def _rewards(rewards: Mapping[str, float] | float, turn_id: str) -> list[tokens_pb2.Reward]:
@@ -191,17 +207,11 @@ def _rewards(rewards: Mapping[str, float] | float, turn_id: str) -> list[tokens_
     return [tokens_pb2.Reward(name=n, value=v, turn_id=turn_id) for n, v in named.items()]
 
 
-def _chunk_interval(seconds: float | None, *, streaming: bool) -> Duration:
-    if seconds is None:
-        seconds = 0.0 if streaming else DEFAULT_CHUNK_SECONDS
+def _whole_turns(seconds: float | None) -> float:
+    return DEFAULT_CHUNK_SECONDS if seconds is None else seconds
+
+
+def _chunk_interval(seconds: float) -> Duration:
     if not 0.0 <= seconds <= _MAX_CHUNK_SECONDS:
         raise ValueError(f"chunk_seconds is {seconds}: must be 0 to {_MAX_CHUNK_SECONDS:g}")
     return to_duration(seconds)
-
-
-async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:
-    # Stale epoch: the store restarted during the call, so a new attempt takes the turn over.
-    if isinstance(error, UnavailableError | StaleEpochError) or error.retry_after is not None:
-        await backoff.wait(error.retry_after)
-        return
-    raise error

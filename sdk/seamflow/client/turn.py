@@ -64,6 +64,8 @@ class Turn:
     """Weight version of each run of tokens."""
     num_prompt_tokens: int = 0
     """Tokens of the prompt, shared prefix included."""
+    prompt_token_ids: list[int] = field(default_factory=list)
+    """Ids of the whole prompt, where `return_prompt` requested them."""
     prefix_turn_id: str = ""
     """Turn whose record the prompt continues; empty: none, all of the prompt is new."""
     prefix_length: int = 0
@@ -123,6 +125,7 @@ class Turn:
         self.message = from_message(end.message)
         for name in ("raw_text", "parse_error", "num_prompt_tokens", "stop"):
             setattr(self, name, getattr(end, name))
+        self.prompt_token_ids = list(end.prompt_token_ids)
         self.prefix_turn_id, self.prefix_length = end.prefix_turn_id, end.prefix_length
         if end.HasField("drift"):
             self.drift = Drift(

@@ -158,6 +158,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     more than one minor version apart (error metadata `caller_release`, `server_release`). Given by every rpc.
     Update the older side; a repeat fails again. A client without that metadata is served.
     """
+    ERROR_REASON_CONTEXT_LENGTH_EXCEEDED: _ErrorReason.ValueType  # 29
+    """INVALID_ARGUMENT: the prompt leaves no room for an answer in the model's context (metadata `num_tokens`,
+    `max_context`). Given by Generate. Send a shorter prompt.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. `ErrorInfo.reason` holds a value's name without `ERROR_REASON_`, as text, so that a reader of
@@ -281,6 +285,10 @@ ERROR_REASON_RELEASES_TOO_FAR_APART: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION: the caller's release of seamflow (metadata `seamflow-release`) and the server's are
 more than one minor version apart (error metadata `caller_release`, `server_release`). Given by every rpc.
 Update the older side; a repeat fails again. A client without that metadata is served.
+"""
+ERROR_REASON_CONTEXT_LENGTH_EXCEEDED: ErrorReason.ValueType  # 29
+"""INVALID_ARGUMENT: the prompt leaves no room for an answer in the model's context (metadata `num_tokens`,
+`max_context`). Given by Generate. Send a shorter prompt.
 """
 global___ErrorReason = ErrorReason
 

@@ -500,6 +500,7 @@ class GenerateRequest(google.protobuf.message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
     CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
     STREAM_TEXT_FIELD_NUMBER: builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     rollout_id: builtins.str
@@ -515,7 +516,9 @@ class GenerateRequest(google.protobuf.message.Message):
     tokens, and the rollout fails.
     """
     stream_text: builtins.bool
-    """Send the text of chunks too, whole and parsed. Default false."""
+    """Send the text of chunks too. Default false."""
+    return_prompt_token_ids: builtins.bool
+    """Return the prompt's ids at the turn's end. Default false."""
     @property
     def messages(self) -> global___Messages:
         """Rendered by the model's chat template."""
@@ -553,9 +556,10 @@ class GenerateRequest(google.protobuf.message.Message):
         heartbeat_interval: google.protobuf.duration_pb2.Duration | None = ...,
         chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
         stream_text: builtins.bool = ...,
+        return_prompt_token_ids: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "resume_from_offset", b"resume_from_offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "resume_from_offset", b"resume_from_offset", "return_prompt_token_ids", b"return_prompt_token_ids", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["messages", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -628,8 +632,7 @@ class TurnEnd(google.protobuf.message.Message):
     PREFIX_LENGTH_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
     DRIFT_FIELD_NUMBER: builtins.int
-    CONTENT_DELTA_FIELD_NUMBER: builtins.int
-    REASONING_DELTA_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
     raw_text: builtins.str
@@ -650,10 +653,6 @@ class TurnEnd(google.protobuf.message.Message):
     """Tokens shared with that turn's whole sequence."""
     stop: builtins.str
     """Stop string that ended the turn; empty: a stop token or the budget did."""
-    content_delta: builtins.str
-    """With stream_text: the rest of the content, which was not certain with any token alone."""
-    reasoning_delta: builtins.str
-    """With stream_text: the rest of the reasoning."""
     @property
     def message(self) -> global___Message:
         """The answer as a message, parsed with the model's response template: content, reasoning, tool calls."""
@@ -663,6 +662,10 @@ class TurnEnd(google.protobuf.message.Message):
         """Set when the prompt was a re-tokenized copy of recorded tokens; from its position on, the prompt
         counts as environment tokens.
         """
+
+    @property
+    def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """With return_prompt_token_ids: all tokens of the prompt, the reused prefix included."""
 
     def __init__(
         self,
@@ -677,11 +680,10 @@ class TurnEnd(google.protobuf.message.Message):
         prefix_length: builtins.int = ...,
         stop: builtins.str = ...,
         drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
-        content_delta: builtins.str = ...,
-        reasoning_delta: builtins.str = ...,
+        prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drift", b"drift", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content_delta", b"content_delta", "drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "raw_text", b"raw_text", "reasoning_delta", b"reasoning_delta", "stop", b"stop"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "prompt_token_ids", b"prompt_token_ids", "raw_text", b"raw_text", "stop", b"stop"]) -> None: ...
 
 global___TurnEnd = TurnEnd
 
