@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout.gateway.prompt.answer_text import FieldText
+from rollout.gateway.prompt.answer_text import FieldText, Markers
 
 if TYPE_CHECKING:
-    from rollout.gateway.prompt.response_format import ResponseFormat
+    from transformers.utils.chat_parsing import ResponseParser
 
-__all__ = ["AnswerParser", "Delta"]
+__all__ = ["TEXTS", "AnswerParser", "Delta"]
 
-_TEXTS = {"content": "content", "reasoning_content": "reasoning", "thinking": "reasoning"}
+TEXTS = {"content": "content", "reasoning_content": "reasoning", "thinking": "reasoning"}
+"""Fields of response templates that are text, and what they are of an answer."""
 _ID_LENGTH = 9  # Mistral's templates accept no other
 
 
@@ -39,27 +41,23 @@ class AnswerParser:
 
     def __init__(
         self,
-        format: ResponseFormat,
-        template: Any,
-        prefix: str,
-        tools: Sequence[Mapping[str, Any]] = (),
+        reader: ResponseParser,
+        special: Markers,
         *,
+        tag: str | None = None,
         until_structure: bool = False,
     ) -> None:
-        """`template` tells the regions apart; `prefix` is what the prompt has of the answer.
+        """`reader` tells the regions apart; `special` tokens are left out of texts.
 
-        With `until_structure` everything from the first region on that is no text is left out.
+        `tag` is the pattern of an argument in tags. With `until_structure` everything from the
+        first region on that is no text is left out.
         """
-        from transformers.utils.chat_parsing import ResponseParser
-
-        self._format = format
-        self._parser = ResponseParser(template, prefix=prefix, tools=[dict(t) for t in tools])
+        self._reader = reader
+        self._tag = tag
         self._until_structure = until_structure
         self._has_structure = False
-        self._texts = {
-            name: FieldText(format.special, strips=not format.is_plain)
-            for name in ("content", "reasoning")
-        }
+        names = sorted(set(TEXTS.values()))
+        self._texts = {name: FieldText(special) for name in names}
         self._body = ""  # of a region that is no text
         self._calls: list[Any] = []
 
@@ -71,11 +69,11 @@ class AnswerParser:
         """
         if self._until_structure and self._has_structure:
             return Delta()
-        return self._take(self._parser.feed(text))
+        return self._take(self._reader.feed(text))
 
     def finish(self) -> Delta:
         """The end of the answer: the rest of content and reasoning. Raises as `feed`."""
-        delta = self._take(self._parser.finalize()[1])
+        delta = self._take(self._reader.finalize()[1])
         for name, text in self._texts.items():
             delta.add(Delta(**{name: text.close()}))
         return delta
@@ -87,15 +85,15 @@ class AnswerParser:
     def _take(self, events: Sequence[Mapping[str, Any]]) -> Delta:
         delta = Delta()
         for event in events:
-            if event["field"] in self._format.structured:
+            if event["field"] not in TEXTS:
                 self._has_structure = True
                 self._take_structure(event)
-            elif event["field"] in _TEXTS and not (self._until_structure and self._has_structure):
+            elif not (self._until_structure and self._has_structure):
                 delta.add(self._text_of(event))
         return delta
 
     def _text_of(self, event: Mapping[str, Any]) -> Delta:
-        name = _TEXTS[event["field"]]
+        name = TEXTS[event["field"]]
         match event["type"]:
             case "region_chunk":
                 return Delta(**{name: self._texts[name].add(event["text"])})
@@ -110,9 +108,14 @@ class AnswerParser:
             case "region_chunk":
                 self._body += event["text"]
             case "region_close" if event["field"] == "tool_calls":
-                self._format.check_body(self._body)
+                self._check_body()
                 value = event["value"]
                 self._calls += value if isinstance(value, list) else [value]
+
+    def _check_body(self) -> None:
+        """Raises ValueError: arguments in tags have other text between them, or are cut."""
+        if self._tag and re.sub(self._tag, "", self._body, flags=re.DOTALL).strip():
+            raise ValueError(f"tool call has text between its parameters: {self._body[:80]!r}")
 
 
 def _checked_call(call: Any, index: int, seed: str) -> dict[str, Any]:

@@ -36,9 +36,8 @@ class FieldText:
     once concatenates to the same text however its pieces are cut.
     """
 
-    def __init__(self, special: Markers, *, strips: bool = True) -> None:
+    def __init__(self, special: Markers) -> None:
         self._special = special
-        self._strips = strips
         self._waiting = ""  # may be the start of a special token
         self._space = ""  # white space that text has to follow
         self._num_pieces = 0
@@ -69,8 +68,6 @@ class FieldText:
 
     def _visible(self, text: str) -> str:
         """`text` without white space at the piece's ends, and joined to the piece before."""
-        if not self._strips:
-            return text
         text = self._space + text if self._in_piece else text.lstrip()
         new = text.rstrip()
         self._space = text[len(new) :]

@@ -54,7 +54,7 @@ class Prompt:
         conversation = parse_conversation(request.messages)
         try:
             return cls._of_conversation(conversation, template, history)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             number = f"{len(conversation.messages)} messages"
             raise invalid_argument("messages", number, str(error)) from error
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout.gateway.prompt.answer_parser import AnswerParser, Delta
+from rollout.gateway.prompt.answer_parser import TEXTS, AnswerParser, Delta
 from rollout.gateway.prompt.answer_text import Markers
 from rollout.gateway.prompt.model_families import BUILT_IN, MARKERS
 from services.chassis import plugins
@@ -49,34 +48,27 @@ class ResponseFormat:
         """`special_tokens` are left out of texts, but for those that mark tool calls.
 
         Raises:
-            ValueError: `template` is no response template, or has no content that is text.
+            ValueError: `template` is no response template, or has no content.
         """
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
-        self.fields = _joining(template)
-        self.structured = frozenset(name for name, f in self.fields.items() if not _is_text(f))
-        """Fields that are no text."""
-        if "content" not in self.fields or "content" in self.structured:
-            raise ValueError('a response template needs a field "content" that is text')
-        whole = {**template, "fields": self.fields, "defaults": {}}
-        self._template = load_response_template(whole)
-        scanned = {n: f if _is_text(f) else _unread(f) for n, f in self.fields.items()}
-        self._scanned = load_response_template({**whole, "fields": scanned})
-        texts = {n: f for n, f in self.fields.items() if _is_text(f)}
+        self._fields = fields = _joining(template)
+        whole = {**template, "defaults": {}}
+        texts = {n: f for n, f in fields.items() if _is_text(f)}
+        unread = {n: f if n in texts else _unread(f) for n, f in fields.items()}
+        self._whole = load_response_template({**whole, "fields": fields})
         self._texts_only = load_response_template({**whole, "fields": texts})
-        calls = self.fields.get("tool_calls", {})
-        self.special = Markers(
+        self._unread = load_response_template({**whole, "fields": unread})
+        calls = fields.get("tool_calls", {})
+        self._special = Markers(
             token
             for token in special_tokens
             if token in stop_tokens or not _is_in_markers(token, calls)
         )
-        """Tokens that are left out of texts."""
         self.parses_tool_calls = bool(calls)
         """Whether it knows tool calls."""
-        self.parses_reasoning = any(name in self.fields for name in _REASONING)
+        self.parses_reasoning = any(name in fields for name in _REASONING)
         """Whether it knows reasoning."""
-        self.is_plain = set(self.fields) == {"content"}
-        """Whether an answer is its text."""
         self._takes_header = template.get("start_anchor_pattern") != _ANY_START
         self._tag = calls.get("content_args", {}).get("tag_pattern")
 
@@ -93,35 +85,47 @@ class ResponseFormat:
         and maybe the opening tag of its reasoning. Tool calls at another `position` of the
         conversation have other ids.
         """
-        prefix, seed = self._prefix(prompt_end), f"{position} {text}"
+        seed = f"{position} {text}"
         try:
-            return Answer(_message(AnswerParser(self, self._template, prefix, tools), text, seed))
+            return Answer(_message(self._parser(self._whole, prompt_end, tools), text, seed))
         except _MALFORMED as error:
-            parser = AnswerParser(self, self._texts_only, prefix)
+            parser = self._parser(self._texts_only, prompt_end)
             return Answer(_message(parser, text, seed), " ".join(str(error).split())[:400])
 
     def stream(self, prompt_end: str, stops: Sequence[str] = ()) -> AnswerStream:
         """Increments of the answer that ends before the first of `stops`."""
-        prefix = self._prefix(prompt_end)
-        parser = AnswerParser(self, self._scanned, prefix, until_structure=True)
+        parser = self._parser(self._unread, prompt_end, until_structure=True)
         return AnswerStream(parser, stops)
 
-    def check_body(self, body: str) -> None:
-        """Raises ValueError: arguments in tags have other text between them, or are cut."""
-        if self._tag and re.sub(self._tag, "", body, flags=re.DOTALL).strip():
-            raise ValueError(f"tool call has text between its parameters: {body[:80]!r}")
+    def _parser(
+        self,
+        template: Any,
+        prompt_end: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        until_structure: bool = False,
+    ) -> AnswerParser:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        prefix = self._prefix(prompt_end)
+        return AnswerParser(
+            ResponseParser(template, prefix=prefix, tools=[dict(tool) for tool in tools]),
+            self._special,
+            tag=self._tag,
+            until_structure=until_structure,
+        )
 
     def _prefix(self, prompt_end: str) -> str:
         """What the parser reads before the answer."""
         if self._takes_header:
             return prompt_end
-        opening = next((self.fields[n].get("open", []) for n in _REASONING if n in self.fields), [])
-        tags = [opening] if isinstance(opening, str) else opening
+        opening = [self._fields[n].get("open", []) for n in _REASONING if n in self._fields]
+        tags = [tag for given in opening for tag in ([given] if isinstance(given, str) else given)]
         return next((tag for tag in tags if prompt_end.rstrip().endswith(tag)), "")
 
 
 class AnswerStream:
-    """Increments of an answer's content and reasoning. Concatenated they are its parsed texts.
+    """Increments of an answer's content and reasoning; concatenated they begin its parsed texts.
 
     What a stream has returned depends on the text it has got, not on how that was cut. From the
     first tool call on everything waits for the end: a malformed one is content.
@@ -131,7 +135,6 @@ class AnswerStream:
         self._parser = parser
         self._stops = Markers(stops)
         self._waiting = ""  # may be the start of a stop string
-        self._num_sent = {"content": 0, "reasoning": 0}
         self._has_stopped = False
 
     def push(self, text: str) -> Delta:
@@ -142,18 +145,8 @@ class AnswerStream:
         found = self._stops.search(self._waiting)
         self._has_stopped = found is not None
         end = found.start() if found else self._stops.decided(self._waiting)
-        delta = self._parser.feed(self._waiting[:end])
-        self._waiting = self._waiting[end:]
-        self._num_sent["content"] += len(delta.content)
-        self._num_sent["reasoning"] += len(delta.reasoning)
-        return delta
-
-    def rest(self, answer: Answer) -> Delta:
-        """What the whole answer has beyond all that was returned."""
-        return Delta(
-            answer.message["content"][self._num_sent["content"] :],
-            answer.message.get("reasoning_content", "")[self._num_sent["reasoning"] :],
-        )
+        certain, self._waiting = self._waiting[:end], self._waiting[end:]
+        return self._parser.feed(certain)
 
 
 def load_response_format(
@@ -164,38 +157,45 @@ def load_response_format(
 ) -> ResponseFormat:
     """The format of setting `response_format`.
 
-    "auto", a built-in name, a JSON file or a plug-in "package.module:NAME", which is a dict.
+    "auto", a built-in name, a JSON file, or a plug-in "package.module:NAME" that is a dict.
 
     Raises:
         ConfigError: an unknown name, or no response template.
     """
     template = getattr(tokenizer, "response_template", None) if name == "auto" else None
     if name == "auto" and template is None:
-        source = tokenizer.chat_template or ""
-        name = next((known for marker, known in MARKERS if marker in source), "text")
+        name = _detected(tokenizer.chat_template, special_tokens)
     try:
-        template = template or _template_of(name)
-        return ResponseFormat(template, special_tokens, stop_tokens)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"response_format {name!r}: {error}") from error
+        return ResponseFormat(template or _template_of(name), special_tokens, stop_tokens)
+    except (OSError, ImportError, *_MALFORMED) as error:
+        raise ConfigError(f"response_format is {name!r}: {error}: {_cure()}") from error
+
+
+def _detected(chat_template: str | None, special_tokens: Sequence[str]) -> str:
+    """Name of the format that the chat template tells of; without one the special tokens tell."""
+    source = chat_template or "".join(special_tokens)
+    return next((name for marker, name in MARKERS if marker in source), "text")
 
 
 def _template_of(name: str) -> Mapping[str, Any]:
     if name in BUILT_IN:
         return {"start_anchor_pattern": _ANY_START, "fields": BUILT_IN[name]}
     if name.endswith(".json"):
-        found = json.loads(Path(name).read_text("utf-8"))
-    elif ":" in name:
-        found = plugins.load(name)
-    else:
-        known = ", ".join(sorted(BUILT_IN))
-        raise ConfigError(
-            f"response_format is {name!r}: give auto, {known}, a .json file, "
-            'or a plug-in "package.module:NAME"'
-        )
-    if not (isinstance(found, Mapping) and isinstance(found.get("fields"), Mapping)):
-        raise ValueError('a response template is an object with "fields"')
+        return dict(json.loads(Path(name).read_text("utf-8")))
+    if ":" not in name:
+        raise ValueError("it is none of the known names")
+    found = plugins.load(name)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it is a {type(found).__name__}, not a dict")
     return found
+
+
+def _cure() -> str:
+    known = ", ".join(sorted(BUILT_IN))
+    return (
+        f"give auto, {known}, or a response template of transformers.utils.chat_parsing as a .json "
+        'file or as a plug-in "package.module:NAME"'
+    )
 
 
 def _message(parser: AnswerParser, text: str, seed: str) -> dict[str, Any]:
@@ -215,11 +215,18 @@ def _is_text(field: Mapping[str, Any]) -> bool:
 
 def _joining(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The fields; texts that come in pieces lose none of them, and no field has to be there."""
-    fields = deepcopy(dict(template["fields"]))
-    for field in fields.values():
+    given = template.get("fields")
+    if not (isinstance(given, Mapping) and all(isinstance(f, Mapping) for f in given.values())):
+        raise ValueError('a response template needs "fields", an object of objects')
+    fields = {name: dict(field) for name, field in given.items()}
+    for name, field in fields.items():
+        if name in TEXTS and not _is_text(field):
+            raise ValueError(f"field {name!r} must be text, without a transform")
         field["optional"] = True
         if _is_text(field):
             field.update(repeats=True, join="\n")
+    if "content" not in fields:
+        raise ValueError('a response template needs a field "content"')
     return fields
 
 

@@ -14,6 +14,8 @@ _CUT = "\N{REPLACEMENT CHARACTER}"
 """Decoding gives this for a character whose last bytes are missing."""
 _CONTEXT = 8
 """Tokens decoded before new ones: a token's text may depend on its neighbours."""
+_MAX_BYTES = 4
+"""Of a character; each may be a token."""
 
 
 class TextStream:
@@ -35,9 +37,16 @@ class TextStream:
         new = complete[self._num_sent :]
         self._num_sent = len(complete)
         if complete == whole and len(self._window) > 2 * _CONTEXT:
-            self._window = self._window[-_CONTEXT:]
-            self._num_sent = len(self._template.text(self._window))
+            self._forget(whole)
         return new
+
+    def _forget(self, whole: str) -> None:
+        """Shorten the window, but not within a character."""
+        for start in range(-_CONTEXT, -_CONTEXT - _MAX_BYTES, -1):
+            text = self._template.text(self._window[start:])
+            if whole.endswith(text):
+                self._window, self._num_sent = self._window[start:], len(text)
+                return
 
 
 class StopStrings:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rollout.gateway.prompt.answer_parser import Delta
 from rollout.gateway.prompt.prompt import Prompt
-from rollout.gateway.prompt.response_format import Answer
 from rollout.gateway.prompt.stop_strings import TextStream
 
 __all__ = ["TurnTexts"]
@@ -16,15 +15,10 @@ class TurnTexts:
     """Increments of the text of one turn, and of its answer's content and reasoning."""
 
     def __init__(self, prompt: Prompt, stops: Sequence[str]) -> None:
-        self._whole = TextStream(prompt.template)
-        self._certain = TextStream(prompt.template)
+        self._text = TextStream(prompt.template)
         self._answer = prompt.template.stream(prompt.conversation, stops)
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, Delta]:
-        """Text that is complete with the next tokens, all of it with `last`; what they parse to."""
-        delta = self._answer.push(self._certain.push(token_ids))
-        return self._whole.push(token_ids, last=last), delta
-
-    def rest(self, answer: Answer) -> Delta:
-        """What the parsed answer has beyond all increments."""
-        return self._answer.rest(answer)
+        """Text that is complete with the next tokens, all of it with `last`; what it parses to."""
+        text = self._text.push(token_ids, last=last)
+        return text, self._answer.push(text)

@@ -124,7 +124,7 @@ def test_auto_goes_by_the_markers_of_the_template(template: str, name: str) -> N
     """The same fields as the format by its name."""
     chosen = format_of("auto", template)
     named = format_of(name)
-    assert list(chosen._template.fields) == list(named._template.fields)
+    assert list(chosen._fields) == list(named._fields)
     assert chosen.parses_tool_calls == ("tool_calls" in BUILT_IN[name])
 
 
