@@ -23,6 +23,8 @@ from services.chassis.errors import ConfigError
 __all__ = ["ChatTemplate"]
 
 _MAX_KNOWN = 16_384
+_DROPPED = "reasoning"
+"""Stands for reasoning that is not known."""
 
 
 class ChatTemplate:
@@ -154,6 +156,12 @@ class ChatTemplate:
     def _is_kept(self, conversation: Conversation, end: int, whole: str) -> bool:
         answer = conversation.messages[end - 1]
         before = self._render_until(conversation, end - 1)
+        if "reasoning_content" not in answer and self.format.opened_reasoning(before):
+            # There was some, which the client has dropped: would the template drop it too?
+            answer = {**answer, "reasoning_content": _DROPPED}
+            messages = [*conversation.messages]
+            messages[end - 1] = answer
+            whole = self.render(conversation.with_messages(messages))
         tail = self._tail(conversation, end).text()
         if tail is None or not (whole.startswith(before) and whole.endswith(tail)):
             return False

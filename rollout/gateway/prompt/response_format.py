@@ -115,13 +115,15 @@ class ResponseFormat:
             until_structure=until_structure,
         )
 
+    def opened_reasoning(self, prompt: str) -> str:
+        """The tag with which a prompt ends that opens the reasoning of the answer; or empty."""
+        given = [self._fields[n].get("open", []) for n in _REASONING if n in self._fields]
+        tags = [tag for each in given for tag in ([each] if isinstance(each, str) else each)]
+        return next((tag for tag in tags if prompt.rstrip().endswith(tag)), "")
+
     def _prefix(self, prompt_end: str) -> str:
         """What the parser reads before the answer."""
-        if self._takes_header:
-            return prompt_end
-        opening = [self._fields[n].get("open", []) for n in _REASONING if n in self._fields]
-        tags = [tag for given in opening for tag in ([given] if isinstance(given, str) else given)]
-        return next((tag for tag in tags if prompt_end.rstrip().endswith(tag)), "")
+        return prompt_end if self._takes_header else self.opened_reasoning(prompt_end)
 
 
 class AnswerStream:
