@@ -14,7 +14,7 @@ from tests.roundtrips.model_family import json_text
 __all__ = ["echoed", "edited", "said_by"]
 
 
-def said_by(role: str, text: str, **fields: str) -> pb.Message:
+def said_by(role: str, text: str, **fields: Any) -> pb.Message:
     """A message of one text."""
     return pb.Message(role=role, content=[pb.ContentPart(type="text", text=text)], **fields)
 

@@ -129,8 +129,8 @@ def _mistral_args(said: Said, rng: random.Random) -> str:
 
 def _deepseek_r1(said: Said, rng: random.Random) -> str:
     calls = "\n".join(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json_text(dict(a), rng)}\n```"
-        "<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n"
+        f"```json\n{json_text(dict(a), rng)}\n```<｜tool▁call▁end｜>"
         for name, a in said.calls
     )
     block = f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>" if calls else ""

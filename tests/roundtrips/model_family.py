@@ -67,6 +67,12 @@ class ModelFamily:
         """All tokens of their own."""
         return (*self.special, *self.others)
 
+    @property
+    def terminators(self) -> tuple[str, ...]:
+        """Tokens with which policy or template end an answer."""
+        ends = (self.special[0], *self.more_stops, "<|end|>")
+        return tuple(token for token in ends if token in self.special)
+
     def end_of(self, said: Said) -> str:
         """Token that ends this answer."""
         return self.ends(said) if self.ends is not None else self.special[0]
@@ -98,9 +104,7 @@ def json_text(value: Any, rng: random.Random) -> str:
         value = dict(rng.sample(sorted(value.items()), len(value)))
     separators = rng.choice([(", ", ": "), (",", ":"), (" , ", " : ")])
     indent = rng.choice([None, None, 2])
-    return json.dumps(
-        value, separators=separators, ensure_ascii=rng.random() < 0.5, indent=indent
-    )
+    return json.dumps(value, separators=separators, ensure_ascii=rng.random() < 0.5, indent=indent)
 
 
 def _bytes() -> models.BPE:

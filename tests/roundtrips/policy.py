@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
@@ -14,7 +14,8 @@ __all__ = ["MARK", "TOOLS", "Marks", "random_said", "sampled_ids", "written"]
 
 MARK = re.compile(r"#(\d+)#")
 """Every message has a number of its own in its text."""
-_WORDS = (*"hello the then shell llama".split(), "naïve", "数学", "🙂🙃", "é", "1.5", "{x}", "<b>", "\n")
+_PLAIN = ["hello", "the", "then", "shell", "llama", "1.5"]
+_WORDS = [*_PLAIN, "{x}", "<b>", "naïve", "数学", "🙂🙃", "é", "\n"]
 TOOLS = {
     "search": {"query": "string", "limit": "integer", "ratio": "number", "exact": "boolean"},
     "edit.file": {"path": "string", "lines": "array", "options": "object"},
@@ -78,7 +79,7 @@ def sampled_ids(
 
 def _call(rng: random.Random, marks: Marks) -> tuple[str, Mapping[str, Any]]:
     name = rng.choice(sorted(TOOLS))
-    values = {
+    values: dict[str, Callable[[], Any]] = {
         "string": lambda: marks.text(rng),
         "integer": lambda: rng.randint(-9, 9),
         "number": lambda: rng.choice([1.0, 2.5, -0.0, 1e22]),

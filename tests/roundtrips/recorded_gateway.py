@@ -65,9 +65,7 @@ class RecordedGateway:
 
     async def begin(self, turn_id: str, messages: pb.Messages) -> TurnRecord:
         """Begin a turn: match its prompt and encode the rest."""
-        request = pb.GenerateRequest(
-            run_id=RUN, rollout_id="r", turn_id=turn_id, messages=messages
-        )
+        request = pb.GenerateRequest(run_id=RUN, rollout_id="r", turn_id=turn_id, messages=messages)
         prompt = self._prompt_of(request, self._template, self._history)
         begin = begin_request(request, _CREDENTIAL, prompt, "attempt")
         answer = await self._begins.begin(store_pb.BeginTurnsRequest(turns=[begin]))

@@ -22,7 +22,12 @@ from tests.roundtrips.model_family import ModelFamily
 from tests.roundtrips.policy import MARK, TOOLS, Marks, random_said, sampled_ids, written
 from tests.roundtrips.recorded_gateway import PromptOf, RecordedGateway
 
-__all__ = ["RoundTrip"]
+__all__ = ["FAILURES", "RoundTrip"]
+
+FAILURES = ("prefix_mismatches", "render_mismatches", "end_mismatches", "silent_mismatches")
+"""What may be wrong with a prompt: it does not begin with the recorded ids that it has to; it is
+not the rendered conversation; an answer in it ends twice or never; it shows what was rewritten, or
+lacks a message."""
 
 _TOOLS = [
     pb.Tool(
@@ -34,7 +39,6 @@ _TOOLS = [
     )
     for name, types in TOOLS.items()
 ]
-_MAX_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -140,13 +144,15 @@ class RoundTrip:
         if whole:
             self.counts["turns_rewritten_by_template"] += 1
             if list(record.prompt_ids) != self.template.encode(conversation):
-                self._fail("is not the rendered conversation", record)
+                self._fail("render_mismatches", record)
         elif was_rewritten:
             self.counts["turns_after_rewritten_history"] += 1
         elif expected is not None:
             self.counts["turns_continued"] += 1
         if not whole and not self._continues(record, expected):
-            self._fail(f"does not continue {expected and expected.turn_id}", record)
+            self._fail("prefix_mismatches", record)
+        if not whole and expected is not None and not self._has_one_end(record, expected):
+            self._fail("end_mismatches", record)
         self._check_marks(record)
 
     def _continued(self) -> _Recorded | None:
@@ -165,15 +171,21 @@ class RoundTrip:
         begins = list(record.prompt_ids[: len(ids)]) == list(ids)
         return begins and (record.prefix_turn_id, record.prefix_length) == (turn_id, len(ids))
 
+    def _has_one_end(self, record: TurnRecord, expected: _Recorded) -> bool:
+        """Whether what follows the recorded ids begins with a terminator where they have none."""
+        ends = self.family.terminators
+        rest = self.template.text(record.prompt_ids[len(expected.ids) :])
+        has_ended = self.template.text(expected.ids).endswith(ends)
+        return has_ended != rest.startswith(ends)
+
     def _check_marks(self, record: TurnRecord) -> None:
         """Whether the prompt shows all that others said, and nothing that was rewritten."""
         shown = MARK.findall(self.template.text(record.prompt_ids))
         required = _marks(step for step in self._steps if not step.is_answer)
         known = {mark for turn in self._turns_of_path() for mark in turn} | {*required}
-        if [mark for mark in shown if mark in {*required}] != required:
-            self._fail("lacks messages", record)
-        if more := {*shown} - known:
-            self._fail(f"shows {more}, which was rewritten", record)
+        lacks_none = [mark for mark in shown if mark in {*required}] == required
+        if not lacks_none or {*shown} - known:
+            self._fail("silent_mismatches", record)
 
     def _turns_of_path(self) -> list[list[str]]:
         """Marks of the answers of this conversation, their reasoning included."""
@@ -181,11 +193,11 @@ class RoundTrip:
         recorded = MARK.findall(self.template.text(expected.ids)) if expected else []
         return [recorded, _marks(self._steps)]
 
-    def _fail(self, what: str, record: TurnRecord) -> None:
-        self.counts["failures"] += 1
-        if len(self.failures) < _MAX_SHOWN:
-            text = self.template.text(record.prompt_ids)
-            self.failures.append(f"{self.family.name}, seed {self.seed}: {what}: {text!r}")
+    def _fail(self, failure: str, record: TurnRecord) -> None:
+        self.counts[failure] += 1
+        text = self.template.text(record.prompt_ids)
+        where = f"{self.family.name}, {self.history}, seed {self.seed}"
+        self.failures.append(f"{where}: {failure} in {text!r}")
 
 
 def _marks(steps: Iterable[_Step]) -> list[str]:

@@ -187,7 +187,8 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
 def _merge_split_answers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One message where a client sent the parts of an answer as several.
 
-    Their order is reasoning, text, tool calls; tool calls may come one by one.
+    Their order is reasoning, text, tool calls; tool calls may come one by one, and parts may be
+    empty.
     """
     merged: list[dict[str, Any]] = []
     for message in messages:
@@ -207,4 +208,4 @@ def _is_rest(last: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
         return False
     if message["content"]:
         return set(last) == {"role", "content", "reasoning_content"} and not last["content"]
-    return "tool_calls" in message
+    return True

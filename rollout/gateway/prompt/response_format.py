@@ -44,6 +44,7 @@ class ResponseFormat:
         template: Mapping[str, Any],
         special_tokens: Sequence[str] = (),
         stop_tokens: Sequence[str] = (),
+        name: str = "",
     ) -> None:
         """`special_tokens` are left out of texts, but for those that mark tool calls.
 
@@ -52,6 +53,8 @@ class ResponseFormat:
         """
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
+        self.name = name
+        """Built-in name, else the setting's value."""
         self._fields = fields = _joining(template)
         whole = {**template, "defaults": {}}
         texts = {n: f for n, f in fields.items() if _is_text(f)}
@@ -168,7 +171,8 @@ def load_response_format(
     if name == "auto" and template is None:
         name = _detected(tokenizer.chat_template, special_tokens)
     try:
-        return ResponseFormat(template or _template_of(name), special_tokens, stop_tokens)
+        template = _template_of(name) if template is None else template
+        return ResponseFormat(template, special_tokens, stop_tokens, name)
     except (OSError, ImportError, *_MALFORMED) as error:
         raise ConfigError(f"response_format is {name!r}: {error}: {_cure()}") from error
 
