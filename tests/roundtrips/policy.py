@@ -71,7 +71,7 @@ def sampled_ids(
             ids += template.encode_text(piece)
             continue
         while piece:
-            number = rng.randint(1, 6)
+            number = rng.randint(1, 12)
             ids += template.encode_text(piece[:number])
             piece = piece[number:]
     return ids

@@ -22,14 +22,14 @@ from tests.roundtrips.model_family import ModelFamily
 from tests.roundtrips.policy import MARK, TOOLS, Marks, random_said, sampled_ids, written
 from tests.roundtrips.recorded_gateway import PromptOf, RecordedGateway
 
-__all__ = ["FAILURES", "RoundTrip"]
+__all__ = ["FAILURES", "TOOL_MESSAGES", "RoundTrip"]
 
 FAILURES = ("prefix_mismatches", "render_mismatches", "end_mismatches", "silent_mismatches")
 """What may be wrong with a prompt: it does not begin with the recorded ids that it has to; it is
 not the rendered conversation; an answer in it ends twice or never; it shows what was rewritten, or
 lacks a message."""
 
-_TOOLS = [
+TOOL_MESSAGES = [
     pb.Tool(
         name=name,
         description="a tool",
@@ -90,7 +90,7 @@ class RoundTrip:
         for number in range(rng.randint(2, 5)):
             was_rewritten = number > 0 and rng.random() < 0.25 and self._rewrite(rng, marks)
             messages = [message for step in self._steps for message in step.messages]
-            given = pb.Messages(messages=messages, tools=_TOOLS)
+            given = pb.Messages(messages=messages, tools=TOOL_MESSAGES)
             record = await gateway.begin(f"t{number}", given)
             self._check(record, given, was_rewritten=was_rewritten)
             await self._answer(gateway, record, rng, marks)

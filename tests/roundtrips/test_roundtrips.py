@@ -28,14 +28,14 @@ async def test_prompts_continue_the_record(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_without_matching_round_trips_fail(name: str, tmp_path: Path) -> None:
     """Negative control: encoded as a whole, prompts have other ids than were sampled."""
-    counts, _ = await trips(name, tmp_path, range(10), reencoded)
+    counts, _ = await trips(name, tmp_path, range(5), reencoded)
     assert counts["prefix_mismatches"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_silent_mismatch_is_noticed(name: str, tmp_path: Path) -> None:
     """Negative control: matched by roles alone, rewritten messages are still shown."""
-    counts, _ = await trips(name, tmp_path, range(20), RolesOnlyPrompt.parse)
+    counts, _ = await trips(name, tmp_path, range(12), RolesOnlyPrompt.parse)
     assert counts["silent_mismatches"]
 
 

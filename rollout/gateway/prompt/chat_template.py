@@ -44,6 +44,8 @@ class ChatTemplate:
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid."""
+        self.byte_ids = _byte_ids(self._tokenizer)
+        """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
         special = _special_tokens(self._tokenizer)
         self._special_ids = frozenset(special)
         self._stops = [special.get(i) or self.text([i]) for i in sorted(self.stop_token_ids)]
@@ -234,6 +236,12 @@ def _special_tokens(tokenizer: Any) -> dict[int, str]:
     named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     added = tokenizer.added_tokens_decoder
     return named | {i: token.content for i, token in added.items() if token.special}
+
+
+def _byte_ids(tokenizer: Any) -> frozenset[int]:
+    vocabulary = tokenizer.get_vocab()
+    tokens = (f"<0x{value:02X}>" for value in range(256))
+    return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
 
 
 def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
