@@ -143,6 +143,46 @@ async def test_a_malformed_call_is_text(world: World) -> None:
     assert "JSON" in end.parse_error
 
 
+BROKEN = '<think>hm</think>Sure, 数学.<tool_call>{"name": "add", </tool_call>'
+
+
+@pytest.mark.parametrize("said", [SAID, BROKEN], ids=["a call", "a malformed call"])
+async def test_parsed_text_is_streamed(world: World, said: str) -> None:
+    """Content and reasoning as they come, each byte a chunk; the end has what is missing."""
+    ids = world.letters(said)
+    world.server.answers = [[[i] for i in (*ids, *world.template.stop_token_ids)]]
+    events = await world.generate("t1", given=prompt(QUESTION), stream_text=True)
+    message = events[-1].end.message
+    content, reasoning = deltas(events)
+    assert reasoning == message.reasoning == "hm"
+    whole = "".join(part.text for part in message.content)
+    assert whole.startswith(content)
+    assert content == said[said.index("Sure") : said.index("<tool_call>")]
+    # A repeat with a cursor goes on where the tokens before it ended.
+    for received in (0, 5, 20, len(ids) - 3):
+        again = await world.generate(
+            "t1", given=prompt(QUESTION), offset=received, stream_text=True
+        )
+        before = [event for event in events if event.chunk.offset < received]
+        first, second = deltas(before), deltas(again)
+        assert (first[0] + second[0], first[1] + second[1]) == (content, reasoning)
+        assert again[-1].end == events[-1].end
+
+
+def deltas(events: list[pb.GenerateResponse]) -> tuple[str, str]:
+    """Content and reasoning of all chunks."""
+    chunks = [event.chunk for event in events]
+    content = "".join(chunk.content_delta for chunk in chunks)
+    return content, "".join(chunk.reasoning_delta for chunk in chunks)
+
+
+async def test_parsed_text_is_sent_only_if_it_is_asked_for(world: World) -> None:
+    """Parsing costs time."""
+    world.server.answers = [[[*world.ids(SAID), *world.template.stop_token_ids]]]
+    events = await world.generate("t1", given=prompt(QUESTION))
+    assert deltas(events) == ("", "")
+
+
 async def test_a_stop_string_ends_the_turn_at_its_last_token(world: World) -> None:
     """What was sampled after it is neither recorded nor sent, and a repeat says the same."""
     sampled = world.letters("say STOP now")
