@@ -21,8 +21,8 @@ def said_by(role: str, text: str, **fields: Any) -> pb.Message:
 
 def echoed(answer: pb.Message, rng: random.Random) -> list[pb.Message]:
     """The answer in one message or in parts, with the liberties that clients take."""
-    given = pb.Message()
-    given.CopyFrom(answer)
+    given = pb.Message(name=rng.choice(["", "", "agent"]))
+    given.MergeFrom(answer)
     if rng.random() < 0.5:
         given.reasoning = ""
     for call in given.tool_calls:
@@ -37,11 +37,13 @@ def echoed(answer: pb.Message, rng: random.Random) -> list[pb.Message]:
     return list(_parts(given)) if rng.random() < 0.3 else [given]
 
 
-def edited(message: pb.Message, text: str) -> pb.Message:
+def edited(message: pb.Message, text: str, rng: random.Random) -> pb.Message:
     """The message with another text in one of its parts."""
     given = pb.Message()
     given.CopyFrom(message)
-    if given.tool_calls:
+    if given.reasoning and rng.random() < 0.5:
+        given.reasoning = text
+    elif given.tool_calls:
         given.tool_calls[-1].arguments_json = json.dumps({"edited": text})
     elif given.reasoning and not given.content:
         given.reasoning = text

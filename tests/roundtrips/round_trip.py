@@ -132,7 +132,7 @@ class RoundTrip:
             return True
         messages = list(step.messages)
         position = rng.randrange(len(messages))
-        messages[position] = edited(messages[position], marks.text(rng))
+        messages[position] = edited(messages[position], marks.text(rng), rng)
         self._steps[index] = _Step(messages, step.is_answer)
         return True
 

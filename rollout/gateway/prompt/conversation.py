@@ -96,7 +96,8 @@ def message_key(message: TemplateMessage) -> str:
         for call in message.get("tool_calls", ())
     ]
     content = message["content"].strip() if is_answer else message["content"]
-    key = _digest([message["role"], content, calls, message.get("name", "")])
+    name = "" if is_answer else message.get("name", "")  # some clients name the answers
+    key = _digest([message["role"], content, calls, name])
     reasoning = (message.get("reasoning_content") or "").strip()
     return f"{key}:{_digest(reasoning)}" if reasoning else key
 

@@ -42,11 +42,12 @@ BUILT_IN: Mapping[str, Fields] = {
         "content": _CONTENT,
     },
     # Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
+    # and at times without <tool_call>.
     "qwen3_coder": {
         "reasoning_content": _THINK,
         "tool_calls": {
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
+            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>(?:\s*</tool_call>)?",
             "repeats": True,
             "content": "xml-inline",
             "content_args": {

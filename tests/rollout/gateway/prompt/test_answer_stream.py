@@ -56,8 +56,8 @@ class Sampled:
     def is_begun_by(self, content: str, reasoning: str) -> bool:
         """Whether the parsed texts begin with these."""
         message = self.answer.message
-        begins = message["content"].startswith(content)
-        return begins and message.get("reasoning_content", "").startswith(reasoning)
+        texts = (message["content"], message.get("reasoning_content", ""))
+        return bool(texts[0].startswith(content) and texts[1].startswith(reasoning))
 
 
 def answers(name: str, folder: Path, *, falls_back: bool, stopping: bool) -> list[Sampled]:

@@ -128,6 +128,7 @@ ANSWER: dict[str, Any] = {"role": "assistant", "content": "Sure.", "tool_calls":
     [
         {**ANSWER, "tool_calls": [{"id": "other", **CALL}]},
         {**ANSWER, "content": "Sure. \n"},
+        {**ANSWER, "name": "agent"},
         {
             **ANSWER,
             "tool_calls": [
@@ -135,7 +136,7 @@ ANSWER: dict[str, Any] = {"role": "assistant", "content": "Sure.", "tool_calls":
             ],
         },
     ],
-    ids=["another id", "white space", "other order"],
+    ids=["another id", "white space", "a name", "other order"],
 )
 def test_what_a_client_changes_without_meaning_keeps_the_key(echoed: dict[str, Any]) -> None:
     """Clients make ids of their own, reorder arguments and trim text."""

@@ -50,6 +50,7 @@ def calls_of(message: Any) -> list[dict[str, Any]]:
             "Sure.",
             [call("f", a="x y")],
         ),
+        ("qwen3_coder", "Sure.<function=f>\n</function>\n</tool_call>", "Sure.", [call("f")]),
         (
             "llama3",
             '{"name": "f", "parameters": {"a": 1}}<|eot_id|>',
@@ -219,7 +220,7 @@ NO_CONTENT = {"start_anchor": "<a>", "fields": {"reasoning_content": {"open": "(
 NO_TEXT = {"start_anchor": "<a>", "fields": {"content": {"content": "json"}}}
 NO_FIELDS = {"start_anchor": "<a>", "fields": [1]}
 BAD_PATTERN = {"start_anchor": "<a>", "fields": {"content": {"close_pattern": "("}}}
-NO_ANCHOR = {"fields": {"content": {}}}
+NO_ANCHOR: dict[str, Any] = {"fields": {"content": {}}}
 NO_DICT = "hermes"
 
 
