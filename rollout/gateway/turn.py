@@ -96,7 +96,7 @@ class Turn:
         self._num_streams = 0  # opened so far
         self._begun: store_pb.BegunTurn
         self._record: TurnRecord
-        self._texts = TurnTexts(prompt, request.sampling.stop) if request.stream_text else None
+        self._texts: TurnTexts | None = None
 
     async def run(self, send: Send) -> None:
         """Send the recorded tokens that the agent lacks, then new ones, then the turn's end."""
@@ -130,7 +130,8 @@ class Turn:
         await self._check_nothing_lost()
         start = token_messages.num_environment(begun.tokens)
         sampled = token_messages.after(begun.tokens, start)
-        if self._texts is not None:
+        if self._request.stream_text:
+            self._texts = TurnTexts(self._prompt, self._request.sampling.stop)
             self._texts.push(self._record.sampled_ids[: self._request.resume_from_offset])
         return token_messages.after(sampled, self._request.resume_from_offset)
 

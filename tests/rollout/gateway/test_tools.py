@@ -134,6 +134,30 @@ async def test_a_rewriting_template_is_followed_or_not(world: World, kept: int) 
     assert (end.prefix_length == recorded) == bool(kept)
 
 
+STRICT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content != 'bad' else "
+    "raise_exception('no bad words') }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Refuses some messages, as Mistral's template does."""
+
+
+@pytest.mark.parametrize(
+    "world", [(STRICT, {"history": h}) for h in ("as_sampled", "as_template")], indirect=True
+)
+@pytest.mark.parametrize("question", ["1 + 2?", "other"], ids=["continued", "a root"])
+async def test_a_message_that_the_template_refuses_is_an_invalid_argument(
+    world: World, question: str
+) -> None:
+    """Also where only the rest of the prompt is rendered."""
+    world.server.answers = [[[*world.ids("3"), *world.template.stop_token_ids]]]
+    await ended(world, "t1", pb.Messages(messages=[QUESTION]))
+    history = [message("user", question), message("assistant", "3"), message("user", "bad")]
+    with pytest.raises(grpc.aio.AioRpcError, match="no bad words") as caught:
+        await ended(world, "t2", pb.Messages(messages=history), stream_text=True)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_malformed_call_is_text(world: World) -> None:
     """Its agent can tell the policy what was wrong."""
     broken = '<tool_call>{"name": "add", </tool_call>'
