@@ -254,7 +254,7 @@ _ALL = (
         special=_CHATML,
         others=_TAGS,
         write=_hermes,
-        drops_reasoning=True,
+        rewrites_history=True,
     ),
     ModelFamily(
         name="qwen3_opened",
@@ -293,7 +293,7 @@ _ALL = (
         write=_mistral,
         reasons=False,
         calls_with_text=False,
-        drops_reasoning=True,
+        rewrites_history=True,
     ),
     ModelFamily(
         name="mistral_args",
@@ -309,7 +309,7 @@ _ALL = (
         special=_DEEPSEEK,
         others=(*_DEEPSEEK_CALLS, "<think>", "</think>"),
         write=_deepseek_r1,
-        drops_reasoning=True,
+        rewrites_history=True,
     ),
     ModelFamily(
         name="deepseek_v31",
@@ -329,7 +329,7 @@ _ALL = (
         write=_harmony,
         ends=lambda said: "<|call|>" if said.calls else "<|return|>",
         max_calls=1,
-        drops_reasoning=True,
+        rewrites_history=True,
     ),
 )
 FAMILIES = {family.name: family for family in _ALL}

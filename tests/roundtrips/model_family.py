@@ -59,7 +59,7 @@ class ModelFamily:
     """Most tool calls of an answer."""
     calls_with_text: bool = True
     """Whether an answer may have text and tool calls."""
-    drops_reasoning: bool = False
+    rewrites_history: bool = False
     """Whether the template drops reasoning of earlier answers, or moves the tools."""
 
     @property

@@ -6,6 +6,7 @@ has to continue, and which texts it may show.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -33,12 +34,13 @@ TOOL_MESSAGES = [
     pb.Tool(
         name=name,
         description="a tool",
-        parameters_json=str(
+        parameters_json=json.dumps(
             {"type": "object", "properties": {key: {"type": kind} for key, kind in types.items()}}
-        ).replace("'", '"'),
+        ),
     )
     for name, types in TOOLS.items()
 ]
+"""The tools of every conversation."""
 
 
 @dataclass(slots=True)

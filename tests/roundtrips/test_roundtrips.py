@@ -22,7 +22,7 @@ async def test_prompts_continue_the_record(name: str, tmp_path: Path) -> None:
     # They have tried what they are meant to.
     kinds = ("turns_continued", "turns_after_rewritten_history", "tool_calls", "parse_errors")
     assert min(counts[kind] for kind in kinds) > 10
-    assert bool(counts["turns_rewritten_by_template"]) == FAMILIES[name].drops_reasoning
+    assert bool(counts["turns_rewritten_by_template"]) == FAMILIES[name].rewrites_history
 
 
 @pytest.mark.parametrize("name", FAMILIES)
