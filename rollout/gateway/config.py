@@ -23,8 +23,9 @@ class GatewayConfig(ServerConfig):
     """Hugging Face folder with the tokenizer and the chat template."""
     response_format: str = "auto"
     """How answers are parsed into content, reasoning and tool calls: auto (the tokenizer's response
-    template, else by the markers in its chat template), hermes, qwen3_coder, llama3, mistral,
-    reasoning, text, or a .json file with a response template."""
+    template, else by the markers in its chat template), hermes (also Qwen 2.5 and 3), qwen3_coder,
+    llama3, mistral, mistral_args (Mistral from 2025 on), deepseek, harmony (gpt-oss), reasoning,
+    text, or a response template of one's own: a .json file, or a dict "package.module:NAME"."""
     history: Literal["as_template", "as_sampled"] = "as_template"
     """Where the chat template rewrites earlier messages, such as dropping old reasoning:
     as_template renders the whole conversation again, as_sampled keeps the recorded tokens."""

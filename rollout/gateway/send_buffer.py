@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
+from rollout.gateway.prompt.answer_parser import Delta
 from rollout.gateway.record import token_messages
 
 __all__ = ["SendBuffer", "SentChunk"]
@@ -23,13 +24,21 @@ class SentChunk:
     """Index of the first among the turn's sampled tokens."""
     tokens: tokens_pb2.PackedTokens
     """The tokens; spans count from the first one."""
-    text: str
+    text: str = ""
     """Text that is complete with them, if the agent asked for text."""
+    delta: Delta = field(default_factory=Delta)
+    """What they add to the parsed answer, if the agent asked for text."""
 
     def event(self) -> pb.GenerateResponse:
         """The message for the agent: packed tokens equal `Tokens` on the wire."""
         tokens = tokens_pb2.Tokens.FromString(self.tokens.SerializeToString())
-        chunk = pb.TokenChunk(offset=self.offset, tokens=tokens, text=self.text)
+        chunk = pb.TokenChunk(
+            offset=self.offset,
+            tokens=tokens,
+            text=self.text,
+            content_delta=self.delta.content,
+            reasoning_delta=self.delta.reasoning,
+        )
         return pb.GenerateResponse(chunk=chunk)
 
 
@@ -52,6 +61,7 @@ class SendBuffer:
         if isinstance(last, SentChunk) and isinstance(event, SentChunk):
             token_messages.extend(last.tokens, event.tokens)
             last.text += event.text
+            last.delta.add(event.delta)
         else:
             self._unread.append(event)
         self._wake()

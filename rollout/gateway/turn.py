@@ -27,7 +27,7 @@ from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt
-from rollout.gateway.prompt.stop_strings import TextStream
+from rollout.gateway.prompt.turn_texts import TurnTexts
 from rollout.gateway.record import token_messages
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
@@ -96,7 +96,7 @@ class Turn:
         self._num_streams = 0  # opened so far
         self._begun: store_pb.BegunTurn
         self._record: TurnRecord
-        self._text = TextStream(prompt.template) if request.stream_text else None
+        self._texts: TurnTexts | None = None
 
     async def run(self, send: Send) -> None:
         """Send the recorded tokens that the agent lacks, then new ones, then the turn's end."""
@@ -130,8 +130,9 @@ class Turn:
         await self._check_nothing_lost()
         start = token_messages.num_environment(begun.tokens)
         sampled = token_messages.after(begun.tokens, start)
-        if self._text is not None:
-            self._text.push(self._record.sampled_ids[: self._request.resume_from_offset])
+        if self._request.stream_text:
+            self._texts = TurnTexts(self._prompt, self._request.sampling.stop)
+            self._texts.push(self._record.sampled_ids[: self._request.resume_from_offset])
         return token_messages.after(sampled, self._request.resume_from_offset)
 
     def _until_stop(
@@ -195,15 +196,12 @@ class Turn:
     def _forward(self, tokens: tokens_pb2.PackedTokens, send: Send) -> None:
         """Send recorded tokens, the last ones of the turn so far."""
         if number := token_messages.num_tokens(tokens):
-            text = self._new_text(tokens)
-            send(SentChunk(self._num_sampled - number, tokens, text))
+            chunk = SentChunk(self._num_sampled - number, tokens)
+            if self._texts is not None:
+                ids = unpack_ids(tokens.token_ids)
+                chunk.text, chunk.delta = self._texts.push(ids, last=self._record.has_ended)
+            send(chunk)
             _FORWARDED.inc(number)
-
-    def _new_text(self, new: tokens_pb2.PackedTokens) -> str:
-        """Text of the turn's newest tokens, if the agent asked for text."""
-        if self._text is None:
-            return ""
-        return self._text.push(unpack_ids(new.token_ids), last=self._record.has_ended)
 
     def _pinned_version(self) -> int | None:
         is_pinned = self._begun.HasField("pinned_weight_version")

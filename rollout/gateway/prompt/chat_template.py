@@ -15,14 +15,16 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from rollout.gateway.prompt.conversation import Conversation, message_keys
-from rollout.gateway.prompt.response_format import Answer, load_response_format
+from rollout.gateway.prompt.answer_tail import AnswerTail
+from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
+from rollout.gateway.prompt.response_format import Answer, AnswerStream, load_response_format
 from services.chassis.errors import ConfigError
 
 __all__ = ["ChatTemplate"]
 
 _MAX_KNOWN = 16_384
-_PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}answer\N{OBJECT REPLACEMENT CHARACTER}"
+_DROPPED = "reasoning"
+"""Stands for reasoning that is not known."""
 
 
 class ChatTemplate:
@@ -42,10 +44,17 @@ class ChatTemplate:
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid."""
-        self._special_ids = frozenset(self._tokenizer.all_special_ids)
-        special = self._tokenizer.all_special_tokens
-        self.format = load_response_format(response_format, self._tokenizer, special)
+        self.byte_ids = _byte_ids(self._tokenizer)
+        """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
+        special = _special_tokens(self._tokenizer)
+        self._special_ids = frozenset(special)
+        self._stops = [special.get(i) or self.text([i]) for i in sorted(self.stop_token_ids)]
+        self.format = load_response_format(
+            response_format, self._tokenizer, [*special.values()], self._stops
+        )
         """Parses answers."""
+        # gpt-oss names reasoning in its own way.
+        self._says_thinking = ".thinking" in self.source and "reasoning_content" not in self.source
         # Digests of conversations whose history is known to be kept, oldest first.
         self._kept: dict[str, None] = {}
 
@@ -85,27 +94,30 @@ class ChatTemplate:
         repeated, a missing one is added here, as an environment token. None: the template does not
         render later messages after the answer.
         """
-        before = self._render_until(conversation, num_matched - 1)
-        tail = self._tail(conversation, num_matched, before, self.render(conversation))
-        if tail is None:
+        tail = self._tail(conversation, num_matched)
+        text = tail.text()
+        if text is None:
             return None
-        ids = self.encode_text(tail)
-        is_sampled = bool(ids) and ids[0] == last_token_id and last_token_id in self._special_ids
+        ids = self.encode_text(text)
+        is_sampled = bool(ids) and self._is_terminator(ids[0], last_token_id, tail)
         return ids[1:] if is_sampled else ids
 
     def parse(
         self, token_ids: Sequence[int], stop: str | None, conversation: Conversation | None
     ) -> Answer:
         """Parse the sampled tokens of an answer; its content ends before the stop string `stop`."""
-        if self.format.is_plain and stop is None:
-            text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-            return Answer({"role": "assistant", "content": text})
         text = self.text(token_ids)
         if stop is not None:
             text = text[: text.index(stop)]
-        if conversation is None or not self.source:
+        if conversation is None:
             return self.format.parse(text, "")
-        return self.format.parse(text, self._prompt_end(conversation), conversation.tools)
+        position = len(conversation.messages)
+        return self.format.parse(text, self._prompt_end(conversation), conversation.tools, position)
+
+    def stream(self, conversation: Conversation | None, stops: Sequence[str]) -> AnswerStream:
+        """Increments of the answer to a conversation, which ends before the first of `stops`."""
+        end = self._prompt_end(conversation) if conversation is not None else ""
+        return self.format.stream(end, stops)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of any ids, special tokens included."""
@@ -124,7 +136,7 @@ class ChatTemplate:
             raise ValueError("the model's tokenizer has no chat template: send token_ids")
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [dict(m) for m in conversation.messages],
+                [self._as_template_takes(m) for m in conversation.messages],
                 tools=[dict(tool) for tool in conversation.tools] or None,
                 tokenize=False,
                 add_generation_prompt=add_prompt,
@@ -146,47 +158,42 @@ class ChatTemplate:
     def _is_kept(self, conversation: Conversation, end: int, whole: str) -> bool:
         answer = conversation.messages[end - 1]
         before = self._render_until(conversation, end - 1)
-        tail = self._tail(conversation, end, before, whole)
-        if tail is None or not whole.startswith(before):
+        if "reasoning_content" not in answer and self.format.opened_reasoning(before):
+            # There was some, which the client has dropped: would the template drop it too?
+            answer = {**answer, "reasoning_content": _DROPPED}
+            messages = [*conversation.messages]
+            messages[end - 1] = answer
+            whole = self.render(conversation.with_messages(messages))
+        tail = self._tail(conversation, end).text()
+        if tail is None or not (whole.startswith(before) and whole.endswith(tail)):
             return False
         rendered = whole[len(before) : len(whole) - len(tail)]
         texts = (answer["content"], answer.get("reasoning_content") or "")
         return all(text.strip() in rendered for text in texts)
 
-    def _tail(self, conversation: Conversation, end: int, before: str, whole: str) -> str | None:
-        """The part of `whole` after the answer `messages[end - 1]`; None: there is no such part.
+    def _tail(self, conversation: Conversation, end: int) -> AnswerTail:
+        return AnswerTail(self.render, self._stops, conversation, end)
 
-        `before` is the conversation rendered up to the start of that answer.
-        """
-        answer = conversation.messages[end - 1]
-        if "tool_calls" not in answer:
-            start = before + answer["content"]
-            if whole.startswith(start):
-                return whole[len(start) :]
-        return self._tail_of_placeholder(conversation, end)
+    def _is_terminator(self, first: int, last_sampled: int, tail: AnswerTail) -> bool:
+        """Whether the tail begins with the terminator that the policy has sampled, or its like."""
+        if first not in self._special_ids:
+            return False
+        is_other = last_sampled in self.stop_token_ids  # such as <|return|> for <|end|>
+        return first == last_sampled or (is_other and tail.has_terminator())
 
-    def _tail_of_placeholder(self, conversation: Conversation, end: int) -> str | None:
-        """The tail as the difference of two renders of a placeholder with the same tool calls."""
-        messages = conversation.messages
-        answer = {**messages[end - 1], "content": _PLACEHOLDER}
-        answer.pop("reasoning_content", None)
-        before = messages[: end - 1]
-        whole = self.render(conversation.with_messages([*before, answer, *messages[end:]]))
-        alone = self.render(conversation.with_messages([*before, answer]), add_prompt=False)
-        plain = {"role": "assistant", "content": _PLACEHOLDER}
-        closed = self.render(conversation.with_messages([*before, plain]), add_prompt=False)
-        # Some templates drop the content of tool calls: then whole texts are compared.
-        whole, alone = whole.rpartition(_PLACEHOLDER)[2], alone.rpartition(_PLACEHOLDER)[2]
-        _, _, terminator = closed.rpartition(_PLACEHOLDER)
-        if not (whole.startswith(alone) and alone.endswith(terminator)):
-            return None
-        return terminator + whole[len(alone) :]
+    def _as_template_takes(self, message: TemplateMessage) -> dict[str, Any]:
+        taken = dict(message)
+        if self._says_thinking and "reasoning_content" in taken:
+            taken["thinking"] = taken.pop("reasoning_content")
+        return taken
 
     def _render_until(self, conversation: Conversation, num_messages: int) -> str:
         return self.render(conversation.with_messages(conversation.messages[:num_messages]))
 
     def _prompt_end(self, conversation: Conversation) -> str:
         """What the template writes after the last message: the start of the answer."""
+        if not self.source:
+            return ""
         with_prompt = self.render(conversation)
         without = self.render(conversation, add_prompt=False)
         return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
@@ -222,6 +229,19 @@ def _vocabulary_files(folder: Path) -> list[Path]:
 def _vocabulary_digest(folder: Path) -> str:
     files = _vocabulary_files(folder)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Text of each special token by its id, also of those without a role of their own."""
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    added = tokenizer.added_tokens_decoder
+    return named | {i: token.content for i, token in added.items() if token.special}
+
+
+def _byte_ids(tokenizer: Any) -> frozenset[int]:
+    vocabulary = tokenizer.get_vocab()
+    tokens = (f"<0x{value:02X}>" for value in range(256))
+    return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
 
 
 def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

@@ -2,7 +2,8 @@
 
 Messages are matched by keys. The key of a message is a digest of its canonical form, so that an
 answer which an agent parsed, stored and sent back still has the key of the recorded one: ids of
-tool calls, the order of arguments and white space around an answer do not count.
+tool calls, the order and the encoding of arguments, white space around an answer, and whether it
+came as one message or in parts, do not count.
 """
 
 from __future__ import annotations
@@ -91,13 +92,24 @@ def message_key(message: TemplateMessage) -> str:
     """Digest of role, content, tool calls and name; then ":" and that of the reasoning, if any."""
     is_answer = message["role"] == "assistant"
     calls = [
-        [call["function"]["name"], call["function"]["arguments"]]
+        [call["function"]["name"], _canonical(call["function"]["arguments"])]
         for call in message.get("tool_calls", ())
     ]
     content = message["content"].strip() if is_answer else message["content"]
-    key = _digest([message["role"], content, calls, message.get("name", "")])
+    name = "" if is_answer else message.get("name", "")  # some clients name the answers
+    key = _digest([message["role"], content, calls, name])
     reasoning = (message.get("reasoning_content") or "").strip()
     return f"{key}:{_digest(reasoning)}" if reasoning else key
+
+
+def _canonical(arguments: Any) -> Any:
+    """`arguments` with whole numbers as integers: JavaScript writes 1.0 as 1."""
+    return json.loads(json.dumps(arguments), parse_float=_number)
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _digest(value: Any) -> str:
@@ -137,7 +149,7 @@ def _content(path: str, given: pb.Message) -> str:
 def _tool_call(path: str, given: pb.ToolCall) -> dict[str, Any]:
     if not given.name:
         raise invalid_argument(f"{path}.name", given.name, "must not be empty")
-    arguments = _json_object(f"{path}.arguments_json", given.arguments_json)
+    arguments = _arguments(f"{path}.arguments_json", given.arguments_json)
     call = {"type": "function", "function": {"name": given.name, "arguments": arguments}}
     return {"id": given.id, **call} if given.id else call
 
@@ -153,6 +165,16 @@ def _tool(path: str, given: pb.Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def _arguments(path: str, text: str) -> dict[str, Any]:
+    """Arguments of a call; some clients send an object as a JSON string, or null for none."""
+    try:
+        value = json.loads(text or "{}")
+        text = value if isinstance(value, str) else "{}" if value is None else text
+    except (ValueError, RecursionError):
+        pass  # refused below
+    return _json_object(path, text)
+
+
 def _json_object(path: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
@@ -164,19 +186,27 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
 
 
 def _merge_split_answers(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One message where a client sent an answer's text and its tool calls as two."""
+    """One message where a client sent the parts of an answer as several.
+
+    Their order is reasoning, text, tool calls; tool calls may come one by one, and parts may be
+    empty.
+    """
     merged: list[dict[str, Any]] = []
     for message in messages:
-        last = merged[-1] if merged else None
-        is_rest = (
-            last is not None
-            and last["role"] == message["role"] == "assistant"
-            and "tool_calls" in message
-            and "tool_calls" not in last
-            and not message["content"]
-        )
-        if is_rest:
-            merged[-1] = {**merged[-1], "tool_calls": message["tool_calls"]}
+        if merged and _is_rest(merged[-1], message):
+            last = merged[-1]
+            merged[-1] = {**last, **message, "content": last["content"] or message["content"]}
+            if calls := [*last.get("tool_calls", ()), *message.get("tool_calls", ())]:
+                merged[-1]["tool_calls"] = calls
         else:
             merged.append(message)
     return merged
+
+
+def _is_rest(last: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
+    """Whether an assistant message has only what may follow that of the one before."""
+    if not last["role"] == message["role"] == "assistant" or "reasoning_content" in message:
+        return False
+    if message["content"]:
+        return set(last) == {"role", "content", "reasoning_content"} and not last["content"]
+    return True

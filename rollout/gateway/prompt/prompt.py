@@ -19,7 +19,7 @@ from rollout.gateway.prompt.conversation import (
     parse_conversation,
 )
 from rollout.gateway.prompt.retokenization import find_drift
-from services.chassis.errors import invalid_argument
+from services.chassis.errors import ServiceError, invalid_argument
 from services.lib.token_bytes import pack_ids, unpack_ids
 
 __all__ = ["History", "Prompt"]
@@ -54,9 +54,8 @@ class Prompt:
         conversation = parse_conversation(request.messages)
         try:
             return cls._of_conversation(conversation, template, history)
-        except ValueError as error:
-            number = f"{len(conversation.messages)} messages"
-            raise invalid_argument("messages", number, str(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise _refused(conversation, error) from error
 
     @classmethod
     def _of_conversation(
@@ -95,21 +94,33 @@ class Prompt:
         """Ids after the prefix that the store matched: this turn's environment tokens.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, the template cannot continue the recorded answer.
+            ServiceError: INVALID_ARGUMENT, the template cannot render the messages, or cannot
+                continue the recorded answer.
         """
         prefix = begun.prefix_token_ids
         if not self.message_keys:
             return (self.ids or ())[len(prefix) // 4 :]
         assert self.conversation is not None
         if not begun.num_matched_messages:
-            return self.template.encode(self.conversation) if self.ids is None else self.ids
+            return self._whole_ids(self.conversation)
         (last,) = unpack_ids(prefix[-4:])
-        ids = self.template.encode_after(self.conversation, begun.num_matched_messages, last)
+        try:
+            ids = self.template.encode_after(self.conversation, begun.num_matched_messages, last)
+        except (ValueError, RecursionError) as error:
+            raise _refused(self.conversation, error) from error
         if ids is None:
             index = begun.num_matched_messages - 1
             cure = 'the chat template changes it with later messages: set history = "as_template"'
             raise invalid_argument(f"messages.messages[{index}]", "an answer", cure)
         return ids
+
+    def _whole_ids(self, conversation: Conversation) -> Sequence[int]:
+        if self.ids is not None:
+            return self.ids
+        try:
+            return self.template.encode(conversation)
+        except (ValueError, RecursionError) as error:
+            raise _refused(conversation, error) from error
 
     def drift(self, begun: store_pb.BegunTurn) -> tokens_pb2.Drift | None:
         """Retokenization drift; None for messages matched by keys, whose recorded ids are used."""
@@ -120,3 +131,7 @@ class Prompt:
     def answer_key(self, answer: TemplateMessage) -> str:
         """Key of `answer` as the next message; empty where the prompt is matched by its ids."""
         return message_key(answer) if self.message_keys else ""
+
+
+def _refused(conversation: Conversation, error: Exception) -> ServiceError:
+    return invalid_argument("messages", f"{len(conversation.messages)} messages", str(error))

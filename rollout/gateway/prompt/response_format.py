@@ -13,90 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollout.gateway.prompt.answer_parser import TEXTS, AnswerParser, Delta
+from rollout.gateway.prompt.answer_text import Markers
+from rollout.gateway.prompt.model_families import BUILT_IN, MARKERS
+from services.chassis import plugins
 from services.chassis.errors import ConfigError
 
-__all__ = ["Answer", "ResponseFormat", "load_response_format"]
+__all__ = ["Answer", "AnswerStream", "ResponseFormat", "load_response_format"]
 
 _ANY_START = r"\A"
-_END = r"<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|$"
-_REASONING = {"open": "<think>", "close": "</think>"}
-_JSON_CALL = {"type": "function", "function": "{content}"}
-
-# Content may come in pieces, before and after tool calls.
-_CONTENT = {"close_pattern": _END, "repeats": True, "join": "\n"}
-
-BUILT_IN: dict[str, dict[str, Any]] = {
-    # Qwen 2.5 and 3, Hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>
-    "hermes": {
-        "reasoning_content": _REASONING,
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": _JSON_CALL,
-        },
-        "content": _CONTENT,
-    },
-    # Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
-    "qwen3_coder": {
-        "reasoning_content": _REASONING,
-        "tool_calls": {
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-            },
-            "transform": {
-                "type": "function",
-                "function": {"name": "{name}", "arguments": "{content}"},
-            },
-        },
-        "content": _CONTENT,
-    },
-    # Llama 3.1 and later: a JSON object {"name": …, "parameters": {…}} instead of content.
-    "llama3": {
-        "tool_calls": {
-            "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name")',
-            "close_pattern": _END,
-            "repeats": True,
-            "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
-            },
-        },
-        "content": _CONTENT,
-    },
-    # Mistral: [TOOL_CALLS] and a JSON list.
-    "mistral": {
-        "tool_calls": {
-            "open": "[TOOL_CALLS]",
-            "close_pattern": _END,
-            "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{name}", "arguments": "{arguments}"},
-            },
-            "transform_each": True,
-        },
-        "content": _CONTENT,
-    },
-    # DeepSeek R1 and others that only think.
-    "reasoning": {"reasoning_content": _REASONING, "content": _CONTENT},
-    "text": {"content": {}},
-}
-"""Fields of each format by name."""
-
-_MARKERS = (
-    ("<function=", "qwen3_coder"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|python_tag|>", "llama3"),
-    ("<think>", "reasoning"),
-)
+_REASONING = ("reasoning_content", "thinking")
+_MALFORMED = (ValueError, KeyError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,105 +33,215 @@ class Answer:
     message: Mapping[str, Any]
     """As chat templates take it: role, content, reasoning_content, tool_calls."""
     error: str = ""
-    """Why it could not be parsed; its content then is the whole text."""
+    """Why its tool calls could not be parsed; their markup then is part of the content."""
 
 
 class ResponseFormat:
     """Parses the answers of one model."""
 
-    def __init__(self, template: Mapping[str, Any], special_tokens: Sequence[str] = ()) -> None:
-        """`special_tokens` are left out of content."""
+    def __init__(
+        self,
+        template: Mapping[str, Any],
+        special_tokens: Sequence[str] = (),
+        stop_tokens: Sequence[str] = (),
+        name: str = "",
+    ) -> None:
+        """`special_tokens` are left out of texts, but for those that mark tool calls.
+
+        Raises:
+            ValueError: `template` is no response template, or has no content.
+        """
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
-        self._template = load_response_template(dict(template))
-        self._special = re.compile("|".join(map(re.escape, special_tokens)) or r"(?!)")
-        fields = self._template.fields
-        self.parses_tool_calls = "tool_calls" in fields
+        self.name = name
+        """Built-in name, else the setting's value."""
+        self._fields = fields = _joining(template)
+        whole = {**template, "defaults": {}}
+        texts = {n: f for n, f in fields.items() if _is_text(f)}
+        unread = {n: f if n in texts else _unread(f) for n, f in fields.items()}
+        self._whole = load_response_template({**whole, "fields": fields})
+        self._texts_only = load_response_template({**whole, "fields": texts})
+        self._unread = load_response_template({**whole, "fields": unread})
+        calls = fields.get("tool_calls", {})
+        self._special = Markers(
+            token
+            for token in special_tokens
+            if token in stop_tokens or not _is_in_markers(token, calls)
+        )
+        self.parses_tool_calls = bool(calls)
         """Whether it knows tool calls."""
-        self.parses_reasoning = bool({"reasoning_content", "thinking"} & set(fields))
+        self.parses_reasoning = any(name in fields for name in _REASONING)
         """Whether it knows reasoning."""
-        self.is_plain = set(fields) == {"content"}
-        """Whether an answer is its text."""
         self._takes_header = template.get("start_anchor_pattern") != _ANY_START
+        self._tag = calls.get("content_args", {}).get("tag_pattern")
 
-    def parse(self, text: str, prompt_end: str, tools: Sequence[Mapping[str, Any]] = ()) -> Answer:
+    def parse(
+        self,
+        text: str,
+        prompt_end: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        position: int = 0,
+    ) -> Answer:
         """Parse an answer, special tokens included.
 
         `prompt_end` is what the template wrote after the last message: the header of the answer,
-        and maybe the opening tag of its reasoning.
+        and maybe the opening tag of its reasoning. Tool calls at another `position` of the
+        conversation have other ids.
         """
-        if self.is_plain:
-            return Answer(self._plain(text))
-        if not self._takes_header:
-            is_open = prompt_end.rstrip().endswith(_REASONING["open"])
-            prompt_end = _REASONING["open"] if is_open else ""
-        from transformers.utils.chat_parsing import parse_response
-
+        seed = f"{position} {text}"
         try:
-            parsed = parse_response(
-                text, self._template, prefix=prompt_end, tools=[dict(t) for t in tools]
-            )
-            return Answer(self._message(parsed))
-        except (ValueError, KeyError, TypeError) as error:
-            return Answer(self._plain(text), " ".join(str(error).split())[:400])
+            return Answer(_message(self._parser(self._whole, prompt_end, tools), text, seed))
+        except _MALFORMED as error:
+            parser = self._parser(self._texts_only, prompt_end)
+            return Answer(_message(parser, text, seed), " ".join(str(error).split())[:400])
 
-    def _message(self, parsed: Mapping[str, Any]) -> dict[str, Any]:
-        message = self._plain(parsed.get("content") or "")
-        message["content"] = message["content"].strip()
-        reasoning = parsed.get("reasoning_content") or parsed.get("thinking")
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if calls := parsed.get("tool_calls"):
-            message["tool_calls"] = [_checked_call(call, i) for i, call in enumerate(calls)]
-        return message
+    def stream(self, prompt_end: str, stops: Sequence[str] = ()) -> AnswerStream:
+        """Increments of the answer that ends before the first of `stops`."""
+        parser = self._parser(self._unread, prompt_end, until_structure=True)
+        return AnswerStream(parser, stops)
 
-    def _plain(self, text: str) -> dict[str, Any]:
-        return {"role": "assistant", "content": self._special.sub("", text)}
+    def _parser(
+        self,
+        template: Any,
+        prompt_end: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        until_structure: bool = False,
+    ) -> AnswerParser:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        prefix = self._prefix(prompt_end)
+        return AnswerParser(
+            ResponseParser(template, prefix=prefix, tools=[dict(tool) for tool in tools]),
+            self._special,
+            tag=self._tag,
+            until_structure=until_structure,
+        )
+
+    def opened_reasoning(self, prompt: str) -> str:
+        """The tag with which a prompt ends that opens the reasoning of the answer; or empty."""
+        given = [self._fields[n].get("open", []) for n in _REASONING if n in self._fields]
+        tags = [tag for each in given for tag in ([each] if isinstance(each, str) else each)]
+        return next((tag for tag in tags if prompt.rstrip().endswith(tag)), "")
+
+    def _prefix(self, prompt_end: str) -> str:
+        """What the parser reads before the answer."""
+        return prompt_end if self._takes_header else self.opened_reasoning(prompt_end)
 
 
-def _checked_call(call: Any, index: int) -> dict[str, Any]:
-    """A call with an id.
+class AnswerStream:
+    """Increments of an answer's content and reasoning; concatenated they begin its parsed texts.
 
-    Raises:
-        ValueError: it has no name, or its arguments are no object.
+    What a stream has returned depends on the text it has got, not on how that was cut. From the
+    first tool call on everything waits for the end: a malformed one is content.
     """
-    function = call.get("function") if isinstance(call, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    arguments = function.get("arguments", {}) if isinstance(function, dict) else None
-    if not (isinstance(name, str) and name and isinstance(arguments, dict)):
-        raise ValueError(f"tool call {index} is {json.dumps(call)[:80]}: no name with arguments")
-    return {
-        "id": call.get("id") or f"call_{index}",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+
+    def __init__(self, parser: AnswerParser, stops: Sequence[str] = ()) -> None:
+        self._parser = parser
+        self._stops = Markers(stops)
+        self._waiting = ""  # may be the start of a stop string
+        self._has_stopped = False
+
+    def push(self, text: str) -> Delta:
+        """What is certain with more text."""
+        if self._has_stopped:
+            return Delta()
+        self._waiting += text
+        found = self._stops.search(self._waiting)
+        self._has_stopped = found is not None
+        end = found.start() if found else self._stops.decided(self._waiting)
+        certain, self._waiting = self._waiting[:end], self._waiting[end:]
+        return self._parser.feed(certain)
 
 
 def load_response_format(
-    name: str, tokenizer: Any, special_tokens: Sequence[str] = ()
+    name: str,
+    tokenizer: Any,
+    special_tokens: Sequence[str] = (),
+    stop_tokens: Sequence[str] = (),
 ) -> ResponseFormat:
-    """The format of setting `response_format`: "auto", a built-in name or a JSON file.
+    """The format of setting `response_format`.
+
+    "auto", a built-in name, a JSON file, or a plug-in "package.module:NAME" that is a dict.
 
     Raises:
-        ConfigError: an unknown name, or a file that holds no response template.
+        ConfigError: an unknown name, or no response template.
     """
     template = getattr(tokenizer, "response_template", None) if name == "auto" else None
-    if template is not None:
-        return ResponseFormat(template, special_tokens)
-    if name == "auto":
-        markers = (known for marker, known in _MARKERS if marker in (tokenizer.chat_template or ""))
-        name = next(markers, "text")
-    if name in BUILT_IN:
-        fields = {"start_anchor_pattern": _ANY_START, "fields": BUILT_IN[name]}
-        return ResponseFormat(fields, special_tokens)
-    return _from_file(name, special_tokens)
-
-
-def _from_file(name: str, special_tokens: Sequence[str]) -> ResponseFormat:
-    if not name.endswith(".json"):
-        known = ", ".join(sorted(BUILT_IN))
-        raise ConfigError(f"response_format is {name!r}: give auto, {known}, or a .json file")
+    if name == "auto" and template is None:
+        name = _detected(tokenizer.chat_template, special_tokens)
     try:
-        return ResponseFormat(json.loads(Path(name).read_text("utf-8")), special_tokens)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"response_format {name!r}: {error}") from error
+        template = _template_of(name) if template is None else template
+        return ResponseFormat(template, special_tokens, stop_tokens, name)
+    except (OSError, ImportError, *_MALFORMED) as error:
+        raise ConfigError(f"response_format is {name!r}: {error}: {_cure()}") from error
+
+
+def _detected(chat_template: str | None, special_tokens: Sequence[str]) -> str:
+    """Name of the format that the chat template tells of; without one the special tokens tell."""
+    source = chat_template or "".join(special_tokens)
+    return next((name for marker, name in MARKERS if marker in source), "text")
+
+
+def _template_of(name: str) -> Mapping[str, Any]:
+    if name in BUILT_IN:
+        return {"start_anchor_pattern": _ANY_START, "fields": BUILT_IN[name]}
+    if name.endswith(".json"):
+        return dict(json.loads(Path(name).read_text("utf-8")))
+    if ":" not in name:
+        raise ValueError("it is none of the known names")
+    found = plugins.load(name)
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it is a {type(found).__name__}, not a dict")
+    return found
+
+
+def _cure() -> str:
+    known = ", ".join(sorted(BUILT_IN))
+    return (
+        f"give auto, {known}, or a response template of transformers.utils.chat_parsing as a .json "
+        'file or as a plug-in "package.module:NAME"'
+    )
+
+
+def _message(parser: AnswerParser, text: str, seed: str) -> dict[str, Any]:
+    whole = parser.feed(text)
+    whole.add(parser.finish())
+    message: dict[str, Any] = {"role": "assistant", "content": whole.content}
+    if whole.reasoning:
+        message["reasoning_content"] = whole.reasoning
+    if calls := parser.tool_calls(seed):
+        message["tool_calls"] = calls
+    return message
+
+
+def _is_text(field: Mapping[str, Any]) -> bool:
+    return field.get("content", "text") == "text" and "transform" not in field
+
+
+def _joining(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields; texts that come in pieces lose none of them, and no field has to be there."""
+    given = template.get("fields")
+    if not (isinstance(given, Mapping) and all(isinstance(f, Mapping) for f in given.values())):
+        raise ValueError('a response template needs "fields", an object of objects')
+    fields = {name: dict(field) for name, field in given.items()}
+    for name, field in fields.items():
+        if name in TEXTS and not _is_text(field):
+            raise ValueError(f"field {name!r} must be text, without a transform")
+        field["optional"] = True
+        if _is_text(field):
+            field.update(repeats=True, join="\n")
+    if "content" not in fields:
+        raise ValueError('a response template needs a field "content"')
+    return fields
+
+
+def _unread(field: Mapping[str, Any]) -> dict[str, Any]:
+    """The same region, whatever is in it."""
+    anchors = {key: field[key] for key in field if key.startswith(("open", "close"))}
+    return {**anchors, "transform": "", "repeats": True, "join": ""}
+
+
+def _is_in_markers(token: str, field: Mapping[str, Any]) -> bool:
+    markers = [value for key, value in field.items() if key.startswith(("open", "close"))]
+    return token in re.sub(r"\\(\W)", r"\1", "\n".join(map(str, markers)))

@@ -14,6 +14,8 @@ _CUT = "\N{REPLACEMENT CHARACTER}"
 """Decoding gives this for a character whose last bytes are missing."""
 _CONTEXT = 8
 """Tokens decoded before new ones: a token's text may depend on its neighbours."""
+_MAX_BYTES = 4
+"""Of a character; each may be a token."""
 
 
 class TextStream:
@@ -30,14 +32,24 @@ class TextStream:
         With `last` nothing waits.
         """
         self._window.extend(token_ids)
-        whole = self._template.text(self._window)
+        decided = len(self._window)
+        if not last:
+            decided = _start_of_bytes(self._template, self._window, decided)
+        whole = self._template.text(self._window[:decided])
         complete = whole if last else whole.rstrip(_CUT)
         new = complete[self._num_sent :]
         self._num_sent = len(complete)
-        if complete == whole and len(self._window) > 2 * _CONTEXT:
-            self._window = self._window[-_CONTEXT:]
-            self._num_sent = len(self._template.text(self._window))
+        if complete == whole and decided == len(self._window) > 2 * _CONTEXT:
+            self._forget(whole)
         return new
+
+    def _forget(self, whole: str) -> None:
+        """Shorten the window, but not within a character."""
+        for start in range(-_CONTEXT, -_CONTEXT - _MAX_BYTES, -1):
+            text = self._template.text(self._window[start:])
+            if whole.endswith(text):
+                self._window, self._num_sent = self._window[start:], len(text)
+                return
 
 
 class StopStrings:
@@ -53,16 +65,22 @@ class StopStrings:
         """Tokens from index `start` up to the one that completes a stop string; None: none does."""
         if not self._strings:
             return None
-        if self.found(token_ids[max(start - self._window, 0) :]) is None:
+        ends_in_bytes = _start_of_bytes(self._template, token_ids, len(token_ids)) < len(token_ids)
+        if not ends_in_bytes and self.found(self._last(token_ids, start)) is None:
             return None
         for end in range(start + 1, len(token_ids) + 1):
-            if self.found(token_ids[max(end - self._window, 0) : end]) is not None:
+            if self.ends_with_stop(token_ids[:end]):
                 return end - start
         return None
 
     def ends_with_stop(self, token_ids: Sequence[int]) -> bool:
         """Whether the last token completes a stop string."""
-        return bool(token_ids) and self.found(token_ids[-self._window :]) is not None
+        return bool(token_ids) and self.found(self._last(token_ids, len(token_ids))) is not None
+
+    def _last(self, token_ids: Sequence[int], position: int) -> Sequence[int]:
+        """The tokens from some before `position` on, as many as may matter."""
+        start = max(position - self._window, 0)
+        return token_ids[_start_of_bytes(self._template, token_ids, start) :]
 
     def found(self, token_ids: Sequence[int]) -> str | None:
         """The stop string that begins first in the text of `token_ids`; None: none."""
@@ -70,3 +88,13 @@ class StopStrings:
             return None
         text = self._template.text(token_ids)
         return min((s for s in self._strings if s in text), key=text.index, default=None)
+
+
+def _start_of_bytes(template: ChatTemplate, token_ids: Sequence[int], end: int) -> int:
+    """Where the tokens of single bytes begin that end at `end`; there are none: `end`.
+
+    Tokenizers of letters that fall back to bytes decode all of them as one, or none.
+    """
+    while end > 0 and token_ids[end - 1] in template.byte_ids:
+        end -= 1
+    return end

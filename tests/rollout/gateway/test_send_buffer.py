@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
+from rollout.gateway.prompt.answer_parser import Delta
 from rollout.gateway.send_buffer import SendBuffer, SentChunk
 from tests.rollout.gateway.support import sampled
 
@@ -34,6 +35,19 @@ async def test_chunks_that_wait_become_one() -> None:
     assert (merged.offset, list(merged.tokens.token_ids)) == (0, list(range(100)))
     assert len(merged.tokens.logprobs) == len(merged.text) == 100
     assert [span.start for span in merged.tokens.spans] == list(range(0, 100, 2))
+
+
+async def test_parsed_texts_of_chunks_that_wait_are_joined() -> None:
+    """In order, content and reasoning apart."""
+    buffer = SendBuffer(60.0)
+
+    async def turn() -> None:
+        for number in range(3):
+            delta = Delta(content=str(number), reasoning=str(-number))
+            buffer.put(SentChunk(number, sampled([number]), "", delta))
+
+    (event,) = [event async for event in buffer.events(turn())]
+    assert (event.chunk.content_delta, event.chunk.reasoning_delta) == ("012", "0-1-2")
 
 
 async def test_an_agent_that_reads_gets_chunks_as_they_come() -> None:

@@ -134,6 +134,30 @@ async def test_a_rewriting_template_is_followed_or_not(world: World, kept: int) 
     assert (end.prefix_length == recorded) == bool(kept)
 
 
+STRICT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content != 'bad' else "
+    "raise_exception('no bad words') }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Refuses some messages, as Mistral's template does."""
+
+
+@pytest.mark.parametrize(
+    "world", [(STRICT, {"history": h}) for h in ("as_sampled", "as_template")], indirect=True
+)
+@pytest.mark.parametrize("question", ["1 + 2?", "other"], ids=["continued", "a root"])
+async def test_a_message_that_the_template_refuses_is_an_invalid_argument(
+    world: World, question: str
+) -> None:
+    """Also where only the rest of the prompt is rendered."""
+    world.server.answers = [[[*world.ids("3"), *world.template.stop_token_ids]]]
+    await ended(world, "t1", pb.Messages(messages=[QUESTION]))
+    history = [message("user", question), message("assistant", "3"), message("user", "bad")]
+    with pytest.raises(grpc.aio.AioRpcError, match="no bad words") as caught:
+        await ended(world, "t2", pb.Messages(messages=history), stream_text=True)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_malformed_call_is_text(world: World) -> None:
     """Its agent can tell the policy what was wrong."""
     broken = '<tool_call>{"name": "add", </tool_call>'
@@ -141,6 +165,46 @@ async def test_a_malformed_call_is_text(world: World) -> None:
     end = await ended(world, "t1", prompt(QUESTION))
     assert (end.message.content[0].text, len(end.message.tool_calls)) == (broken, 0)
     assert "JSON" in end.parse_error
+
+
+BROKEN = '<think>hm</think>Sure, 数学.<tool_call>{"name": "add", </tool_call>'
+
+
+@pytest.mark.parametrize("said", [SAID, BROKEN], ids=["a call", "a malformed call"])
+async def test_parsed_text_is_streamed(world: World, said: str) -> None:
+    """Content and reasoning as they come, each byte a chunk; the end has what is missing."""
+    ids = world.letters(said)
+    world.server.answers = [[[i] for i in (*ids, *world.template.stop_token_ids)]]
+    events = await world.generate("t1", given=prompt(QUESTION), stream_text=True)
+    message = events[-1].end.message
+    content, reasoning = deltas(events)
+    assert reasoning == message.reasoning == "hm"
+    whole = "".join(part.text for part in message.content)
+    assert whole.startswith(content)
+    assert content == said[said.index("Sure") : said.index("<tool_call>")]
+    # A repeat with a cursor goes on where the tokens before it ended.
+    for received in (0, 5, 20, len(ids) - 3):
+        again = await world.generate(
+            "t1", given=prompt(QUESTION), offset=received, stream_text=True
+        )
+        before = [event for event in events if event.chunk.offset < received]
+        first, second = deltas(before), deltas(again)
+        assert (first[0] + second[0], first[1] + second[1]) == (content, reasoning)
+        assert again[-1].end == events[-1].end
+
+
+def deltas(events: list[pb.GenerateResponse]) -> tuple[str, str]:
+    """Content and reasoning of all chunks."""
+    chunks = [event.chunk for event in events]
+    content = "".join(chunk.content_delta for chunk in chunks)
+    return content, "".join(chunk.reasoning_delta for chunk in chunks)
+
+
+async def test_parsed_text_is_sent_only_if_it_is_asked_for(world: World) -> None:
+    """Parsing costs time."""
+    world.server.answers = [[[*world.ids(SAID), *world.template.stop_token_ids]]]
+    events = await world.generate("t1", given=prompt(QUESTION))
+    assert deltas(events) == ("", "")
 
 
 async def test_a_stop_string_ends_the_turn_at_its_last_token(world: World) -> None:

@@ -638,7 +638,9 @@ class TurnEnd(google.protobuf.message.Message):
     raw_text: builtins.str
     """All sampled tokens as text, special tokens included."""
     parse_error: builtins.str
-    """Why the answer could not be parsed, such as malformed tool calls; its content then is the whole text."""
+    """Why tool calls of the answer could not be parsed. Its reasoning then is parsed all the same, and all the rest is
+    content, the markup of tool calls included.
+    """
     num_prompt_tokens: builtins.int
     """Tokens of the prompt, the reused prefix included."""
     num_sampled_tokens: builtins.int

@@ -184,7 +184,7 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
 def test_checking_a_conversation_turn_by_turn_is_linear(
     template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn renders its prompt and the one before, however many there were; cold, all of them."""
+    """A turn renders a few prompts, however many there were before; cold, all of them."""
     rendered: list[int] = []
     render = template.render
 
@@ -197,11 +197,11 @@ def test_checking_a_conversation_turn_by_turn_is_linear(
     for _ in range(20):
         assert template.keeps_history(talk(messages))
         messages += [ANSWER, AGAIN]
-    assert len(rendered) == 1 + 2 * 19
+    assert len(rendered) == 1 + 3 * 19
     template._kept.clear()
     rendered.clear()
     assert template.keeps_history(talk(messages))
-    assert len(rendered) == 1 + 20
+    assert len(rendered) == 1 + 2 * 20
 
 
 def test_what_was_append_only_may_be_rewritten_later(tmp_path: Path) -> None:

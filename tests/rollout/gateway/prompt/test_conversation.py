@@ -128,6 +128,7 @@ ANSWER: dict[str, Any] = {"role": "assistant", "content": "Sure.", "tool_calls":
     [
         {**ANSWER, "tool_calls": [{"id": "other", **CALL}]},
         {**ANSWER, "content": "Sure. \n"},
+        {**ANSWER, "name": "agent"},
         {
             **ANSWER,
             "tool_calls": [
@@ -135,7 +136,7 @@ ANSWER: dict[str, Any] = {"role": "assistant", "content": "Sure.", "tool_calls":
             ],
         },
     ],
-    ids=["another id", "white space", "other order"],
+    ids=["another id", "white space", "a name", "other order"],
 )
 def test_what_a_client_changes_without_meaning_keeps_the_key(echoed: dict[str, Any]) -> None:
     """Clients make ids of their own, reorder arguments and trim text."""
@@ -178,6 +179,50 @@ def test_an_answer_split_in_two_is_one() -> None:
         pb.Message(role="assistant", content=text("And:"), tool_calls=calls),
     )
     assert len(apart) == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"b": [2], "a": 1}', '{"a":1.0,"b":[2.0]}', r'"{\"a\": 1, \"b\": [2]}"'],
+    ids=["other order", "whole numbers", "a string"],
+)
+def test_arguments_in_another_encoding_keep_the_key(arguments: str) -> None:
+    """JavaScript writes 1.0 as 1; some clients encode an object twice."""
+    calls = [pb.ToolCall(name="add", arguments_json=arguments)]
+    (echoed,) = parsed(pb.Message(role="assistant", content=text("Sure."), tool_calls=calls))
+    assert message_key(echoed) == message_key(ANSWER)
+
+
+@pytest.mark.parametrize("arguments", ["", "null", "{}", '"{}"', '""'])
+def test_no_arguments_are_no_arguments(arguments: str) -> None:
+    """However they are written."""
+    calls = [pb.ToolCall(name="now", arguments_json=arguments)]
+    (echoed,) = parsed(pb.Message(role="assistant", tool_calls=calls))
+    assert echoed["tool_calls"][0]["function"] == {"name": "now", "arguments": {}}
+
+
+@pytest.mark.parametrize("arguments", ['{"a": true, "b": [2]}', '{"a": 1.5, "b": [2]}'])
+def test_other_numbers_have_another_key(arguments: str) -> None:
+    """Negative control."""
+    calls = [pb.ToolCall(name="add", arguments_json=arguments)]
+    (echoed,) = parsed(pb.Message(role="assistant", content=text("Sure."), tool_calls=calls))
+    assert message_key(echoed) != message_key(ANSWER)
+
+
+def test_an_answer_in_many_parts_is_one() -> None:
+    """Reasoning, text, and tool calls one by one; some parts empty."""
+    calls = [pb.ToolCall(name="f", arguments_json="{}"), pb.ToolCall(name="g")]
+    parts = [
+        pb.Message(role="assistant", reasoning="hm"),
+        pb.Message(role="assistant", content=text("")),
+        pb.Message(role="assistant", content=text("Sure.")),
+        *(pb.Message(role="assistant", tool_calls=[call]) for call in calls),
+    ]
+    whole = pb.Message(role="assistant", reasoning="hm", content=text("Sure."), tool_calls=calls)
+    assert parsed(*parts) == parsed(whole)
+    answered = pb.Message(role="tool", content=text("3"))
+    apart = parsed(parts[3], answered, parts[4], answered)
+    assert [message["role"] for message in apart] == ["assistant", "tool"] * 2
 
 
 def test_an_answer_comes_back_with_the_same_key() -> None:

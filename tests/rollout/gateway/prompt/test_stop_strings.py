@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.stop_strings import StopStrings, TextStream
+from tests.roundtrips.families import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,40 @@ def test_half_a_character_at_the_end_is_sent(template: ChatTemplate) -> None:
     stream = TextStream(template)
     assert stream.push(ids) == "a"
     assert stream.push([], last=True) == template.text(ids)[1:]
+
+
+@pytest.fixture(scope="module")
+def falling_back(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    """Letters, and bytes for those that have no token; a run of bytes is decoded as one."""
+    folder = tmp_path_factory.mktemp("letters")
+    return ChatTemplate(FAMILIES["hermes"].make_model(folder, falls_back=True))
+
+
+@given(data=st.data())
+def test_runs_of_bytes_are_sent_when_they_are_whole(
+    falling_back: ChatTemplate, data: st.DataObject
+) -> None:
+    """A broken character changes how the bytes before it are decoded."""
+    text = data.draw(st.text("he wö€😀数学", min_size=12, max_size=40))
+    ids = falling_back.encode_text(text)
+    if data.draw(st.booleans()):
+        del ids[data.draw(st.integers(0, len(ids) - 1))]
+    stream, parts, start = TextStream(falling_back), list[str](), 0
+    while start < len(ids):
+        end = start + data.draw(st.integers(1, 4))
+        parts.append(stream.push(ids[start:end], last=end >= len(ids)))
+        start = end
+    assert "".join(parts) == falling_back.text(ids)
+
+
+def test_a_stop_string_is_found_within_a_run_of_bytes(falling_back: ChatTemplate) -> None:
+    """Also where the chunk ends within the next character, and the run began long before."""
+    before = falling_back.encode_text("数学" * 10 + "终")
+    ids = [*before, *falling_back.encode_text("学")[:2]]
+    stops = StopStrings(falling_back, ["终"])
+    assert stops.num_until_stop(ids, 3) == len(before) - 3
+    assert stops.ends_with_stop(before)
+    assert not stops.ends_with_stop(before[:-1])
 
 
 @pytest.mark.parametrize("start", range(0, 9))

@@ -1,0 +1,152 @@
+"""Response templates of the model families, as data: how their policies write an answer.
+
+Their form is that of `transformers.utils.chat_parsing`. Regions are content, reasoning_content and
+tool_calls; what no marker opens is content. Chosen by markers in the chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["BUILT_IN", "MARKERS"]
+
+Fields = dict[str, dict[str, Any]]
+
+_END = r"<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<｜end▁of▁sentence｜>"
+_CONTENT = {"close_pattern": _END}
+_THINK = {"open": "<think>", "close": "</think>"}
+_FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+"""A call whose name is in its opening marker and whose content is the arguments."""
+_LISTED = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
+
+_DEEPSEEK_NAME = (
+    r"(?:function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n"
+    r"|(?!function<｜tool▁sep｜>)(?P<name>[^\n<]+)<｜tool▁sep｜>)"
+)
+_HARMONY_START = r"(?:<\|start\|>assistant)?"
+_HARMONY_END = r"<\|end\|>|<\|return\|>"
+_HARMONY_TYPE = r"[^<]{0,64}(?:<\|constrain\|>\w{1,32}\s*)?<\|message\|>"
+
+BUILT_IN: Mapping[str, Fields] = {
+    # Qwen 2.5 and 3, Hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>
+    "hermes": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": _CONTENT,
+    },
+    # Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
+    # and at times without <tool_call>.
+    "qwen3_coder": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>(?:\s*</tool_call>)?",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+            },
+            "transform": _FUNCTION,
+        },
+        "content": _CONTENT,
+    },
+    # Llama 3.1 and later: a JSON object {"name": …, "parameters": {…}} instead of content.
+    "llama3": {
+        "tool_calls": {
+            "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name")',
+            "close_pattern": _END,
+            "repeats": True,
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
+            },
+        },
+        "content": _CONTENT,
+    },
+    # Mistral: [TOOL_CALLS] and a JSON list of calls.
+    "mistral": {
+        "reasoning_content": {"open": ["[THINK]", "<think>"], "close": ["[/THINK]", "</think>"]},
+        "tool_calls": {
+            "open": "[TOOL_CALLS]",
+            "close_pattern": _END,
+            "repeats": True,
+            "content": "json",
+            "transform": _LISTED,
+            "transform_each": True,
+        },
+        "content": _CONTENT,
+    },
+    # Mistral from 2025 on: [TOOL_CALLS]name[ARGS]{…}, once for each call.
+    "mistral_args": {
+        "reasoning_content": {"open": ["[THINK]", "<think>"], "close": ["[/THINK]", "</think>"]},
+        "tool_calls": {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+            "close_pattern": _END + r"|(?=\[TOOL_CALLS\])",
+            "repeats": True,
+            "content": "json",
+            "transform": _FUNCTION,
+        },
+        "content": _CONTENT,
+    },
+    # DeepSeek V3, R1 (arguments in a block of code) and V3.1 (arguments alone).
+    "deepseek": {
+        "reasoning_content": _THINK,
+        "tool_calls": {
+            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>" + _DEEPSEEK_NAME,
+            "close_pattern": r"(?:```\s*)?<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?",
+            "repeats": True,
+            "content": "json",
+            "transform": _FUNCTION,
+        },
+        "content": _CONTENT,
+    },
+    # gpt-oss: channels. analysis is reasoning, a recipient functions.NAME is a call, the rest is
+    # content; a header that opens content is read as the end of an empty piece of it.
+    "harmony": {
+        "reasoning_content": {
+            "open_pattern": _HARMONY_START + r"<\|channel\|>analysis\s*<\|message\|>",
+            "close_pattern": _HARMONY_END,
+        },
+        "tool_calls": {
+            "open_pattern": _HARMONY_START
+            + r"(?:\s?to=functions\.(?P<name>[\w.-]+)<\|channel\|>(?:commentary|analysis)"
+            + r"|<\|channel\|>(?:commentary|analysis)\s+to=functions\.(?P<name>[\w.-]+))"
+            + _HARMONY_TYPE,
+            "close_pattern": r"<\|call\|>|" + _HARMONY_END,
+            "repeats": True,
+            "content": "json",
+            "transform": _FUNCTION,
+        },
+        "content": {
+            "close_pattern": _HARMONY_START
+            + r"<\|channel\|>(?:final|commentary)\s*"
+            + r"(?:<\|constrain\|>\w{1,32}\s*)?<\|message\|>|"
+            + _HARMONY_END
+        },
+    },
+    # Models that only think.
+    "reasoning": {"reasoning_content": _THINK, "content": _CONTENT},
+    "text": {"content": {}},
+}
+"""Fields of each format by name."""
+
+MARKERS = (
+    ("<|channel|>", "harmony"),
+    ("<｜tool▁call▁begin｜>", "deepseek"),
+    ("<function=", "qwen3_coder"),
+    ("[ARGS]", "mistral_args"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3"),
+    ('"parameters": dictionary of argument name', "llama3"),
+    ("<think>", "reasoning"),
+)
+"""Text of a chat template and the format that it tells of; the first one found counts."""
