@@ -34,7 +34,7 @@ from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.model.records import Purpose, Task
 from trajectory_manager.store.interface import Store
 
-ADD = {
+ADD: Any = {
     "type": "function",
     "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
 }

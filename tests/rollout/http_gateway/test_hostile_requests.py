@@ -114,7 +114,7 @@ WRONG: tuple[Any, ...] = (
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[World]:
     """A gateway with small limits and a server that always answers."""
-    limits = {"max_body_bytes": 64 * 1024, "body_timeout_seconds": 0.2}
+    limits: dict[str, Any] = {"max_body_bytes": 64 * 1024, "body_timeout_seconds": 0.2}
     async with world(tmp_path, **limits) as found:
         found.server.default_answer = [[7]]
         yield found
