@@ -42,7 +42,8 @@ async def test_chat_with_tools_and_reasoning(gateway: World) -> None:
         assert message.content == "Sure."
         assert message.model_extra is not None
         assert message.model_extra["reasoning_content"] == "hm"
-        call: Any = (message.tool_calls or [None])[0]
+        assert message.tool_calls is not None
+        call: Any = message.tool_calls[0]
         assert json.loads(call.function.arguments) == ARGUMENTS
         result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
         again: Any = [*ASK, message, result]
@@ -68,7 +69,8 @@ async def test_a_chat_stream(gateway: World) -> None:
     calls = [c for c in chunks if c.choices and c.choices[0].delta.tool_calls]
     assert len(calls) == 1
     assert final.choices[0].message.content == "Sure."
-    call: Any = (final.choices[0].message.tool_calls or [None])[0]
+    assert final.choices[0].message.tool_calls is not None
+    call: Any = final.choices[0].message.tool_calls[0]
     assert json.loads(call.function.arguments) == ARGUMENTS
     assert final.choices[0].finish_reason == "tool_calls"
     assert final.usage is not None
