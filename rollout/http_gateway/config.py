@@ -16,6 +16,9 @@ class HttpGatewayConfig(ServerConfig):
     """Training job whose rollouts it serves."""
     http_port: int = Field(0, ge=0, le=65535)
     """Port that agents use; 0 takes a free one."""
+    share_port: bool = False
+    """Let other replicas on this machine listen on http_port too: the kernel spreads connections,
+    and a call that is repeated because one was killed finds another."""
     rollout_gateway: str = "127.0.0.1:50052"
     """Address of the rollout gateway; several as "ipv4:10.0.0.1:50052,10.0.0.2:50052"."""
     public_url: str = ""

@@ -61,7 +61,14 @@ async def serving(app: web.Application, config: HttpGatewayConfig) -> AsyncItera
     tls = _tls(config)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.http_port, ssl_context=tls, backlog=1024)
+        site = web.TCPSite(
+            runner,
+            config.host,
+            config.http_port,
+            ssl_context=tls,
+            backlog=1024,
+            reuse_port=config.share_port,
+        )
         try:
             await site.start()
         except OSError as error:

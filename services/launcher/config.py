@@ -51,6 +51,9 @@ class LauncherConfig(RunRules):
     http_port: int = Field(0, ge=0, le=65535)
     """Port of the HTTP gateway, which is started where `agent` is unset; 0: a free one, which
     --resume keeps."""
+    http_gateways: int = Field(2, ge=1)
+    """HTTP gateways that share the port: with two, no call notices that one is killed or
+    replaced, but for a retry of its SDK."""
     heldout_tasks: str | None = None
     """JSONL of held-out tasks, evaluated before and after training."""
     success: str = "success"

@@ -58,7 +58,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         *([_ranker(layout)] if config.ranker else []),
         *([_scoring(config.reference, layout)] if config.reference is not None else []),
         _gateway(config, layout),
-        *([_http_gateway(layout)] if config.runner_agent is None else []),
+        *_http_gateways(config, layout),
         *[
             _rollout_server(node, config, layout)
             for node in config.node_plans()
@@ -123,15 +123,22 @@ def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
     )
 
 
-def _http_gateway(layout: Layout) -> ProcessPlan:
+def _http_gateways(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+    number = 0 if config.runner_agent is not None else config.http_gateways
+    return [_http_gateway(f"http_gateway-{index}", layout) for index in range(number)]
+
+
+def _http_gateway(name: str, layout: Layout) -> ProcessPlan:
     environment = _environment(
         "http_gateway",
+        instance=name,
         port=0,
+        share_port=True,
         http_port=layout.ports["http_gateway"],
         run_id=layout.run_id,
         rollout_gateway=layout.address("rollout_gateway"),
     )
-    return _process("http_gateway", "rollout.http_gateway", layout, environment)
+    return _process(name, "rollout.http_gateway", layout, environment)
 
 
 def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:

@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -66,6 +66,8 @@ class Run:
     layout: Layout
     plans: dict[str, ProcessPlan]
     view: View
+    supervisor: Callable[[Path], Supervisor] = Supervisor
+    """Makes the supervisor of the processes, which log to the folder that it is given."""
     start: float = field(default_factory=time.monotonic)
     events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
     occupancy: Occupancy = field(default_factory=Occupancy)
@@ -76,7 +78,7 @@ class Run:
     async def train(self) -> dict[str, Any]:
         """Start all processes, train, end them, and return the summary."""
         async with (
-            Supervisor(self._logs()) as processes,
+            self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
             return await _run_until_failure(processes, self._train(processes, services))
@@ -84,7 +86,7 @@ class Run:
     async def serve(self) -> None:
         """Start all processes and keep them; ends by Ctrl-C, as `KeyboardInterrupt`."""
         async with (
-            Supervisor(self._logs()) as processes,
+            self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
             await _run_until_failure(processes, self._serve(processes, services))

@@ -154,7 +154,7 @@ def test_an_agents_program_is_started_with_the_addresses(tmp_path: Path) -> None
     config = make_config(agent=None, agent_command="python my_agent.py --name 'a b'")
     layout = make_layout(config, tmp_path)
     processes = plan(config, layout)
-    agent, gateway = processes["agent"], processes["http_gateway"]
+    agent, gateway = processes["agent"], processes["http_gateway-0"]
     assert agent.command == ("python", "my_agent.py", "--name", "a b")
     port = gateway.environment["SEAMFLOW_HTTP_GATEWAY_HTTP_PORT"]
     assert agent.environment["SEAMFLOW_HTTP_GATEWAY"] == f"http://127.0.0.1:{port}"
@@ -166,10 +166,10 @@ def test_without_an_agent_the_launcher_waits_for_one_from_outside(tmp_path: Path
     """The HTTP gateway is started, and no agent."""
     config = make_config(agent=None)
     processes = plan(config, make_layout(config, tmp_path))
-    assert "http_gateway" in processes
+    assert "http_gateway-0" in processes
     assert not processes.keys() & {"agent", "agent_runner"}
     assert config.are_agents_outside
-    assert "http_gateway" not in plan(make_config(), make_layout(make_config(), tmp_path))
+    assert "http_gateway-0" not in plan(make_config(), make_layout(make_config(), tmp_path))
 
 
 @pytest.mark.parametrize("agent", [{"agent": "a:B"}, {"agent": None, "agent_command": "run-it"}])
@@ -177,7 +177,7 @@ def test_serve_starts_no_agent_of_the_file(agent: dict[str, str | None], tmp_pat
     """The same file trains and serves."""
     config = make_config(serve=True, **agent)
     processes = plan(config, make_layout(config, tmp_path))
-    assert "http_gateway" in processes
+    assert "http_gateway-0" in processes
     assert not processes.keys() & {"agent", "agent_runner"}
 
 
@@ -193,7 +193,7 @@ def test_the_http_gateway_takes_its_settings_from_the_plan(
     """Its settings class accepts what the launcher gives it, beside an agent's own variables."""
     config = make_config(agent=None)
     layout = make_layout(config, tmp_path)
-    planned = plan(config, layout)["http_gateway"].environment
+    planned = plan(config, layout)["http_gateway-0"].environment
     given = {**planned, **agent_variables(config, layout)}
     for variable, value in given.items():
         monkeypatch.setenv(variable, value)
