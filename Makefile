@@ -16,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer model-store test-mixed test-roundtrips \
+	chaos-store chaos-scheduler chaos-trainer model-store test-mixed test-agents test-roundtrips \
 	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
 
 help: ## List the targets.
@@ -97,6 +97,10 @@ chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the wei
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
+
+test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and Node: checks, a training run, kills.
+	npm install --silent --no-fund --no-audit --prefix tests/agents/node
+	$(RUN) tests.agents --seed $(SEED)
 
 test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model family: recorded ids continue, forks are found.
 	$(RUN) tests.roundtrips --seed $(SEED)

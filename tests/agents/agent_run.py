@@ -35,6 +35,14 @@ __all__ = ["AgentRun", "Outcome", "make_run"]
 
 CONFIG_FILE = ROOT / "examples" / "openai_agent.toml"
 _POLL_SECONDS = 0.1
+_ZERO = (
+    "calls_failed",
+    "turns_not_received",
+    "tokens_lost",
+    "tokens_duplicated",
+    "tokens_with_wrong_version",
+    "tokens_reencoded",
+)
 
 
 @dataclass(slots=True)
@@ -88,6 +96,9 @@ class AgentRun(Run):
         calls = _lines(self.layout.folder / "calls.jsonl")
         steps = read_steps(self.layout.folder / "metrics.jsonl")
         self.outcome = _outcome(summary, stored, samples, calls, steps)
+        self.outcome.figures["calls_repeated_by_sdks"] = len(
+            _lines(self.layout.folder / "retries.jsonl")
+        )
         self.outcome.figures |= {f"kills_{name}": n for name, n in self.kills.items()}
         return summary
 
@@ -98,13 +109,14 @@ def make_run(
     forms: Sequence[str],
     victims: Sequence[str] = (),
     http_gateway: str = "rollout.http_gateway",
+    num_steps: int | None = None,
     **settings: Any,
 ) -> AgentRun:
     """A run in `folder`, with calls of these forms; `settings` replace those of the launcher."""
     given = tomllib.loads(CONFIG_FILE.read_text(encoding="utf-8"))["launcher"]
     command = shlex.join([sys.executable, "-m", "tests.agents.sdk_agent"])
     config = LauncherConfig(**{**given, "agent_command": command, "live": False, **settings})
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     ports = free_ports(config)
     layout = Layout(
         folder=folder,
@@ -120,10 +132,13 @@ def make_run(
     plans["agent"] = replace(agent, environment={**agent.environment, **log})
     for name in [name for name in plans if name.startswith("http_gateway")]:
         command_line = [
-            http_gateway if part == "rollout.http_gateway" else part
-            for part in plans[name].command
+            http_gateway if part == "rollout.http_gateway" else part for part in plans[name].command
         ]
         plans[name] = replace(plans[name], command=tuple(command_line))
+    if num_steps is not None:
+        steps = {"SEAMFLOW_TRAINER_NUM_STEPS": str(num_steps)}
+        trainer = plans["trainer"]
+        plans["trainer"] = replace(trainer, environment={**trainer.environment, **steps})
     # A killed process starts again at once, however often it is killed.
     supervisor = partial(Supervisor, stable_seconds=0.0)
     return AgentRun(config, layout, plans, PlainView(), supervisor=supervisor, victims=victims)
@@ -136,9 +151,7 @@ def _outcome(
     calls: Sequence[dict[str, Any]],
     steps: Sequence[dict[str, float]],
 ) -> Outcome:
-    finished = {
-        t.rollout_id: t for t in stored if t.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
-    }
+    finished = {t.rollout_id: t for t in stored if t.state == trajectory_pb2.ROLLOUT_STATE_FINISHED}
     answered = {(c["rollout_id"], c["turn_id"]): c["num_tokens"] for c in calls if "turn_id" in c}
     turns = {(t.rollout_id, turn.turn_id): turn for t in finished.values() for turn in t.turns}
     trained = [s.sample for s in samples if s.committed_step and not s.sample.replayed]
@@ -174,9 +187,7 @@ def _outcome(
 
 
 def _problems(figures: dict[str, float]) -> list[str]:
-    zero = ("calls_failed", "turns_not_received", "tokens_lost", "tokens_duplicated")
-    zero += ("tokens_with_wrong_version", "tokens_reencoded")
-    found = [f"{name} is {figures[name]:g}" for name in zero if figures[name]]
+    found = [f"{name} is {figures[name]:g}" for name in _ZERO if figures[name]]
     same = ("tokens_trained", "tokens_sampled", "tokens_of_trainer")
     if len({figures[name] for name in same}) > 1:
         found.append(", ".join(f"{name} {figures[name]:g}" for name in same))
@@ -203,7 +214,7 @@ def _surplus(
 
 
 def _reencoded(turns: Sequence[trajectory_pb2.Turn]) -> int:
-    """Recorded tokens that the next turn's prompt does not begin with; each turn follows another."""
+    """Recorded tokens that the next turn does not continue; each turn follows another."""
     number = 0
     for before, turn in pairwise(turns):
         whole = before.prefix_length + len(before.tokens.token_ids)
@@ -225,4 +236,6 @@ async def _samples(services: Services) -> list[sample_pb.ListedSample]:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -23,5 +23,5 @@ class NewTurnIds(TurnIds):
 
 
 if __name__ == "__main__":
-    model_calls.TurnIds = NewTurnIds  # type: ignore[misc]  # what `ModelCalls` constructs
+    model_calls.TurnIds = NewTurnIds  # type: ignore[attr-defined]  # what `ModelCalls` makes
     cli.main()

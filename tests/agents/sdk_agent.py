@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,9 @@ class Calls:
                 self._log("calls", form=self._form, error=repr(error)[:500])
                 raise
             self._log("calls", form=self._form, turn_id=turn_id, num_tokens=num_tokens)
-            results = [(call_id, lift.ride(arguments.get("floors"))) for call_id, arguments in calls]
+            results = [
+                (call_id, lift.ride(arguments.get("floors"))) for call_id, arguments in calls
+            ]
             if not results:
                 break
             self._history += self._results(results)
@@ -86,7 +89,9 @@ class Calls:
             stream=True,
             extra_body={"return_token_ids": True},
         )
-        content, calls, ids, fields = "", [], [], None
+        content, fields = "", None
+        calls: list[dict[str, Any]] = []
+        ids: list[int] = []
         async for chunk in stream:
             choice = chunk.choices[0]
             content += choice.delta.content or ""
@@ -149,8 +154,21 @@ class Calls:
             file.write(line + "\n")
 
 
+class Retries(logging.Handler):
+    """Counts the calls that the SDKs repeat, in `retries.jsonl`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of an SDK's log."""
+        if "retry" in record.getMessage().lower():
+            with (FOLDER / "retries.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"sdk": record.name, "said": record.getMessage()}) + "\n")
+
+
 async def main() -> None:
     """Work on leased tasks until the run ends."""
+    for sdk in ("openai", "anthropic"):
+        logging.getLogger(sdk).setLevel(logging.INFO)
+        logging.getLogger(sdk).addHandler(Retries())
     forms = itertools.cycle(FORMS)
     async with (
         AsyncOpenAI(api_key="of each rollout") as openai,
