@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -67,7 +68,7 @@ def make_config(folder: Path, agent: str = "") -> Path:
 @contextmanager
 def seamflow(command: str, config: Path) -> Iterator[subprocess.Popen[str]]:
     """`seamflow <command>` with a file, killed at the end of the test."""
-    process = subprocess.Popen(
+    started = subprocess.Popen(
         [sys.executable, "-m", "seamflow.cli.main", command, "--config", str(config)],
         cwd=ROOT,
         env=child_environment(OTHERS),
@@ -75,11 +76,11 @@ def seamflow(command: str, config: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    with started as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def printed_address(process: subprocess.Popen[str]) -> str:
@@ -96,16 +97,17 @@ def printed_address(process: subprocess.Popen[str]) -> str:
 def lease(address: str) -> dict[str, Any]:
     """One rollout, as soon as the gateway answers and has a task."""
     body = json.dumps({"wait_seconds": 5}).encode()
-    while True:
+    request = Request(f"{address}/rollouts/lease", body, {"content-type": "application/json"})
+    leased: list[dict[str, Any]] = []
+    while not leased:
         try:
-            with urlopen(Request(f"{address}/rollouts/lease", body)) as reply:
+            with urlopen(request) as reply:
                 leased = json.load(reply)["rollouts"]
-        except OSError:  # it is starting
-            leased = []
-        if leased:
-            rollout: dict[str, Any] = leased[0]
-            return rollout
-        time.sleep(0.1)
+        except HTTPError:
+            raise
+        except URLError:  # it is starting
+            time.sleep(0.1)
+    return leased[0]
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
