@@ -49,6 +49,7 @@ SERVICES: dict[str, tuple[str, ...]] = {
     "weights": (),
     "scheduler": (),
     "rollout-gateway": (),
+    "http-gateway": (),
     "rollout-server": ("rollout-server-a", "rollout-server-b"),
     "trainer": (),
     "node-agent": ("node-agent-a", "node-agent-b"),

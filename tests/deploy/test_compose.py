@@ -15,6 +15,7 @@ from tests.deploy.support import COMPOSE, ROOT, compose
 PROCESSES = {
     "trajectory_manager",
     "rollout.gateway",
+    "rollout.http_gateway",
     "rollout.server",
     "scheduler",
     "trainer",

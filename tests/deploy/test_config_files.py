@@ -16,6 +16,7 @@ from tests.deploy.support import CONFIG, compose, secrets
 CLASSES = {
     "trajectory-manager": ("trajectory_manager", "trajectory_manager.config"),
     "rollout-gateway": ("rollout_gateway", "rollout.gateway.config"),
+    "http-gateway": ("http_gateway", "rollout.http_gateway.config"),
     "rollout-server": ("rollout_server", "rollout.server.config"),
     "scheduler": ("scheduler", "scheduler.config"),
     "trainer": ("trainer", "trainer.config"),
@@ -32,6 +33,7 @@ ADDRESSES = (
     "rollout_server",
     "trainer",
     "gateway",
+    "rollout_gateway",
     "ranker",
 )
 

@@ -19,6 +19,7 @@ TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
     "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
     "rollout_gateway": "rollout.gateway.config:GatewayConfig",
+    "http_gateway": "rollout.http_gateway.config:HttpGatewayConfig",
     "rollout_server": "rollout.server.config:RolloutServerConfig",
     "trainer": "trainer.config:TrainerConfig",
     "scheduler": "scheduler.config:SchedulerConfig",
