@@ -104,25 +104,35 @@ async def test_tokens_are_streamed_as_they_are_sampled(gateway: World) -> None:
     assert seen.endswith(b"data: [DONE]\n\n")
 
 
-async def test_an_sdk_repeats_a_call_that_timed_out(gateway: World) -> None:
-    """The second attempt, marked by the SDK, waits for the same turn."""
-    gateway.say("hello")
-    gateway.server.may_answer.clear()
-    async with world_client(gateway, timeout=0.02, max_retries=3) as client:
-        # Before the first sign of life the client has lost patience twice.
-        asyncio.get_running_loop().call_later(1.0, gateway.server.may_answer.set)
-        with pytest.raises(openai.APITimeoutError):
-            await client.with_options(max_retries=0).chat.completions.create(**CHAT)
-        reply = await client.with_options(timeout=5.0).chat.completions.create(
-            **CHAT, extra_headers=RETRY
-        )
-    assert reply.choices[0].message.content == "hello"
-    assert len(await gateway.recorded()) == 1
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept alive", "silent"])
+async def test_a_call_outlives_the_patience_of_an_sdk(tmp_path: Path, is_kept: bool) -> None:
+    """A turn that takes three times as long as the client waits for a byte."""
+    hold = 0.05 if is_kept else 300.0
+    async with world(tmp_path, hold_seconds=hold, keep_alive_seconds=0.05) as gateway:
+        gateway.say("hello")
+        gateway.server.may_answer.clear()
+        async with gateway.openai(timeout=0.5, max_retries=0) as client:
+            reply = asyncio.ensure_future(client.chat.completions.create(**CHAT))
+            await asyncio.wait({reply}, timeout=1.5)
+            gateway.server.may_answer.set()
+            if is_kept:
+                assert (await reply).choices[0].message.content == "hello"
+            else:
+                with pytest.raises(openai.APITimeoutError):
+                    await reply
 
 
-def world_client(gateway: World, **settings: Any) -> openai.AsyncOpenAI:
-    """The official SDK with other defaults."""
-    return gateway.openai(**settings)
+async def test_an_sdk_repeats_a_call_that_timed_out(tmp_path: Path) -> None:
+    """Its second attempt waits for the turn of the first."""
+    async with world(tmp_path, hold_seconds=300.0) as gateway:
+        gateway.say("hello")
+        gateway.server.may_answer.clear()
+        async with gateway.openai(timeout=1.0) as client:
+            reply = asyncio.ensure_future(client.chat.completions.create(**CHAT))
+            await until(lambda: len(gateway.server.prompts) == 2)
+            gateway.server.may_answer.set()
+            assert (await reply).choices[0].message.content == "hello"
+        assert len(await gateway.recorded()) == 1
 
 
 async def test_a_retry_gets_the_recorded_tokens(gateway: World) -> None:
