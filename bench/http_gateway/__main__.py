@@ -61,7 +61,7 @@ async def _measured(quick: bool) -> tuple[dict[str, float], dict[str, list[float
             Path(folder), open_streams.STEP_SECONDS, open_streams.STREAM_INTERVAL
         ) as slow:
             number = 100 if quick else 1000
-            figures |= await open_streams.measure(slow, raw, 1 if quick else 3, number)
+            figures |= await open_streams.measure(slow, raw, 1 if quick else 2, number)
         progress.update(bar, advance=1)
     return figures, raw
 
