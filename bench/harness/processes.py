@@ -27,6 +27,7 @@ __all__ = [
     "redis_server",
     "redis_url",
     "scratch",
+    "service",
     "slow_fsync_library",
 ]
 
@@ -180,6 +181,14 @@ def manager(
     }
     given = environment({**settings, **(extra or {})})
     return Server(f"manager-{port}", python(module), folder, given, port)
+
+
+def service(module: str, table: str, folder: Path, /, **settings: object) -> Server:
+    """`python -m module` with `settings` of its table, on a port of its own, not started."""
+    port = free_port()
+    given = {"port": port, "admin_port": -1, "log_level": "warning", **settings}
+    names = {f"SEAMFLOW_{table}_{name}".upper(): str(value) for name, value in given.items()}
+    return Server(table, python(module), folder, environment(names), port)
 
 
 def redis_server(

@@ -22,7 +22,7 @@ from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from bench.baselines.generation.sglang_raw import OnTokens, TurnOf
 from bench.harness import processes
-from bench.harness.redis_process import FAST, free_port, redis_server
+from bench.harness.redis_process import FAST, redis_server
 from trainer.publish.publisher import Publisher
 
 __all__ = ["Seamflow", "seamflow_before"]
@@ -86,13 +86,13 @@ async def seamflow_before(url: str, model: Path, folder: Path) -> AsyncIterator[
         redis_url = stack.enter_context(redis_server(FAST))
         manager = stack.enter_context(processes.manager(folder, redis_url, durability="fast"))
         weights = stack.enter_context(
-            _process(
+            processes.service(
                 *("services.weights", "weights", folder),
                 folder=folder / "weights",
                 redis_url=redis_url,
             )
         )
-        server = _process(
+        server = processes.service(
             "rollout.server",
             "rollout_server",
             folder,
@@ -104,7 +104,7 @@ async def seamflow_before(url: str, model: Path, folder: Path) -> AsyncIterator[
             cache_folder=folder / "cache",
         )
         stack.enter_context(server)
-        gateway = _process(
+        gateway = processes.service(
             "rollout.gateway",
             "rollout_gateway",
             folder,
@@ -121,13 +121,6 @@ async def seamflow_before(url: str, model: Path, folder: Path) -> AsyncIterator[
             Seamflow(gateway.address, channel, model) as seamflow,
         ):
             yield seamflow
-
-
-def _process(module: str, table: str, at: Path, /, **settings: object) -> processes.Server:
-    port = free_port()
-    given = {"port": port, "admin_port": -1, "log_level": "warning", **settings}
-    names = {f"SEAMFLOW_{table}_{name}".upper(): str(value) for name, value in given.items()}
-    return processes.Server(table, processes.python(module), at, processes.environment(names), port)
 
 
 async def _create_run(manager: str) -> None:
