@@ -25,6 +25,8 @@ _log = get_logger()
 _MAX_ROLLOUTS = 1024
 _FIRST_SECONDS = 15.0
 _CALL_SECONDS = 60.0
+_GATHER_SECONDS = 0.1
+"""New rollouts of this time are extended in one call."""
 
 
 _Key = tuple[str, str]
@@ -78,6 +80,7 @@ class LeaseHolds:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await self._added.wait()
+                    await asyncio.sleep(_GATHER_SECONDS)
             keys, self._new = self._new, set()
             self._added.clear()
             if self._clock() >= due:
