@@ -113,9 +113,6 @@ class AnthropicMessages(Dialect):
     def events(self, request: TurnRequest, turn_id: str) -> EventStream:
         return _Events(_head(request.body, turn_id))
 
-    def error(self, error: ApiError) -> Json:
-        return anthropic_error(error)
-
 
 class CountTokens(AnthropicMessages):
     """Tokens of a prompt; nothing is sampled."""

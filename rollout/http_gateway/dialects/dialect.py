@@ -93,10 +93,6 @@ class Dialect(ABC):
     def events(self, request: TurnRequest, turn_id: str) -> EventStream:
         """The reply to a request that streams."""
 
-    def error(self, error: ApiError) -> Json:
-        """The body of a failed request: by default as OpenAI's API."""
-        return openai_error(error)
-
 
 def openai_error(error: ApiError) -> Json:
     """An error in the form of OpenAI's API."""

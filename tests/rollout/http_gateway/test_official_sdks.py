@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
+import trustme
 
 from tests.rollout.gateway.test_tools import ARGUMENTS, SAID
-from tests.rollout.http_gateway.support import ADD, World, world
+from tests.rollout.http_gateway.support import ADD, World, http_gateway, world
 
 ASK: Any = [{"role": "user", "content": "1 + 2?"}]
 MODEL = "policy"
@@ -244,3 +248,50 @@ async def test_late_calls_are_refused_for_good(gateway: World) -> None:
     assert late.value.response.headers["x-should-retry"] == "false"
     assert "x-stainless-retry-count" in late.value.request.headers
     assert late.value.request.headers["x-stainless-retry-count"] == "0"
+
+
+async def test_parallel_sub_agents_and_a_rewritten_history_fork(gateway: World) -> None:
+    """Each branch continues what it shares with the record, and nothing is taken for another."""
+    gateway.say("plan", "left", "right", "again")
+    plan = {"role": "assistant", "content": "plan"}
+    rewritten = {"role": "assistant", "content": "another plan"}
+    async with gateway.openai() as client:
+
+        async def ask(*messages: Any) -> dict[str, Any]:
+            reply = await client.chat.completions.create(model=MODEL, messages=[*ASK, *messages])
+            return dict((reply.model_extra or {})["seamflow"])
+
+        first = await ask()
+        branches = await asyncio.gather(
+            *(ask(plan, {"role": "user", "content": text}) for text in ("a", "b"))
+        )
+        fork = await ask(rewritten, {"role": "user", "content": "a"})
+    assert [branch["prefix_turn_id"] for branch in branches] == [first["turn_id"]] * 2
+    whole = len(gateway.server.prompts[0]) + sum(
+        span["num_tokens"] for span in first["weight_versions"]
+    )
+    assert [branch["prefix_length"] for branch in branches] == [whole] * 2
+    assert fork["prefix_length"] < whole
+
+
+async def test_tls(tmp_path: Path) -> None:
+    """With a certificate the gateway serves HTTPS alone, as the SDK expects."""
+    authority = trustme.CA()
+    ca, certificate = tmp_path / "ca.pem", tmp_path / "cert.pem"
+    key = tmp_path / "key.pem"
+    authority.cert_pem.write_to_path(ca)
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(key)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    files = {"tls_cert_file": certificate, "tls_key_file": key}
+    async with world(tmp_path) as plain, http_gateway(plain.gateway, **files) as url:
+        plain.say("hello")
+        trusted = httpx2.AsyncClient(verify=ssl.create_default_context(cafile=str(ca)))
+        base = plain.rollout["base_url"].replace(plain.url, url.replace("http:", "https:"))
+        async with plain.openai(http_client=trusted) as client:
+            reply = await client.with_options(base_url=base).chat.completions.create(
+                model=MODEL, messages=ASK
+            )
+        assert reply.choices[0].message.content == "hello"
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"{url}/rollouts/lease")
