@@ -15,6 +15,7 @@ from typing import Any
 __all__ = ["benchmarks", "code_digest", "provenance"]
 
 ROOT = Path(__file__).parents[1]
+_GENERATED = {"__pycache__", "node_modules"}
 _SUFFIXES = {".py", ".lua", ".proto", ".toml", ""}
 
 
@@ -49,7 +50,7 @@ def _sources(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = (file for file in path.rglob("*") if file.is_file() and file.suffix in _SUFFIXES)
-    return sorted(file for file in files if "__pycache__" not in file.parts)
+    return sorted(file for file in files if not _GENERATED & set(file.parts))
 
 
 def _commit() -> str:
