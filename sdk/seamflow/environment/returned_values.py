@@ -27,7 +27,7 @@ def to_reset(returned: object, tools: Sequence[Tool]) -> pb.ResetResponse:
     given = returned
     if not isinstance(given, Observation):
         if not isinstance(given, str | Sequence):
-            raise ValueError(
+            raise ValueError(  # noqa: TRY004 -- one kind of error for all of it
                 f"reset returned {_shown(returned)}: return a text, a list of messages or an "
                 "Observation"
             )
@@ -49,7 +49,9 @@ def to_step(returned: object) -> pb.StepResponse:
         ValueError: names what is wrong with it.
     """
     if not isinstance(returned, Step):
-        raise ValueError(f"step returned {_shown(returned)}: return a seamflow.environment.Step")
+        raise ValueError(  # noqa: TRY004 -- one kind of error for all of it
+            f"step returned {_shown(returned)}: return a seamflow.environment.Step"
+        )
     prompt = _converted("step", _messages("step", returned.messages), ())
     if not prompt.messages and not (returned.done or returned.truncated):
         raise ValueError("step returned no message: return at least one, or Step(done=True)")
@@ -77,7 +79,11 @@ def to_rewards(what: str, returned: object) -> list[tokens_pb2.Reward]:
             raise ValueError(
                 f"{what} returned {_shown(value)} as reward {name!r}: return a finite float"
             )
-    return [tokens_pb2.Reward(name=name, value=value) for name, value in named.items()]
+    return [tokens_pb2.Reward(name=name, value=value) for name, value in _floats(named)]
+
+
+def _floats(named: Mapping[Any, Any]) -> list[tuple[str, float]]:
+    return [(str(name), float(value)) for name, value in named.items()]
 
 
 def rewards_of(rewards: Sequence[tokens_pb2.Reward]) -> dict[str, float]:
@@ -85,7 +91,7 @@ def rewards_of(rewards: Sequence[tokens_pb2.Reward]) -> dict[str, float]:
     return {reward.name: reward.value for reward in rewards}
 
 
-def _messages(what: str, messages: str | Sequence[Any]) -> Sequence[Message]:
+def _messages(what: str, messages: str | Sequence[Message]) -> Sequence[Message]:
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     for index, message in enumerate(messages):
