@@ -47,7 +47,7 @@ class EnvironmentClass:
             ValueError: names the method or attribute that is missing or wrong.
         """
         if not callable(environment):
-            raise ValueError(
+            raise ValueError(  # noqa: TRY004 -- settings raise ValueError
                 f"environment is {environment!r}: give the class itself, or a function that makes "
                 "an object of it for each episode"
             )
@@ -117,7 +117,9 @@ def reward_function(function: object) -> RewardFunction:
         ValueError: it cannot be called with a task and a transcript.
     """
     if not callable(function):
-        raise ValueError(f"reward is {function!r}: give a function reward(task, transcript)")
+        raise ValueError(  # noqa: TRY004 -- settings raise ValueError
+            f"reward is {function!r}: give a function reward(task, transcript)"
+        )
     try:
         inspect.signature(function).bind(None, ())
     except TypeError as error:

@@ -184,9 +184,9 @@ async def test_async_environments_answer_tool_calls_and_are_closed() -> None:
         {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": f'{{"i":{i}}}'}}
         for i in range(2)
     ]
-    async with served(AsyncEcho) as client:
-        async with await client.reset(Task(task_id="mine", payload={})) as episode:
-            step = await episode.step({"role": "assistant", "content": "", "tool_calls": calls})
+    task = Task(task_id="mine", payload={})
+    async with served(AsyncEcho) as client, await client.reset(task) as episode:
+        step = await episode.step({"role": "assistant", "content": "", "tool_calls": calls})
     assert [message["role"] for message in episode.observation.messages] == ["system", "user"]
     assert [(m["tool_call_id"], m["content"]) for m in step.messages] == [
         ("c0", '{"i":0}'),
