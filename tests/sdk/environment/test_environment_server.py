@@ -188,6 +188,7 @@ async def test_async_environments_answer_tool_calls_and_are_closed() -> None:
     async with served(AsyncEcho) as client, await client.reset(task) as episode:
         step = await episode.step({"role": "assistant", "content": "", "tool_calls": calls})
     assert [message["role"] for message in episode.observation.messages] == ["system", "user"]
+    assert not isinstance(step.messages, str)
     assert [(m["tool_call_id"], m["content"]) for m in step.messages] == [
         ("c0", '{"i":0}'),
         ("c1", '{"i":1}'),
