@@ -29,6 +29,7 @@ PROCESSES = (
     "services.dataloader",
     "services.ranker",
     "services.scoring",
+    "services.environments",
     "services.launcher",
 )
 OURS = ("trajectory_manager", "rollout", "scheduler", "trainer", "services", "tools", "examples")

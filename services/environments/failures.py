@@ -5,11 +5,9 @@ from __future__ import annotations
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import DeadlineError, InvalidRequestError, SeamflowError
 
-__all__ = ["ContractBroken", "failure_class"]
+__all__ = ["failure_class"]
 
-FailureClass = tokens_pb2.FailureClass.ValueType
-
-_OF_ENVIRONMENTS: dict[str, FailureClass] = {
+_OF_ENVIRONMENTS: dict[str, tokens_pb2.FailureClass.ValueType] = {
     "ENVIRONMENT": tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
     "INFRASTRUCTURE": tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
     "TIMEOUT": tokens_pb2.FAILURE_CLASS_TIMEOUT,
@@ -17,11 +15,7 @@ _OF_ENVIRONMENTS: dict[str, FailureClass] = {
 }
 
 
-class ContractBroken(Exception):  # noqa: N818 -- names the condition
-    """The environment gave what its contract forbids."""
-
-
-def failure_class(error: Exception) -> FailureClass:
+def failure_class(error: Exception) -> tokens_pb2.FailureClass.ValueType:
     """The class of what ended an episode.
 
     ENVIRONMENT for the user's code and for requests that its values made invalid, TIMEOUT for a
@@ -33,6 +27,6 @@ def failure_class(error: Exception) -> FailureClass:
         return _OF_ENVIRONMENTS.get(given, tokens_pb2.FAILURE_CLASS_ENVIRONMENT)
     if isinstance(error, TimeoutError | DeadlineError):
         return tokens_pb2.FAILURE_CLASS_TIMEOUT
-    if isinstance(error, ContractBroken | InvalidRequestError | ValueError):
+    if isinstance(error, InvalidRequestError | ValueError):
         return tokens_pb2.FAILURE_CLASS_ENVIRONMENT
     return tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
