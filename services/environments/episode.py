@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from seamflow.client import Rollout, Turn
 from seamflow.client.task import Task
@@ -54,7 +55,7 @@ async def run_self_driving(
 ) -> Outcome:
     """Let the environment call the policy with the rollout's credential."""
     url = config.http_gateway_url.rstrip("/")
-    base_url = f"{url}/rollouts/{rollout.rollout_id}" if url else ""
+    base_url = f"{url}/rollouts/{quote(rollout.rollout_id, safe='')}" if url else ""
     endpoint = Endpoint(
         base_url=f"{base_url}/v1" if url else "",
         anthropic_base_url=base_url,

@@ -78,15 +78,8 @@ class World:
 
     async def _trajectories(self) -> Sequence[trajectory_pb2.Trajectory]:
         request = trajectories_pb.ListTrajectoriesRequest(run_id="run")
-        listed = await self.trajectories.ListTrajectories(request)
-        return [
-            (
-                await self.trajectories.GetTrajectory(
-                    trajectories_pb.GetTrajectoryRequest(run_id="run", rollout_id=each.rollout_id)
-                )
-            ).trajectory
-            for each in listed.trajectories
-        ]
+        answer = await self.trajectories.ListTrajectories(request)
+        return list(answer.trajectories)
 
 
 def has_ended(trajectory: trajectory_pb2.Trajectory) -> bool:
