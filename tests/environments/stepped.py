@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -77,6 +78,21 @@ class Crowd:
     async def close(self) -> None:
         """Count."""
         Crowd.num_open -= 1
+
+
+class Stuck:
+    """Hangs in a process whose variable STUCK is set."""
+
+    def reset(self, task: Task, seed: int) -> str:
+        """Start."""
+        return "go"
+
+    async def step(self, message: Mapping[str, Any]) -> Step:
+        """Hang, or answer; says on stdout that it was asked."""
+        print("step", flush=True)
+        if os.environ.get("STUCK"):
+            await asyncio.sleep(3600)
+        return Step(rewards=0.25, done=True)
 
 
 class Drives:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,9 @@ from services.environments.episode_seeds import episode_seed
 from services.environments.failures import failure_class
 from tests.environments.stepped import Counting, Crowd, Drives, Fragile
 from tests.environments.support import World, served, working, world
+from tests.redis_server import free_port
+
+ROOT = Path(__file__).parents[2]
 
 TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
 ENVIRONMENT = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
@@ -47,7 +55,7 @@ async def test_an_episode_becomes_a_finished_rollout(run: World) -> None:
     assert rewards_of(found) == {("reward", ""): 3.0, ("length", ""): 15.0}
     assert len(found.turns) == 3
     assert [t.prefix_turn_id for t in found.turns] == ["", *(t.turn_id for t in found.turns[:2])]
-    prompts = [run.template.decode(prompt) for prompt in run.server.prompts]
+    prompts = [run.template.decode_ids(prompt) for prompt in run.server.prompts]
     assert "<tools>" in prompts[0]
     assert "count" in prompts[0]
     assert prompts[2].count("hello") == 2
@@ -112,6 +120,49 @@ async def test_a_late_episode_fails_by_its_own_deadline(run: World) -> None:
         first, _ = await run.ended(2)
     assert first.failure.failure_class == TIMEOUT
     assert first.failure.message == "the episode took over 0.5 s"
+
+
+async def test_a_killed_environment_replaces_its_episodes(run: World) -> None:
+    """SIGKILL in the middle of a step: no reward, and the next attempt gets one."""
+    port = free_port()
+    await run.submit("{}")
+    with environment_process(port, stuck="1") as killed:
+        async with working(run, f"127.0.0.1:{port}"):
+            assert await asyncio.to_thread(next_line, killed) == "step"
+            killed.kill()
+            killed.wait()
+            with environment_process(port):
+                first, second = await run.ended(2)
+    assert not first.HasField("rewards")
+    assert first.failure.failure_class == INFRASTRUCTURE
+    assert "episode" in first.failure.message
+    assert rewards_of(second) == {("reward", ""): 0.25}
+
+
+@contextmanager
+def environment_process(port: int, stuck: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A server of `Stuck` in a process of its own, killed at the end."""
+    name = "tests.environments.stepped:Stuck"
+    command = [sys.executable, "-m", "seamflow.environment", "--environment", name]
+    process = subprocess.Popen(
+        [*command, "--port", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "STUCK": stuck},
+    )
+    with process:
+        try:
+            assert "port" in next_line(process)
+            yield process
+        finally:
+            process.kill()
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    """Of its standard output."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 async def test_as_many_episodes_run_as_both_sides_allow(run: World) -> None:
