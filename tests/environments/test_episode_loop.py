@@ -55,7 +55,7 @@ async def test_an_episode_becomes_a_finished_rollout(run: World) -> None:
     assert rewards_of(found) == {("reward", ""): 3.0, ("length", ""): 15.0}
     assert len(found.turns) == 3
     assert [t.prefix_turn_id for t in found.turns] == ["", *(t.turn_id for t in found.turns[:2])]
-    prompts = [run.template.decode_ids(prompt) for prompt in run.server.prompts]
+    prompts = [run.template.text(prompt) for prompt in run.server.prompts]
     assert "<tools>" in prompts[0]
     assert "count" in prompts[0]
     assert prompts[2].count("hello") == 2
