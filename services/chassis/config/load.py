@@ -38,6 +38,8 @@ TABLES = (
     "ranker",
     "scoring",
     "agent_runner",
+    "environments",
+    "tool_loop",
     "launcher",
 )
 """Top-level tables of a configuration file that all processes share."""
