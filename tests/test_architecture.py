@@ -30,6 +30,7 @@ PROCESSES = (
     "services.ranker",
     "services.scoring",
     "services.environments",
+    "services.tool_loop",
     "services.launcher",
 )
 OURS = ("trajectory_manager", "rollout", "scheduler", "trainer", "services", "tools", "examples")
