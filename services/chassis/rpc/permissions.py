@@ -135,6 +135,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "Suspend": SERVICES,
         "Resume": SERVICES,
         "SaveCheckpoint": OPERATORS,
+        "FinishTraining": OPERATORS,
     },
     "seamflow.worker.v1.WorkerService": {
         "Activate": SERVICES,

@@ -242,3 +242,33 @@ class SaveCheckpointResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["step", b"step"]) -> None: ...
 
 global___SaveCheckpointResponse = SaveCheckpointResponse
+
+@typing.final
+class FinishTrainingRequest(google.protobuf.message.Message):
+    """Request of FinishTraining."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___FinishTrainingRequest = FinishTrainingRequest
+
+@typing.final
+class FinishTrainingResponse(google.protobuf.message.Message):
+    """Response of FinishTraining."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    num_steps: builtins.int
+    """Number of the last step."""
+    def __init__(
+        self,
+        *,
+        num_steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps"]) -> None: ...
+
+global___FinishTrainingResponse = FinishTrainingResponse

@@ -52,6 +52,14 @@ class TrainerServiceStub:
     FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
     """
 
+    FinishTraining: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingRequest,
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse,
+    ]
+    """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+    Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+    """
+
 class TrainerServiceAsyncStub:
     """Rank 0 of a trainer."""
 
@@ -84,6 +92,14 @@ class TrainerServiceAsyncStub:
     ]
     """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
     FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
+    """
+
+    FinishTraining: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingRequest,
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse,
+    ]
+    """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+    Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
     """
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
@@ -126,6 +142,16 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.SaveCheckpointResponse]]:
         """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
         FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def FinishTraining(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.FinishTrainingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse]]:
+        """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+        Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
         """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
