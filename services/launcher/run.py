@@ -25,7 +25,7 @@ from services.chassis.errors import DependencyUnavailable
 from services.launcher import plots, redis_server
 from services.launcher.agent_access import LeaseHint, instructions
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation import (
+from services.launcher.evaluation.heldout import (
     PATIENCE_SECONDS,
     Evaluation,
     evaluate,
