@@ -29,6 +29,7 @@ PROCESSES = (
     "services.dataloader",
     "services.ranker",
     "services.scoring",
+    "services.environments",
     "services.launcher",
 )
 OURS = ("trajectory_manager", "rollout", "scheduler", "trainer", "services", "tools", "examples")
@@ -54,7 +55,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "cli",
     ),
     "services.chassis": ("errors", "config", "redis", "rpc"),
-    "seamflow": ("errors", "channel", "client", "runner", "cli"),
+    "seamflow": ("errors", "channel", "client", "environment", "runner", "cli"),
 }
 """Of each package, from the lowest layer to the highest: none imports one above it."""
 

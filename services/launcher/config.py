@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from services.chassis.config.load import TABLES
+from services.chassis.config.sources import nearest
 from services.lib.run_rules import RunRules
 
-__all__ = ["REFERENCE_COLUMN", "LauncherConfig", "NodePlan"]
+__all__ = ["REFERENCE_COLUMN", "LauncherConfig", "NodePlan", "flags_by_table"]
 
 REFERENCE_COLUMN = "ref_logprobs"
 _NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
@@ -80,6 +84,9 @@ class LauncherConfig(RunRules):
     """Where run folders are made."""
     seed: int = 0
     """Seeds the preparation, the order of tasks and the trainer."""
+    set: tuple[str, ...] = ()
+    """Settings of the run's processes, as "trainer.num_steps=5"; stronger than file and variables.
+    On the command line --set is repeated."""
     serve: bool = False
     """Keep the run's processes until Ctrl-C, for agents that connect from outside: no agent of the
     file is started, nothing is evaluated, and the run does not end. `seamflow serve` sets it."""
@@ -100,6 +107,7 @@ class LauncherConfig(RunRules):
                 "or use 'durable'"
             )
         self._check_agent()
+        flags_by_table(self.set)
         trainers = [node for node in self.node_plans() if "train" in node.tags]
         if len(trainers) != 1:
             raise ValueError(
@@ -162,3 +170,27 @@ def _node_plan(text: str) -> NodePlan:
             f"nodes holds {text!r}: write 'name: tags' with tags of {sorted(_KNOWN_TAGS)}"
         )
     return NodePlan(node_id=match["node_id"], tags=tags)
+
+
+def flags_by_table(given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """Command-line flags of each table: "trainer.optimizer.learning_rate=1e-5" becomes
+    {"trainer": ("--optimizer.learning-rate=1e-5",)}.
+
+    Raises:
+        ValueError: it names no setting of a process; the message names the cure.
+    """
+    flags = defaultdict[str, tuple[str, ...]](tuple)
+    for text in given:
+        path, equals, value = text.partition("=")
+        table, _, name = path.strip().partition(".")
+        if not equals or not name:
+            raise ValueError(f"set is {text!r}: write it as TABLE.SETTING=VALUE")
+        flag = "--" + name.replace("_", "-")
+        if table == "launcher":
+            raise ValueError(f"set is {text!r}: give {flag} {value}")
+        if table not in TABLES:
+            raise ValueError(
+                f"set is {text!r}: there is no table {table!r}{nearest(table, TABLES)}"
+            )
+        flags[table] += (f"{flag}={value}",)
+    return dict(flags)

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from services.launcher.agent_access import agent_variables
-from services.launcher.config import REFERENCE_COLUMN, LauncherConfig, NodePlan
+from services.launcher.config import (
+    REFERENCE_COLUMN,
+    LauncherConfig,
+    NodePlan,
+    flags_by_table,
+)
 from services.launcher.layout import Layout, server_name
 
 __all__ = ["ProcessPlan", "plan"]
@@ -69,7 +74,20 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         *_agent(config, layout),
         *([_dataloader(config.tasks, config, layout)] if config.tasks is not None else []),
     ]
-    return {process.name: process for process in processes}
+    flags = flags_by_table(config.set)
+    return {each.name: _with_flags(each, flags.get(_table(each), ())) for each in processes}
+
+
+def _table(process: ProcessPlan) -> str:
+    """The table of its settings: processes of one kind are numbered, or named after their node."""
+    return process.name.partition("-")[0]
+
+
+def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
+    check = process.check
+    if check is not None and check[-1] == "--check-config":
+        check = (*check[:-1], *flags, check[-1])
+    return replace(process, command=(*process.command, *flags), check=check)
 
 
 def _service(name: str, module: str, layout: Layout, **settings: object) -> ProcessPlan:
@@ -226,7 +244,7 @@ def _agent_runner(agent: str, config: LauncherConfig, layout: Layout) -> Process
         rollout_timeout=config.rollout_timeout,
         token_log=layout.folder / "received.jsonl",
     )
-    loads = f"from seamflow.runner import load_agent; load_agent({agent!r})"
+    loads = f"from seamflow.runner.agent_runner import load_agent; load_agent({agent!r})"
     return ProcessPlan(
         name="agent_runner",
         command=(sys.executable, "-m", "seamflow.runner"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from services.launcher.agent_access import agent_variables
 from services.launcher.cli import _check, _check_program
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
+from services.launcher.supervisor import child_environment
 from services.lib.run_rules import rules
 from services.ranker.config import RankerConfig
 from tests.launcher.support import make_config, make_layout
@@ -209,3 +211,15 @@ def test_an_unknown_agents_program_is_a_configuration_error(tmp_path: Path) -> N
     unknown = make_config(agent=None, agent_command="no-such-program")
     with pytest.raises(ConfigError, match="'no-such-program', and there is no such program"):
         _check_program(plan(unknown, make_layout(unknown, tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("agent", "code"), [("tests.sdk.agents:Answers", 0), ("tests.sdk.agents:Nobody", 1)]
+)
+def test_a_dry_run_loads_the_agent(tmp_path: Path, agent: str, code: int) -> None:
+    """The check of the agent runner ends well for an agent that exists alone."""
+    config = make_config(agent=agent)
+    check = plan(config, make_layout(config, tmp_path))["agent_runner"].check
+    assert check is not None
+    done = subprocess.run(check, env=child_environment({}), capture_output=True, check=False)
+    assert done.returncode == code

@@ -28,6 +28,7 @@ TABLES: Mapping[str, str] = {
     "dataloader": "services.dataloader.config:DataloaderConfig",
     "ranker": "services.ranker.config:RankerConfig",
     "scoring": "services.scoring.config:ScoringConfig",
+    "environments": "services.environments.config:EnvironmentsConfig",
     "run": "deploy.create_run:CreateRunConfig",
 }
 """Settings class of each table of a configuration file."""

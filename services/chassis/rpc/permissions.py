@@ -146,6 +146,17 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "PredictLengths": SERVICES,
         "GetRanker": BOTH,
     },
+    "seamflow.environment.v1.EnvironmentService": {
+        "Describe": BOTH,
+        "ListTasks": BOTH,
+        "Reset": SERVICES,
+        "Step": SERVICES,
+        "Close": SERVICES,
+        "RunEpisode": SERVICES,
+    },
+    "seamflow.environment.v1.RewardService": {
+        "Score": SERVICES,
+    },
 }
 """Service -> rpc -> who may call it."""
 

@@ -162,6 +162,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """INVALID_ARGUMENT: the prompt leaves no room for an answer in the model's context (metadata `num_tokens`,
     `max_context`). Given by Generate. Send a shorter prompt.
     """
+    ERROR_REASON_ENVIRONMENT_FAILED: _ErrorReason.ValueType  # 30
+    """FAILED_PRECONDITION: the environment or reward function of the user failed; metadata `failure_class` names the
+    FailureClass without its prefix. Given by EnvironmentService and RewardService. Fail the rollout with that class.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. `ErrorInfo.reason` holds a value's name without `ERROR_REASON_`, as text, so that a reader of
@@ -289,6 +293,10 @@ Update the older side; a repeat fails again. A client without that metadata is s
 ERROR_REASON_CONTEXT_LENGTH_EXCEEDED: ErrorReason.ValueType  # 29
 """INVALID_ARGUMENT: the prompt leaves no room for an answer in the model's context (metadata `num_tokens`,
 `max_context`). Given by Generate. Send a shorter prompt.
+"""
+ERROR_REASON_ENVIRONMENT_FAILED: ErrorReason.ValueType  # 30
+"""FAILED_PRECONDITION: the environment or reward function of the user failed; metadata `failure_class` names the
+FailureClass without its prefix. Given by EnvironmentService and RewardService. Fail the rollout with that class.
 """
 global___ErrorReason = ErrorReason
 

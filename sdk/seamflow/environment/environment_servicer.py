@@ -1,0 +1,189 @@
+"""environment.v1.EnvironmentService of a user's environment class."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from seamflow.client.messages import to_messages
+from seamflow.client.task import Task
+from seamflow.common.v1 import tokens_pb2
+from seamflow.environment.call_error import CallError, Guard, from_user, invalid_field
+from seamflow.environment.environment import Endpoint
+from seamflow.environment.environment_class import EnvironmentClass
+from seamflow.environment.episode import Episode, UserObject
+from seamflow.environment.episode_table import EpisodeTable
+from seamflow.environment.request_fields import check_name, to_task
+from seamflow.environment.returned_values import to_rewards
+from seamflow.environment.v1 import environment_service_pb2 as pb
+from seamflow.environment.v1.environment_service_pb2_grpc import EnvironmentServiceServicer
+from seamflow.trajectory.v1 import trajectory_pb2
+
+__all__ = ["EnvironmentServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_PAGE = 1000
+_ALIVE_SECONDS = 5.0
+
+
+class EnvironmentServicer(EnvironmentServiceServicer):
+    """Serves one environment class: an object for each episode."""
+
+    def __init__(self, environment: EnvironmentClass, guard: Guard, idle_seconds: float) -> None:
+        self._environment = environment
+        self._guard = guard
+        self.episodes = EpisodeTable(environment.max_episodes, idle_seconds)
+        """The open episodes."""
+
+    async def Describe(  # noqa: N802
+        self, request: pb.DescribeRequest, context: Context
+    ) -> pb.DescribeResponse:
+        """What the class declares."""
+        return await self._guard.answer(context, self._describe)
+
+    async def ListTasks(  # noqa: N802
+        self, request: pb.ListTasksRequest, context: Context
+    ) -> pb.ListTasksResponse:
+        """A page of the class's tasks."""
+        return await self._guard.answer(context, lambda: self._list_tasks(request))
+
+    async def Reset(  # noqa: N802
+        self, request: pb.ResetRequest, context: Context
+    ) -> pb.ResetResponse:
+        """Start an episode."""
+        return await self._guard.answer(context, lambda: self._reset(request))
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802
+        """Answer a message."""
+        return await self._guard.answer(context, lambda: self._step(request))
+
+    async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:  # noqa: N802
+        """End an episode."""
+        return await self._guard.answer(context, lambda: self._close(request))
+
+    async def RunEpisode(  # noqa: N802
+        self, request: pb.RunEpisodeRequest, context: Context
+    ) -> AsyncIterator[pb.RunEpisodeResponse]:
+        """Run an episode of a self-driving environment."""
+        try:
+            self._guard.check(context)
+            async for response in self._run_episode(request):
+                yield response
+        except CallError as error:
+            await self._guard.abort(context, error)
+
+    async def _describe(self) -> pb.DescribeResponse:
+        environment = self._environment
+        return pb.DescribeResponse(
+            name=environment.name,
+            kind=environment.kind,
+            tools=to_messages((), environment.tools).tools,
+            num_tasks=len(environment.tasks),
+            max_episodes=environment.max_episodes,
+            is_seeded=environment.is_seeded,
+        )
+
+    async def _list_tasks(self, request: pb.ListTasksRequest) -> pb.ListTasksResponse:
+        if not 0 <= request.page_size <= _MAX_PAGE:
+            cure = f"must be 1 to {_MAX_PAGE}, or 0 for {_MAX_PAGE}"
+            raise invalid_field("page_size", request.page_size, cure)
+        token = request.page_token or "0"
+        if not (token.isascii() and token.isdigit()):
+            cure = "send the next_page_token of the page before"
+            raise invalid_field("page_token", request.page_token, cure)
+        start, tasks = int(token), self._environment.tasks
+        end = start + (request.page_size or _MAX_PAGE)
+        return pb.ListTasksResponse(
+            tasks=[_listed(task) for task in tasks[start:end]],
+            next_page_token=str(end) if end < len(tasks) else "",
+        )
+
+    async def _reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
+        self._check_kind(pb.ENVIRONMENT_KIND_STEPPED, "Reset", "RunEpisode")
+        task = _checked(request)
+        episode = self.episodes.get_or_open(
+            request.episode_id,
+            lambda: Episode(self._environment.make, self._environment.tools, task, request),
+        )
+        try:
+            return await episode.reset(request)
+        except CallError as error:
+            if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # it has not started
+                self.episodes.close(request.episode_id)
+            raise
+
+    async def _step(self, request: pb.StepRequest) -> pb.StepResponse:
+        check_name("episode_id", request.episode_id)
+        if request.message.role != "assistant":
+            cure = 'send the message of the policy, whose role is "assistant"'
+            raise invalid_field("message.role", request.message.role, cure)
+        return await self.episodes.get(request.episode_id).step(request)
+
+    async def _close(self, request: pb.CloseRequest) -> pb.CloseResponse:
+        check_name("episode_id", request.episode_id)
+        self.episodes.close(request.episode_id)
+        return pb.CloseResponse()
+
+    async def _run_episode(
+        self, request: pb.RunEpisodeRequest
+    ) -> AsyncIterator[pb.RunEpisodeResponse]:
+        self._check_kind(pb.ENVIRONMENT_KIND_SELF_DRIVING, "RunEpisode", "Reset and Step")
+        task = _checked(request)
+        self.episodes.reserve(request.episode_id)
+        user = UserObject(self._environment.make, f"episode {request.episode_id}")
+        running = asyncio.create_task(_run(user, task, request))
+        try:
+            while not running.done():
+                yield pb.RunEpisodeResponse(alive=pb.EpisodeAlive())
+                await asyncio.wait([running], timeout=_ALIVE_SECONDS)
+            yield running.result()
+        finally:
+            running.cancel()
+            self.episodes.release(request.episode_id)
+            await asyncio.gather(running, return_exceptions=True)
+            await user.close()
+
+    def _check_kind(self, kind: int, rpc: str, other: str) -> None:
+        if self._environment.kind != kind:
+            raise CallError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "UNSUPPORTED",
+                f"{rpc} is not served by environment {self._environment.name!r}: call {other}, "
+                "as its kind in Describe says",
+            )
+
+
+async def _run(
+    user: UserObject, task: Task, request: pb.RunEpisodeRequest
+) -> pb.RunEpisodeResponse:
+    endpoint = Endpoint(
+        base_url=request.base_url,
+        anthropic_base_url=request.anthropic_base_url,
+        rollout_gateway=request.rollout_gateway,
+        run_id=request.run_id,
+        rollout_id=request.rollout_id,
+        credential=request.credential,
+    )
+    try:
+        rewards = to_rewards("run", await user.call("run", task, endpoint, request.seed))
+    except Exception as error:
+        raise from_user(error, f"run of task {task.task_id!r}") from error
+    return pb.RunEpisodeResponse(rewards=tokens_pb2.Rewards(rewards=rewards))
+
+
+def _checked(request: pb.ResetRequest | pb.RunEpisodeRequest) -> Task:
+    """The task of a valid request."""
+    check_name("episode_id", request.episode_id)
+    if request.seed < 0:
+        raise invalid_field("seed", request.seed, "must be at least 0")
+    return to_task("task", request.task)
+
+
+def _listed(task: Task) -> trajectory_pb2.Task:
+    return trajectory_pb2.Task(task_id=task.task_id, payload_json=json.dumps(dict(task.payload)))

@@ -1,0 +1,125 @@
+"""What the user's code returns, checked and in the contract's form."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seamflow.client.messages import Message, Tool, to_messages
+from seamflow.common.v1 import tokens_pb2
+from seamflow.environment.environment import Observation, Step
+from seamflow.environment.v1 import environment_service_pb2 as pb
+
+__all__ = ["rewards_of", "to_reset", "to_rewards", "to_step"]
+
+_MAX_TEXT = 4096
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def to_reset(returned: object, tools: Sequence[Tool]) -> pb.ResetResponse:
+    """What `reset` returned; `tools` are those of the environment.
+
+    Raises:
+        ValueError: names what is wrong with it.
+    """
+    given = returned
+    if not isinstance(given, Observation):
+        if not isinstance(given, str | Sequence):
+            raise ValueError(  # noqa: TRY004 -- one kind of error for all of it
+                f"reset returned {_shown(returned)}: return a text, a list of messages or an "
+                "Observation"
+            )
+        given = Observation(messages=_messages("reset", given))
+    prompt = _converted(
+        "reset", _messages("reset", given.messages), tools if given.tools is None else given.tools
+    )
+    if not prompt.messages:
+        raise ValueError("reset returned no message: return at least one")
+    return pb.ResetResponse(
+        messages=prompt.messages, tools=prompt.tools, info_json=_json("reset", given.info)
+    )
+
+
+def to_step(returned: object) -> pb.StepResponse:
+    """What `step` returned.
+
+    Raises:
+        ValueError: names what is wrong with it.
+    """
+    if not isinstance(returned, Step):
+        raise ValueError(  # noqa: TRY004 -- one kind of error for all of it
+            f"step returned {_shown(returned)}: return a seamflow.environment.Step"
+        )
+    prompt = _converted("step", _messages("step", returned.messages), ())
+    if not prompt.messages and not (returned.done or returned.truncated):
+        raise ValueError("step returned no message: return at least one, or Step(done=True)")
+    return pb.StepResponse(
+        messages=prompt.messages,
+        rewards=to_rewards("step", returned.rewards),
+        is_done=returned.done,
+        is_truncated=returned.truncated,
+        info_json=_json("step", returned.info),
+        policy_failure=returned.policy_failure[:_MAX_TEXT],
+    )
+
+
+def to_rewards(what: str, returned: object) -> list[tokens_pb2.Reward]:
+    """Named rewards that `what` returned.
+
+    Raises:
+        ValueError: a name is no text, or a value no finite number.
+    """
+    named = returned if isinstance(returned, Mapping) else {"reward": returned}
+    for name, value in named.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{what} returned a reward named {name!r}: use a text as name")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(
+                f"{what} returned {_shown(value)} as reward {name!r}: return a finite float"
+            )
+    return [tokens_pb2.Reward(name=name, value=value) for name, value in _floats(named)]
+
+
+def _floats(named: Mapping[Any, Any]) -> list[tuple[str, float]]:
+    return [(str(name), float(value)) for name, value in named.items()]
+
+
+def rewards_of(rewards: Sequence[tokens_pb2.Reward]) -> dict[str, float]:
+    """Values by name."""
+    return {reward.name: reward.value for reward in rewards}
+
+
+def _messages(what: str, messages: str | Sequence[Message]) -> Sequence[Message]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
+            raise ValueError(
+                f"{what} returned {_shown(message)} as messages[{index}]: return dicts with "
+                f'"role" (one of {", ".join(_ROLES)}) and "content"'
+            )
+    return messages
+
+
+def _converted(what: str, messages: Sequence[Message], tools: Sequence[Tool]) -> Any:
+    try:
+        return to_messages(messages, tools)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{what} returned messages or tools that are not in the form of OpenAI's chat API: "
+            f"{error!r}"
+        ) from error
+
+
+def _json(what: str, info: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(info)) if info else ""
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} returned an info that is no JSON object: {error}") from error
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"

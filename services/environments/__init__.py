@@ -1,0 +1,1 @@
+"""The environments process: runs episodes of an environment against the rollout gateway."""

@@ -1,0 +1,3 @@
+from services.environments.cli import main
+
+main()

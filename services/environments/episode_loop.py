@@ -1,0 +1,122 @@
+"""Leases tasks and runs an episode for each, many concurrently."""
+
+from __future__ import annotations
+
+import asyncio
+
+from seamflow.client import Client, Rollout
+from seamflow.environment import EnvironmentClient
+from seamflow.environment.v1 import environment_service_pb2 as pb
+from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.retry import Backoff
+
+from services.chassis.log import get_logger
+from services.environments.config import EnvironmentsConfig
+from services.environments.episode import Outcome, run_self_driving, run_stepped
+from services.environments.failures import failure_class
+
+__all__ = ["EpisodeLoop"]
+
+_log = get_logger()
+_MAX_LEASES = 8
+_MAX_MESSAGE = 4096
+_POLL_SECONDS = 0.5
+
+
+class EpisodeLoop:
+    """Runs episodes of one environment for the tasks of one run."""
+
+    def __init__(
+        self, config: EnvironmentsConfig, client: Client, environment: EnvironmentClient
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._environment = environment
+        self._failures = Backoff(first=0.1, longest=10.0)
+        self._run = run_stepped
+        self._places = asyncio.Semaphore(0)
+
+    async def run(self) -> None:
+        """Work until the run ends or the call is cancelled; its episodes are then abandoned."""
+        described = await self._environment.describe(timeout=None)
+        if described.kind == pb.ENVIRONMENT_KIND_SELF_DRIVING:
+            self._run = run_self_driving
+        most = min(self._config.max_episodes, described.max_episodes)
+        self._places = asyncio.Semaphore(most)
+        _log.info("environment found", name=described.name, max_episodes=most)
+        async with asyncio.TaskGroup() as episodes:
+            try:
+                while True:
+                    await self._start_some(episodes, most)
+            except RunEndedError as error:
+                _log.info("run ended", why=str(error))
+
+    async def _start_some(self, episodes: asyncio.TaskGroup, most: int) -> None:
+        """Wait for a free place, lease as many rollouts as there are free ones, start them."""
+        await self._places.acquire()
+        taken = 1
+        while taken < min(most, _MAX_LEASES) and not self._places.locked():
+            await self._places.acquire()
+            taken += 1
+        rollouts: list[Rollout] = []
+        try:
+            rollouts = await self._lease(taken)
+        finally:
+            for _ in range(taken - len(rollouts)):
+                self._places.release()
+        for rollout in rollouts:
+            episodes.create_task(self._episode(rollout))
+
+    async def _lease(self, number: int) -> list[Rollout]:
+        try:
+            return await self._client.lease_rollouts(number)
+        except NotFoundError:
+            await asyncio.sleep(_POLL_SECONDS)  # the run does not exist yet
+            return []
+
+    async def _episode(self, rollout: Rollout) -> None:
+        """One rollout from lease to end; one whose lease is lost is abandoned."""
+        working = asyncio.create_task(self._work(rollout))
+        lost = asyncio.create_task(rollout.lost.wait())
+        try:
+            await asyncio.wait([working, lost], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            working.cancel()
+            lost.cancel()
+            await asyncio.gather(working, lost, return_exceptions=True)
+            self._places.release()
+
+    async def _work(self, rollout: Rollout) -> None:
+        try:
+            async with asyncio.timeout(self._config.episode_timeout_seconds):
+                await self._finish(rollout, await self._outcome(rollout))
+        except Exception as error:
+            await self._fail(rollout, error)
+            # A broken environment must not use up tasks as fast as they can be leased.
+            await self._failures.wait()
+        else:
+            self._failures.reset()
+
+    async def _outcome(self, rollout: Rollout) -> Outcome:
+        assert rollout.task is not None  # it was leased
+        return await self._run(self._config, self._environment, rollout.task, rollout)
+
+    async def _finish(self, rollout: Rollout, outcome: Outcome) -> None:
+        await rollout.finish(
+            outcome.rewards,
+            turn_rewards=outcome.turn_rewards,
+            policy_failure=outcome.policy_failure[:_MAX_MESSAGE],
+        )
+
+    async def _fail(self, rollout: Rollout, error: Exception) -> None:
+        task_id = rollout.task.task_id if rollout.task else ""
+        message = str(error) or repr(error)
+        if isinstance(error, TimeoutError):
+            message = f"the episode took over {self._config.episode_timeout_seconds:g} s"
+        _log.warning("episode failed", task=task_id, rollout=rollout.rollout_id, why=message)
+        try:
+            await rollout.fail(failure_class(error), message[:_MAX_MESSAGE])
+        except SeamflowError as ended:  # it has ended already, or its lease is lost
+            _log.info("failure not recorded", rollout=rollout.rollout_id, why=str(ended))

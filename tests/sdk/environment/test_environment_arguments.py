@@ -1,0 +1,87 @@
+"""`python -m seamflow.environment`: serves, and refuses what cannot work with one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from seamflow.environment import EnvironmentClient, EnvironmentServerConfig, serving
+from seamflow.environment.environment_arguments import main
+
+from tests.sdk.environment.environments import NOT_AN_ENVIRONMENT, Guess
+
+ROOT = Path(__file__).parents[3]
+HERE = "tests.sdk.environment.environments"
+
+
+async def test_the_module_serves_until_sigterm() -> None:
+    """It announces its port, and ends cleanly."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "seamflow.environment", "--environment", f"{HERE}:Guess"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SEAMFLOW_ENVIRONMENT_MAX_EPISODES": "3"},
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        port = json.loads(process.stdout.readline())["port"]
+        async with EnvironmentClient(f"127.0.0.1:{port}") as client:
+            assert (await client.describe()).max_episodes == 3
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "neither environment nor reward is given"),
+        (["--environment", "nothing"], "environment is 'nothing': write it as"),
+        (["--environment", "no_such_module:X"], "is its folder on PYTHONPATH?"),
+        (["--environment", f"{HERE}:Missing"], "Missing"),
+        (["--environment", f"{HERE}:NOT_AN_ENVIRONMENT"], "give the class itself"),
+        (["--environment", f"{HERE}:Transcriptless"], "Transcriptless"),
+        (["--reward", f"{HERE}:NOT_AN_ENVIRONMENT"], "give a function reward(task, transcript)"),
+        (["--environment", f"{HERE}:Guess", "--host", "0.0.0.0"], "give a token"),
+        (["--environment", f"{HERE}:Guess", "--max-episodes", "0"], "must be at least 1"),
+        (["--environment", f"{HERE}:Guess", "--tls-key-file", "k"], "belong together"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 78 and one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    error = capsys.readouterr().err
+    assert (ended.value.code, error.count("\n"), words in error) == (78, 1, True), error
+
+
+class Stepless:
+    """Lacks `step`."""
+
+    def reset(self) -> None:
+        """Nothing."""
+
+
+async def test_a_class_without_its_methods_is_refused() -> None:
+    """The error names what to define."""
+    with pytest.raises(ValueError, match=r"Stepless has no method step: define reset"):
+        async with serving(Stepless):
+            pass
+    with pytest.raises(ValueError, match="environment is <object"):
+        async with serving(NOT_AN_ENVIRONMENT):  # type: ignore[arg-type]
+            pass
+
+
+async def test_a_port_in_use_is_an_error() -> None:
+    """It names the port and the cure."""
+    async with serving(Guess) as port:
+        with pytest.raises(OSError, match=f"port {port} .* choose another"):
+            async with serving(Guess, EnvironmentServerConfig(port=port)):
+                pass
