@@ -61,6 +61,7 @@ class AsyncCheckpointer:
             world_size=self._ranks.world_size,
             settings=self._config.reproducibility_settings(),
             base=self._base,
+            model=str(self._config.model.resolve()),
             record=record.line(),
         )
         self.started_step = record.step
