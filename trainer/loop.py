@@ -110,6 +110,10 @@ class Trainer:
         progress.last_step = min(progress.last_step, progress.step + 1)
         return progress.last_step
 
+    def track_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show the result of an evaluation of the weights of `step` in the trackers."""
+        self._trackers.log_evaluation(step, numbers)
+
     async def drain(self) -> None:
         """Wait until the checkpoint in flight is durable and its samples are committed.
 

@@ -80,6 +80,13 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         """Make the step in progress the last one."""
         return trainer_pb2.FinishTrainingResponse(num_steps=self._trainer.finish())
 
+    async def TrackEvaluation(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.TrackEvaluationRequest, context: Context
+    ) -> trainer_pb2.TrackEvaluationResponse:
+        """Hand the numbers to the trackers."""
+        self._trainer.track_evaluation(request.step, request.numbers)
+        return trainer_pb2.TrackEvaluationResponse()
+
     def _state(self) -> trainer_pb2.TrainerState.ValueType:
         if self._trainer.progress.finished:
             return trainer_pb2.TRAINER_STATE_FINISHED

@@ -39,6 +39,7 @@ TABLES = (
     "scoring",
     "agent_runner",
     "launcher",
+    "evaluation",
 )
 """Top-level tables of a configuration file that all processes share."""
 

@@ -137,6 +137,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "Resume": SERVICES,
         "SaveCheckpoint": OPERATORS,
         "FinishTraining": BOTH,
+        "TrackEvaluation": BOTH,
     },
     "seamflow.worker.v1.WorkerService": {
         "Activate": SERVICES,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +28,14 @@ class BestCheckpoint:
         """The best checkpoint; a complete folder, or absent."""
         self._candidate = folder / "best.candidate"
 
+    def recover(self) -> None:
+        """Undo what a crash interrupted."""
+        old = self._folder / "best.old"
+        if old.is_dir() and not self.path.is_dir():
+            old.rename(self.path)
+        shutil.rmtree(old, ignore_errors=True)
+        self.drop()
+
     def hold(self, step: int) -> bool:
         """Link the checkpoint of `step` as the candidate; False: there is none."""
         self.drop()
@@ -40,8 +50,9 @@ class BestCheckpoint:
             return False
         return True
 
-    def keep(self) -> Path:
-        """Make the candidate the best checkpoint; returns its folder."""
+    def keep(self, facts: Mapping[str, object]) -> Path:
+        """Make the candidate the best checkpoint, with `facts` as best.json; returns its folder."""
+        (self._candidate / "best.json").write_text(json.dumps(facts, indent=1) + "\n")
         old = self._folder / "best.old"
         shutil.rmtree(old, ignore_errors=True)
         with suppress(FileNotFoundError):

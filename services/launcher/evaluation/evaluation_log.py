@@ -10,13 +10,15 @@ from pathlib import Path
 from services.launcher.evaluation import estimates
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 
-__all__ = ["EvaluationLine", "EvaluationLog", "line_of"]
+__all__ = ["EvaluationLine", "EvaluationLog", "evaluation_figures", "line_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLine:
     """One evaluation; a line of evaluation.jsonl."""
 
+    label: str
+    """before, after, or step-N of the step that was due."""
     step: int
     """Optimizer step that made the weights."""
     weight_version: int
@@ -33,8 +35,8 @@ class EvaluationLine:
     """95 % confidence interval of the mean."""
     pass_at: dict[str, float] | None = None
     """Unbiased estimate of pass@k, by k."""
-    other_version_tokens: int = 0
-    """Sampled tokens of another version than the pinned one; 0, or the pin was not kept."""
+    successes: dict[str, int] | None = None
+    """Solved rollouts of each task."""
     is_best: bool = False
     """Whether it was the best evaluation so far."""
     checkpoint: str | None = None
@@ -59,9 +61,9 @@ class EvaluationLog:
         return next((line for line in reversed(self.lines) if line.is_best), None)
 
     @property
-    def last_step(self) -> int:
-        """Newest evaluated step; 0: none."""
-        return max((line.step for line in self.lines), default=0)
+    def completed(self) -> list[EvaluationLine]:
+        """Those with a result."""
+        return [line for line in self.lines if line.mean is not None]
 
     @property
     def num_without_improvement(self) -> int:
@@ -74,10 +76,23 @@ class EvaluationLog:
         return count
 
     @property
-    def is_stop_due(self) -> bool:
-        """Whether training is to end early."""
-        patience = self._config.patience
-        return patience > 0 and self.num_without_improvement >= patience
+    def stop_reason(self) -> str | None:
+        """Why training is to end early; None: it is not."""
+        patience, target = self._config.stop_patience, self._config.stop_target
+        best = self.best
+        if best is None or best.mean is None:
+            return None
+        sign = 1 if self._config.goal == "max" else -1
+        if target is not None and sign * best.mean >= sign * target:
+            return (
+                f"{best.metric} {best.mean:.3g} of step {best.step} reached the target {target:g}"
+            )
+        if 0 < patience <= self.num_without_improvement:
+            return (
+                f"{best.metric} is not better than the {best.mean:.3g} of step {best.step} after "
+                f"{self.num_without_improvement} evaluations"
+            )
+        return None
 
     def is_better(self, mean: float) -> bool:
         """Whether `mean` is better than the best so far by more than min_improvement."""
@@ -89,10 +104,11 @@ class EvaluationLog:
         return (gain if self._config.goal == "max" else -gain) > self._config.min_improvement
 
     def add(self, line: EvaluationLine) -> None:
-        """Append a line."""
+        """Append a line; one that a crash cut off before it is ended."""
         self.lines.append(line)
+        is_cut = self._file.is_file() and self._file.read_bytes()[-1:] not in (b"", b"\n")
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(line)) + "\n")
+            file.write(("\n" if is_cut else "") + json.dumps(asdict(line)) + "\n")
 
 
 def line_of(
@@ -105,8 +121,26 @@ def line_of(
         mean=estimates.mean(rewards),
         interval=estimates.confidence_interval(rewards),
         pass_at=estimates.passes(rewards, config.success_above),
+        successes={
+            name: sum(reward > config.success_above for reward in given)
+            for name, given in rewards.items()
+        },
         **facts,  # type: ignore[arg-type]
     )
+
+
+def evaluation_figures(log: EvaluationLog | None) -> dict[str, object]:
+    """Figures for the summary of a run."""
+    lines = log.completed if log is not None else []
+    best = log.best if log is not None else None
+    return {
+        "heldout_before": lines[0].mean if lines else None,
+        "heldout_after": lines[-1].mean if lines else None,
+        "heldout_tasks": lines[0].num_tasks if lines else 0,
+        "evaluations": len(lines),
+        "best_step": best.step if best else None,
+        "best_checkpoint": best.checkpoint if best else None,
+    }
 
 
 def _read(file: Path) -> list[EvaluationLine]:

@@ -227,7 +227,9 @@ async def test_cancelled_tasks_are_not_leased_and_their_rollouts_end(run: Run) -
     # Nothing of them is replaced; the TRAIN task is still there.
     ask = await store.runs.lease_task(run_id, (Purpose.EVAL,), "eval")
     assert ask is EmptyReason.NOTHING_QUEUED
-    assert (await run.lease()).task.task_id == "train"
+    last = await run.store.runs.lease_task(run_id, (Purpose.EVAL, Purpose.TRAIN), "any")
+    assert isinstance(last, TaskLease)
+    assert last.task.task_id == "train"
 
 
 async def test_tasks_that_are_not_cancelled_are_replaced(run: Run) -> None:

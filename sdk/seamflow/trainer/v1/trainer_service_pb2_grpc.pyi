@@ -60,6 +60,12 @@ class TrainerServiceStub:
     Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
     """
 
+    TrackEvaluation: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse,
+    ]
+    """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
+
 class TrainerServiceAsyncStub:
     """Rank 0 of a trainer."""
 
@@ -101,6 +107,12 @@ class TrainerServiceAsyncStub:
     """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
     Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
     """
+
+    TrackEvaluation: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse,
+    ]
+    """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
     """Rank 0 of a trainer."""
@@ -153,5 +165,13 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
         Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
         """
+
+    @abc.abstractmethod
+    def TrackEvaluation(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse]]:
+        """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
