@@ -43,6 +43,7 @@ TABLES = (
     "environments",
     "tool_loop",
     "launcher",
+    "evaluation",
 )
 """Top-level tables of a configuration file that all processes share."""
 
