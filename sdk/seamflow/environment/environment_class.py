@@ -82,7 +82,8 @@ def with_arguments(
         taken.bind(**arguments)
     except TypeError as error:
         raise ValueError(
-            f"--arguments is {json.dumps(dict(arguments))}: {name}{taken} does not take them: {error}"
+            f"--arguments is {json.dumps(dict(arguments))}: {name}{taken} does not take them: "
+            f"{error}"
         ) from error
 
     def make() -> Any:
