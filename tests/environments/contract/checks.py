@@ -189,6 +189,11 @@ async def a_task(case: Case, client: EnvironmentClient) -> Task:
     return Task(task_id="t", payload=case.payload)
 
 
+def contents(step: Step) -> list[str]:
+    """The texts of its messages."""
+    return [str(message["content"]) for message in step.messages if not isinstance(message, str)]
+
+
 def named(step: Step) -> dict[str, float]:
     """Its rewards by name."""
     assert isinstance(step.rewards, dict)
