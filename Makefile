@@ -110,7 +110,7 @@ test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model 
 	$(RUN) tests.roundtrips --seed $(SEED)
 
 test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3 optimizer steps on its framework.
-	npm install --silent --no-fund --no-audit --prefix examples/environments/node
+	npm install --silent --no-fund --no-audit --prefix examples/clients/node
 	$(RUN) tests.environments --seed $(SEED)
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.

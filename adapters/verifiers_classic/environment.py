@@ -84,8 +84,8 @@ class VerifiersClassicEnvironment:
                     _MODEL,
                     self._sampling,
                 )
-            rewards = _rewards(output)
-        return rewards
+            _check(output)
+        return _rewards(output)
 
     def _input(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         is_eval = payload.get("split") == "eval"
@@ -120,21 +120,21 @@ def _load(env_id: str, arguments: _Arguments) -> Any:
     return environment
 
 
-def _rewards(output: Mapping[str, Any]) -> Mapping[str, float]:
-    """Rewards by name.
-
-    Raises:
-        EnvironmentFailed: the rollout has an error, unless the policy caused it, with an empty
-            answer or a conversation that became too long.
-    """
+def _check(output: Mapping[str, Any]) -> None:
+    """Raise `EnvironmentFailed` for an error of the rollout, unless the policy caused it, with an
+    empty answer or a conversation that became too long."""
     error = output.get("error")
-    if error and error["error"] not in _OF_POLICY:
-        is_infrastructure = error["error"] in _OF_INFRASTRUCTURE or "Sandbox" in error["error"]
-        raise EnvironmentFailed(
-            f"{error['error']}: {error['error_chain_repr']}"[:1000],
-            tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
-            if is_infrastructure
-            else tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
-        )
+    if not error or error["error"] in _OF_POLICY:
+        return
+    is_infrastructure = error["error"] in _OF_INFRASTRUCTURE or "Sandbox" in error["error"]
+    raise EnvironmentFailed(
+        f"{error['error']}: {error['error_chain_repr']}"[:1000],
+        tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+        if is_infrastructure
+        else tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
+    )
+
+
+def _rewards(output: Mapping[str, Any]) -> Mapping[str, float]:
     metrics = {n: float(v) for n, v in output["metrics"].items() if math.isfinite(v)}
     return {**metrics, "reward": float(output["reward"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -66,5 +67,20 @@ MCP_TOOLS = Case(
         "is_seeded": True,
     },
 )
+_NODE_FOLDER = ROOT / "examples" / "clients" / "node"
 
-CASES = (PLAIN, GYMNASIUM, TEXTARENA, REASONING_GYM, OPENENV, MCP_TOOLS)
+
+def _without_node() -> str:
+    if shutil.which("node") is None:
+        return "node is not installed"
+    is_made = (_NODE_FOLDER / "node_modules").exists()
+    return "" if is_made else f"npm install --prefix {_NODE_FOLDER.relative_to(ROOT)}"
+
+
+NODE = Case(
+    name="node",
+    command=("node", str(_NODE_FOLDER / "environment.js")),
+    missing=_without_node,
+)
+
+CASES = (PLAIN, GYMNASIUM, TEXTARENA, REASONING_GYM, OPENENV, MCP_TOOLS, NODE)
