@@ -84,23 +84,35 @@ class Trainer:
 
     async def train(self) -> None:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
-        await self._samples.check_rules(self._config.algorithm.reward)
+        await self._samples.check_rules(self._config.algorithm)
         await self._resume()
-        while self.progress.step < self._config.num_steps:
+        while self.progress.step < self.progress.last_step:
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
             async for chunk in self._batches.chunks(record):
                 async with self._device.use(self._nodes.acquire):
                     await self._steps.accumulate(chunk, record)
                     if chunk.last:
                         await self._steps.optimize(record)
-                        await self._checkpointer.save_if_due(record, self.weight_version)
-            await self._publisher.publish_if_due(record)
+                        await self._checkpointer.save_if_due(
+                            record, self.weight_version, last=self._is_last(record)
+                        )
+            await self._publisher.publish_if_due(record, last=self._is_last(record))
             self._report(record)
         await self._checkpointer.wait()
         self.progress.finished = True
         await self._nodes.release()
         if self._config.end_run:
             await self._samples.end_run()
+
+    def finish(self) -> int:
+        """Make the step in progress the last one; returns its number."""
+        progress = self.progress
+        progress.last_step = min(progress.last_step, progress.step + 1)
+        return progress.last_step
+
+    def track_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show the result of an evaluation of the weights of `step` in the trackers."""
+        self._trackers.log_evaluation(step, numbers)
 
     async def drain(self) -> None:
         """Wait until the checkpoint in flight is durable and its samples are committed.
@@ -129,6 +141,9 @@ class Trainer:
         """The record of the newest finished step, if that step has no checkpoint."""
         has_checkpoint = self._checkpointer.started_step == self.progress.step
         return None if has_checkpoint else self.progress.record
+
+    def _is_last(self, record: StepRecord) -> bool:
+        return record.step == self.progress.last_step
 
     async def _resume(self) -> None:
         """Take over the run, load its newest checkpoint and publish weights lost in a crash."""

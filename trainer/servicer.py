@@ -40,7 +40,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             run_id=self._config.run_id,
             state=self._state(),
             step=progress.step,
-            num_steps=self._config.num_steps,
+            num_steps=self._trainer.progress.last_step,
             weight_version=self._trainer.weight_version,
             world_size=self._ranks.world_size,
             checkpoint_step=self._trainer.checkpoint_step,
@@ -73,6 +73,19 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         # Shielded from a caller that disconnects: the nodes must be released afterwards.
         step = await asyncio.shield(self._trainer.save_checkpoint())
         return trainer_pb2.SaveCheckpointResponse(step=step)
+
+    async def FinishTraining(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.FinishTrainingRequest, context: Context
+    ) -> trainer_pb2.FinishTrainingResponse:
+        """Make the step in progress the last one."""
+        return trainer_pb2.FinishTrainingResponse(num_steps=self._trainer.finish())
+
+    async def TrackEvaluation(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.TrackEvaluationRequest, context: Context
+    ) -> trainer_pb2.TrackEvaluationResponse:
+        """Hand the numbers to the trackers."""
+        self._trainer.track_evaluation(request.step, request.numbers)
+        return trainer_pb2.TrackEvaluationResponse()
 
     def _state(self) -> trainer_pb2.TrainerState.ValueType:
         if self._trainer.progress.finished:

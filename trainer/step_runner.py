@@ -33,6 +33,8 @@ class Progress:
     """True while a step is computed."""
     finished: bool = False
     """True after the last step."""
+    last_step: int = 0
+    """The step after which training ends."""
     record: StepRecord | None = None
     """Of the last finished step."""
 
@@ -41,7 +43,7 @@ class StepRunner:
     """Runs the optimizer steps of a run on its ranks, whose devices the caller holds."""
 
     def __init__(self, config: TrainerConfig, ranks: RankGroup) -> None:
-        self.progress = Progress()
+        self.progress = Progress(last_step=config.num_steps)
         self._config = config
         self._ranks = ranks
         self._algorithm = make_algorithm(config)
@@ -69,7 +71,7 @@ class StepRunner:
         with record.phase("train"):
             answers = await self._ranks.do(Optimize(step=record.step))
         self._dump.finish(record.step, self._ranks.world_size, answers[0])
-        record.result(answers[0], self._config.algorithm.reward)
+        record.result(answers[0], self._config.algorithm.trained_reward)
         self.progress.step = record.step
         self.progress.record = record
 

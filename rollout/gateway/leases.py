@@ -99,6 +99,8 @@ class Leases:
     async def _start_leased(self, run_id: str, lease: task_pb.TaskLease) -> pb.RolloutLease | None:
         """Start the rollout of a lease; None: the lease has ended meanwhile."""
         request = pb.StartRolloutRequest(run_id=run_id, purpose=lease.task.purpose)
+        if lease.task.HasField("pinned_weight_version"):
+            request.pinned_weight_version = lease.task.pinned_weight_version
         try:
             credential = await self._start(request, lease.rollout_id, lease.lease_token)
         except ServiceError as error:

@@ -173,6 +173,10 @@ class Turn:
                 self._turn_request(), self._pinned_version(), self._server_request
             ) as stream:
                 async for response in stream.responses:
+                    if self._is_of_another_version(response):
+                        # It swapped since its last report: not recorded, another server goes on.
+                        servers.suspect(stream.server)
+                        return
                     yield response
             if not record.has_ended and self._num_sampled == num_before:
                 servers.suspect(stream.server)
@@ -202,6 +206,14 @@ class Turn:
                 chunk.text, chunk.delta = self._texts.push(ids, last=self._record.has_ended)
             send(chunk)
             _FORWARDED.inc(number)
+
+    def _is_of_another_version(self, response: server_pb.GenerateTokensResponse) -> bool:
+        """Whether tokens are of another version than the rollout is pinned to."""
+        pinned = self._pinned_version()
+        return pinned is not None and any(
+            span.origin == tokens_pb2.ORIGIN_POLICY and span.weight_version != pinned
+            for span in response.tokens.spans
+        )
 
     def _pinned_version(self) -> int | None:
         is_pinned = self._begun.HasField("pinned_weight_version")

@@ -22,6 +22,7 @@ from enum import StrEnum
 from rollout.server.engines.engine import Engine, EngineFailed, PauseMode
 from rollout.server.weights.swap_schedule import RunningTurns, SwapSchedule
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
+from rollout.server.weights.weight_hold import WeightHold
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.log import get_logger
@@ -93,6 +94,8 @@ class RolloutServer:
         self._stage = State.LOADING
         self._requested_pause: PauseMode | None = None
         self._lock = asyncio.Lock()
+        self.hold = WeightHold()
+        """The version that is kept though newer ones are committed."""
         self._log = get_logger()
 
     @property
@@ -121,8 +124,8 @@ class RolloutServer:
             await self.start()
 
     async def begin(self) -> None:
-        """Load the newest committed weights, if any, then serve turns."""
-        fetched = await self._cache.fetch() if self._cache else None
+        """Load the held or else the newest committed weights, if any, then serve turns."""
+        fetched = await self._cache.fetch(self.hold.weight_version) if self._cache else None
         async with self._lock:
             if self._stage in _WITHOUT_WEIGHTS:
                 return
@@ -152,18 +155,29 @@ class RolloutServer:
             self._requested_pause = None
             await self._serve()
 
-    async def update(self, weight_version: int | None) -> int:
-        """Load a committed version, by default the newest; returns the version in use."""
+    async def update(self, weight_version: int | None, hold_seconds: float | None = None) -> int:
+        """Load a committed version, by default the newest; returns the version in use.
+
+        `follow` is refused for `hold_seconds`; 0 ends an earlier hold. While the memory is
+        released, a hold is prolonged but nothing is loaded.
+        """
+        if weight_version is not None and weight_version == self.hold.weight_version:
+            # Files of a version in use may be deleted meanwhile.
+            is_current = weight_version == self.engine.weight_version
+            if is_current or self._stage is State.RELEASED:
+                self.hold.set(weight_version, hold_seconds)
+                return self.engine.weight_version
         fetched = await self._require_cache().fetch(weight_version)
         if fetched is None:
             raise failed_precondition(Reason.WEIGHTS_NOT_LOADED, "no weights are committed yet")
         async with self._lock:
             self._require_not("UpdateWeights", *_WITHOUT_WEIGHTS)
             await self._swap(fetched)
+            self.hold.set(fetched.weight_version, hold_seconds)
             return self.engine.weight_version
 
     async def follow(self, weight_version: int) -> None:
-        """Fetch a newly committed version and swap it in, unless the memory is released.
+        """Fetch a newly committed version and swap it in, unless memory is released or one is held.
 
         fetch -> prepare (in host memory, turns continue) -> schedule -> pause, update, resume
         """
@@ -176,7 +190,8 @@ class RolloutServer:
         await self._prepare(fetched)
         async with self._schedule.slot(), self._lock:
             newer = fetched.weight_version > self.engine.weight_version
-            if newer and self._stage not in _WITHOUT_WEIGHTS:
+            is_held = self.hold.weight_version is not None
+            if newer and not is_held and self._stage not in _WITHOUT_WEIGHTS:
                 await self._swap(fetched)
 
     async def release(self) -> int:
@@ -188,15 +203,16 @@ class RolloutServer:
             return await self.engine.release_memory()
 
     async def restore(self) -> int:
-        """Take the memory back and serve with the newest weights; returns their version.
+        """Take the memory back and serve with the held or newest weights; returns their version.
 
-        The newest version is fetched first: while the weights service is unavailable, the memory
+        The version is fetched first: while the weights service is unavailable, the memory
         stays released.
         """
         async with self._lock:
             self._require_not("RestoreMemory", State.LOADING, State.DRAINING)
             if self._stage is State.RELEASED:
-                fetched = await self._cache.fetch() if self._cache else None
+                version = self.hold.weight_version
+                fetched = await self._cache.fetch(version) if self._cache else None
                 await self.engine.restore_memory()
                 if fetched is not None:
                     await self._swap(fetched)

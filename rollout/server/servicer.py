@@ -126,7 +126,10 @@ class RolloutServerServicer(RolloutServerServiceServicer):
     ) -> pb.UpdateWeightsResponse:
         """Load a committed version now."""
         version = request.weight_version if request.HasField("weight_version") else None
-        loaded = await _shielded(self._server.update(version))
+        hold = seconds_of(request.hold) if request.HasField("hold") else None
+        if hold is not None and hold < 0:
+            raise invalid_argument("hold", hold, "give the seconds to keep the version; 0 ends it")
+        loaded = await _shielded(self._server.update(version, hold))
         return pb.UpdateWeightsResponse(weight_version=loaded)
 
     async def ReleaseMemory(

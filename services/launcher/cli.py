@@ -22,10 +22,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from services.chassis.config.load import load_or_exit
+from services.chassis.config.load import load, load_or_exit
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
-from services.launcher.config import LauncherConfig
+from services.launcher.config import LauncherConfig, flags_by_table
+from services.launcher.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.evaluation.heldout_tasks import read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.run import Run
@@ -33,6 +35,7 @@ from services.launcher.view import LiveView, PlainView
 
 __all__ = ["main"]
 
+_TABLE = "evaluation"
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
@@ -40,7 +43,7 @@ def main() -> NoReturn:
     """Train or serve; exits with a code of `ExitCode`, a run that Ctrl-C cut short with 130."""
     config = load_or_exit(LauncherConfig, "launcher")
     try:
-        sys.exit(_main(config))
+        sys.exit(_main(config, _evaluation(config)))
     except StartupError as error:
         print(f"launcher: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -49,13 +52,24 @@ def main() -> NoReturn:
         sys.exit(ExitCode.CLEAN if config.serve else 130)
 
 
-def _main(config: LauncherConfig) -> int:
+def _evaluation(config: LauncherConfig) -> EvaluationConfig:
+    """Table [evaluation] of the same file, and --set."""
+    arguments = [
+        "--config",
+        str(_config_file(sys.argv)),
+        *flags_by_table(config.set).get(_TABLE, ()),
+    ]
+    return load(EvaluationConfig, _TABLE, arguments)
+
+
+def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     layout = _layout(config, _config_file(sys.argv))
     plans = plan(config, layout)
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
     _check(config, layout)
+    _check_evaluation(config, evaluation, layout)
     _check_program(plans)
     if config.dry_run:
         return _dry_run(plans)
@@ -66,7 +80,7 @@ def _main(config: LauncherConfig) -> int:
     is_terminal = sys.stdout.isatty() and config.live
     view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
     with view:
-        run = Run(config, layout, plans, view)
+        run = Run(config, layout, plans, view, evaluation=evaluation)
         summary = asyncio.run(run.serve() if config.serve else run.train())
     if summary is not None:
         (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -152,6 +166,21 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
             f"runs_folder {config.runs_folder!r} has {free >> 20} MiB free: a run needs at least "
             f"{_MIN_FREE_BYTES >> 20} MiB; free some, or give --runs-folder on another disk"
         )
+
+
+def _check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layout: Layout) -> None:
+    """Check that there is something to evaluate on; read it, unless it is still to be prepared."""
+    tasks = evaluation.tasks or config.heldout_tasks
+    if evaluation.every_steps and tasks is None:
+        raise ConfigError(
+            f"evaluation.every_steps is {evaluation.every_steps}, but there are no held-out tasks: "
+            "give tasks in [evaluation]"
+        )
+    if evaluation.tasks is not None and config.prepare is None:
+        path = Path(layout.path(evaluation.tasks))
+        if not path.is_file():
+            raise ConfigError(f"evaluation.tasks {str(path)!r} does not exist")
+        read_tasks(path)
 
 
 def _check_program(plans: Mapping[str, ProcessPlan]) -> None:

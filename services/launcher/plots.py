@@ -9,6 +9,7 @@ from typing import Any
 from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
+from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.view import activity
 
 __all__ = ["draw_reward_curve", "draw_timeline"]
@@ -24,9 +25,9 @@ _COLOURS = {
 
 
 def draw_reward_curve(
-    file: Path, steps: Sequence[dict[str, Any]], before: float | None, after: float | None
+    file: Path, steps: Sequence[dict[str, Any]], evaluations: Sequence[EvaluationLine]
 ) -> None:
-    """Reward and success by optimizer step, with the held-out success rate at both ends."""
+    """Reward and success by optimizer step, with the evaluations and their intervals."""
     figure, axes = _figure(8, 4)
     numbers = [step["step"] for step in steps]
     axes.plot(
@@ -35,20 +36,39 @@ def draw_reward_curve(
     if steps and "success" in steps[-1]:
         success = [step["success"] for step in steps]
         axes.plot(numbers, success, label="success, training tasks", color="#4c9be8", alpha=0.7)
-    ends = [(0, before), (numbers[-1] if numbers else 1, after)]
-    known = [(step, rate) for step, rate in ends if rate is not None]
-    if known:
-        axes.plot(
-            *zip(*known, strict=True), "o--", label="success, held-out tasks", color="#d64545"
-        )
-    for step, rate in known:
-        axes.annotate(
-            f"{rate:.0%}", (step, rate), textcoords="offset points", xytext=(0, 8), ha="center"
-        )
-    axes.set(xlabel="optimizer step", ylim=(0, 1.08), title="What the agent learned")
+    _draw_evaluations(axes, evaluations)
+    axes.set(xlabel="optimizer step", title="What the agent learned")
+    axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.08, axes.get_ylim()[1]))
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)
     _save(figure, file)
+
+
+def _draw_evaluations(axes: Any, evaluations: Sequence[EvaluationLine]) -> None:
+    """Means with bars for their 95 % intervals; the first, the last and the best have numbers."""
+    shown = [line for line in evaluations if line.mean is not None]
+    if not shown:
+        return
+    means = [line.mean or 0.0 for line in shown]
+    intervals = [line.interval or (mean, mean) for line, mean in zip(shown, means, strict=True)]
+    below = [mean - low for mean, (low, _) in zip(means, intervals, strict=True)]
+    above = [high - mean for mean, (_, high) in zip(means, intervals, strict=True)]
+    axes.errorbar(
+        [line.step for line in shown],
+        means,
+        yerr=(below, above),
+        fmt="o--",
+        capsize=3,
+        label=f"{shown[-1].metric}, held-out tasks (95 %)",
+        color="#d64545",
+    )
+    best = next((line for line in reversed(shown) if line.is_best), None)
+    for line, mean, (_, high) in zip(shown, means, intervals, strict=True):
+        if line in (shown[0], shown[-1], best):
+            text = f"{mean:.0%}" if 0 <= mean <= 1 else f"{mean:.3g}"
+            axes.annotate(
+                text, (line.step, high), textcoords="offset points", xytext=(0, 6), ha="center"
+            )
 
 
 def draw_timeline(

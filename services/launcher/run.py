@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import platform
 import signal
@@ -25,13 +24,10 @@ from services.chassis.errors import DependencyUnavailable
 from services.launcher import plots, redis_server
 from services.launcher.agent_access import LeaseHint, instructions
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation import (
-    PATIENCE_SECONDS,
-    Evaluation,
-    evaluate,
-    read_tasks,
-    trajectories,
-)
+from services.launcher.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.evaluation.evaluation_log import EvaluationLine, evaluation_figures
+from services.launcher.evaluation.evaluator import Evaluator
+from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
 from services.launcher.occupancy import CoresBusy, Occupancy
 from services.launcher.process_plan import ProcessPlan
@@ -69,6 +65,9 @@ class Run:
     view: View
     supervisor: Callable[[Path], Supervisor] = Supervisor
     """Makes the supervisor of the processes, which log to the folder that it is given."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Table [evaluation]."""
+    evaluator: Evaluator | None = None
     start: float = field(default_factory=time.monotonic)
     events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
     occupancy: Occupancy = field(default_factory=Occupancy)
@@ -94,12 +93,17 @@ class Run:
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):
-            before = await self._evaluate(services, "before")
+            evaluator = self.evaluator = Evaluator(
+                self.evaluation, self.config, self.layout, services, self.view
+            )
+            await evaluator.before()
             await self._learn(processes, services)
-            after = await self._evaluate(services, "after")
+            status = await services.trainer_status()
+            if status is not None:
+                await evaluator.after(status.weight_version, status.step)
             await self._end_run(processes, services)
             await self._drain_nodes(services)
-        return await self._summarize(processes, services, before, after)
+        return await self._summarize(processes, services)
 
     async def _serve(self, processes: Supervisor, services: Services) -> None:
         async with self._started(processes, services):
@@ -186,32 +190,28 @@ class Run:
                     ready = (await services.snapshot()).readiness
         await asyncio.sleep(_AGENT_POLL_SECONDS)
 
-    async def _evaluate(self, services: Services, label: str) -> Evaluation | None:
-        if self.config.heldout_tasks is None:
-            return None
-        tasks = read_tasks(Path(self.layout.path(self.config.heldout_tasks)), label)
-        self.view.phase(f"held-out tasks {label} training")
-        # Of agents with programs of their own nobody knows when they come.
-        patience = math.inf if self.config.runner_agent is None else PATIENCE_SECONDS
-        return await evaluate(
-            services,
-            tasks,
-            self.config.success,
-            lambda done: self.view.progress(done, len(tasks)),
-            patience,
-        )
-
     async def _learn(self, processes: Supervisor, services: Services) -> None:
         """Submit tasks until the trainer has finished and every server has its last weights."""
         self.view.phase("training")
         began, cores, self.is_learning = time.monotonic(), CoresBusy(), True
         await self._start_training(processes)
-        status = await self._trained(services)
-        self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
-        self.is_learning = False
+        evaluating = asyncio.create_task(self._evaluate_beside())
+        try:
+            status = await self._trained(services)
+            self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
+            self.is_learning = False
+            if self.evaluator is not None:
+                self.evaluator.ending()
+            await evaluating
+        finally:
+            evaluating.cancel()
         if "dataloader" in self.plans:
             await processes.stop("dataloader")
         await self._wait_for_version(services, status.weight_version)
+
+    async def _evaluate_beside(self) -> None:
+        if self.evaluator is not None:
+            await self.evaluator.beside()
 
     async def _start_training(self, processes: Supervisor) -> None:
         """Submit tasks, unless agents bring their own; tell of settings that no process knows."""
@@ -275,16 +275,12 @@ class Run:
         """What to do if no agent works."""
         if self.config.are_agents_outside:
             return "start one with the addresses above"
+        if self.config.runs_environment:
+            return f"see environment*.log in {self._logs()}"
         name = "agent" if self.config.runner_agent is None else "agent_runner"
         return f"see {self._logs() / name}.log"
 
-    async def _summarize(
-        self,
-        processes: Supervisor,
-        services: Services,
-        before: Evaluation | None,
-        after: Evaluation | None,
-    ) -> dict[str, Any]:
+    async def _summarize(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         self.view.phase("summarizing")
         if "agent_runner" in self.plans:
             await processes.stop("agent_runner")
@@ -295,13 +291,13 @@ class Run:
         steps = read_steps(self.layout.folder / "metrics.jsonl")
         ranking = await services.ranker_status()
         num_lent, num_returned = lendings(self.events)
-        self._draw(steps, before, after)
+        evaluations = self.evaluator.log if self.evaluator is not None else None
+        self._draw(steps, evaluations.completed if evaluations else ())
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
-            "heldout_before": _success_rate(before),
-            "heldout_after": _success_rate(after),
-            "heldout_tasks": before.num_tasks if before else 0,
+            **evaluation_figures(evaluations),
+            "stopped_early": self.evaluator.stopped_early if self.evaluator else "",
             "optimizer_steps": len(steps),
             "weight_updates": num_weight_updates(steps),
             "turns": figures.num_turns,
@@ -333,13 +329,9 @@ class Run:
             "versions": _versions(),
         }
 
-    def _draw(
-        self, steps: Sequence[dict[str, Any]], before: Evaluation | None, after: Evaluation | None
-    ) -> None:
+    def _draw(self, steps: Sequence[dict[str, Any]], evaluations: Sequence[EvaluationLine]) -> None:
         folder = self.layout.folder
-        plots.draw_reward_curve(
-            folder / "reward_curve.png", steps, _success_rate(before), _success_rate(after)
-        )
+        plots.draw_reward_curve(folder / "reward_curve.png", steps, evaluations)
         plots.draw_timeline(folder / "timeline.png", self.events, steps)
 
     def _logs(self) -> Path:
@@ -375,10 +367,6 @@ async def _run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
         return await working
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-def _success_rate(evaluation: Evaluation | None) -> float | None:
-    return evaluation.success_rate if evaluation is not None else None
 
 
 def _versions() -> dict[str, str]:

@@ -24,6 +24,7 @@ from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.rpc import clients
 from services.launcher.config import LauncherConfig
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 __all__ = ["Services", "Snapshot", "connected"]
 
@@ -70,6 +72,7 @@ class Services:
     tasks: TaskServiceAsyncStub
     scheduler: SchedulerServiceAsyncStub
     trainer: TrainerServiceAsyncStub
+    weights: WeightServiceAsyncStub
     servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
     ranker: RankerServiceAsyncStub | None = None
 
@@ -151,6 +154,7 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
             tasks=async_stub(TaskServiceStub, manager),
             scheduler=async_stub(SchedulerServiceStub, await channel("scheduler")),
             trainer=async_stub(TrainerServiceStub, await channel("trainer")),
+            weights=async_stub(WeightServiceStub, await channel("weights")),
             servers=servers,
             ranker=(
                 async_stub(RankerServiceStub, await channel("ranker"))

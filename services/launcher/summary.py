@@ -13,6 +13,8 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.launcher.evaluation.heldout_tasks import label_of
+
 __all__ = ["TrajectoryFigures", "lendings", "num_weight_updates", "read_steps", "tail_ratio"]
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
@@ -69,10 +71,10 @@ class TrajectoryFigures:
 
 
 def evaluation_of(trajectory: trajectory_pb2.Trajectory) -> str:
-    """ "before" or "after" for a held-out rollout, "" for one of training."""
+    """ "before", "after" or "step-N" for a held-out rollout, "" for one of training."""
     if trajectory.purpose != tokens_pb2.PURPOSE_EVAL:
         return ""
-    return trajectory.group_id.rpartition("@")[2]
+    return label_of(trajectory.group_id)
 
 
 def tail_ratio(lengths: Sequence[int]) -> float:

@@ -17,7 +17,6 @@ from seamflow.pages import pages
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.evaluation import Evaluation
 from services.launcher.process_plan import ProcessPlan
 from services.launcher.run import Run
 from services.launcher.service_clients import Services, Snapshot
@@ -171,15 +170,9 @@ class MixedRun(Run):
         self.plans |= {name: self._plan(name) for name in self.trees}
         await Run._start_core_services(self, processes)
 
-    async def _summarize(
-        self,
-        processes: Supervisor,
-        services: Services,
-        before: Evaluation | None,
-        after: Evaluation | None,
-    ) -> dict[str, Any]:
+    async def _summarize(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         """The launcher's summary, with the seconds of each change and the samples' verdict."""
-        summary = await Run._summarize(self, processes, services, before, after)
+        summary = await Run._summarize(self, processes, services)
         return {**summary, **asdict(await self._delivered(services))}
 
     async def _delivered(self, services: Services) -> Verdict:

@@ -17,6 +17,7 @@ __all__ = ["TABLES", "configuration_page", "json_schema", "settings_of"]
 
 TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
+    "evaluation": "services.launcher.evaluation.evaluation_config:EvaluationConfig",
     "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
     "rollout_gateway": "rollout.gateway.config:GatewayConfig",
     "http_gateway": "rollout.http_gateway.config:HttpGatewayConfig",

@@ -38,9 +38,10 @@ class AsyncCheckpointer:
         """Continue after a durable checkpoint of `step`."""
         self.step = self.started_step = self._committed_step = step
 
-    async def save_if_due(self, record: StepRecord, weight_version: int) -> None:
-        """Start a checkpoint of the finished step of `record`, if its step is to have one."""
-        last = record.step == self._config.num_steps
+    async def save_if_due(
+        self, record: StepRecord, weight_version: int, *, last: bool = False
+    ) -> None:
+        """Start a checkpoint of the finished step of `record` if it is due; the last one is."""
         if last or record.step % self._config.checkpoint.every == 0:
             await self.start(record, weight_version)
 
@@ -60,6 +61,7 @@ class AsyncCheckpointer:
             world_size=self._ranks.world_size,
             settings=self._config.reproducibility_settings(),
             base=self._base,
+            model=str(self._config.model.resolve()),
             record=record.line(),
         )
         self.started_step = record.step

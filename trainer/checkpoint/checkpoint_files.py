@@ -35,11 +35,14 @@ __all__ = [
     "is_written",
     "load_shards",
     "newest",
+    "read_parameters",
+    "read_state",
     "shard_name",
 ]
 
 _STATE = "state.json"
 _RNG = "rng"
+_PARAMETER = "parameter."
 _MAX_RESULTS = 8
 """Finished writes whose result is kept."""
 
@@ -60,6 +63,8 @@ class Checkpoint:
     """`TrainerConfig.reproducibility_settings` of the run."""
     base: str = ""
     """`TrainerConfig.base` of the run: the weights that an adapter is added to."""
+    model: str = ""
+    """Folder that the run started from; empty: an older release wrote the checkpoint."""
     record: Mapping[str, Any]
     """Record of the step; after a crash its line may be missing in the metrics file."""
 
@@ -69,13 +74,32 @@ def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
     found = sorted(path for path in folder.glob("step_*") if (path / fsync_files.COMPLETE).exists())
     if not found:
         return None
-    return found[-1], _checkpoint((found[-1] / _STATE).read_text())
+    return found[-1], read_state(found[-1])
 
 
-def _checkpoint(text: str) -> Checkpoint:
-    """Read a checkpoint of this release or a neighbouring one, whose further fields are ignored."""
+def read_state(folder: Path) -> Checkpoint:
+    """Read a checkpoint of this release or a neighbouring one, whose further fields are ignored.
+
+    Raises:
+        ValueError: `folder` is not a complete checkpoint.
+    """
+    if not (folder / fsync_files.COMPLETE).is_file() or not (folder / _STATE).is_file():
+        raise ValueError(
+            f"{folder} is not a checkpoint: give a folder such as checkpoints/step_000000040, "
+            f"which holds {_STATE} and {fsync_files.COMPLETE}"
+        )
     known = {field.name for field in fields(Checkpoint)}
-    return Checkpoint(**{k: v for k, v in json.loads(text).items() if k in known})
+    record = json.loads((folder / _STATE).read_text())
+    return Checkpoint(**{k: v for k, v in record.items() if k in known})
+
+
+def read_parameters(folder: Path) -> dict[str, torch.Tensor]:
+    """The whole trained parameters by name, without optimizer state, of any number of ranks."""
+    with ExitStack() as stack:
+        paths = sorted(folder.glob("rank_*.safetensors"))
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        names = [name for name in files[0].keys() if name.startswith(_PARAMETER)]  # noqa: SIM118
+        return {name.removeprefix(_PARAMETER): _resharded(files, name, 0, 1) for name in names}
 
 
 def begin(folder: Path, step: int) -> Path:

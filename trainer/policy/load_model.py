@@ -23,7 +23,7 @@ from trainer.model.onednn_linear import use_onednn
 from trainer.model.packing import can_pack
 from trainer.policy.forward import add_value_head
 
-__all__ = ["DTYPES", "check_model_folder", "load_sharded"]
+__all__ = ["DTYPES", "check_model_folder", "load_sharded", "load_whole"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -65,8 +65,7 @@ def load_sharded(
     Raises:
         ValueError: the folder is incomplete, or holds another kind of model.
     """
-    check_model_folder(config.model)
-    model = _load(config)
+    model = load_whole(config)
     # Dropout would make log-probs differ from the engine's. Gradients are not affected.
     model.eval()
     use_onednn(model)
@@ -93,10 +92,16 @@ def _checkpoint_activations(block: nn.Module) -> None:
     )
 
 
-def _load(config: TrainerConfig) -> nn.Module:
+def load_whole(config: TrainerConfig) -> nn.Module:
+    """Load the causal language model of `config.model` in the type of the master weights.
+
+    Raises:
+        ValueError: the folder is incomplete, or holds another kind of model.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    check_model_folder(config.model)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     master = torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
     try:

@@ -69,18 +69,18 @@ class AsyncPublisher:
         self.weight_version = 0 if manifest is None else manifest.weight_version
         self.started_version = self.weight_version
         published = 0 if manifest is None else manifest.step
-        due = step if self._is_last(step) else step - step % self._config.publish.every
+        due = step if step == self._config.num_steps else step - step % self._config.publish.every
         if published > step or published < due:
             await self.start(await self._gather(), step)
             await self.wait()
 
-    async def publish_if_due(self, record: StepRecord) -> None:
+    async def publish_if_due(self, record: StepRecord, *, last: bool = False) -> None:
         """Start publishing a finished step if it is due or an earlier one was postponed.
 
         Publishing continues during the next step; after the last step, this waits until it is done.
         The time training waits is the step's phase "publish".
         """
-        step, last = record.step, self._is_last(record.step)
+        step = record.step
         if not (self._postponed or last or step % self._config.publish.every == 0):
             return
         with record.phase("publish"):
@@ -88,9 +88,9 @@ class AsyncPublisher:
             # may be taken away, as this may wait for other services.
             await self.supersede()
             weights = await self._gather()
-            self._postponed = not await self._try_start(weights, step)
+            self._postponed = not await self._try_start(weights, step, last=last)
             while last and self._postponed:
-                self._postponed = not await self._try_start(weights, step)
+                self._postponed = not await self._try_start(weights, step, last=last)
             if last:
                 await self.wait()
 
@@ -119,14 +119,16 @@ class AsyncPublisher:
         self.started_version = int(begun.weight_version)
         self.task.start(self._finish(begun, weights, epoch, self._commit_condition(step)))
 
-    async def _try_start(self, weights: Mapping[str, torch.Tensor], step: int) -> bool:
+    async def _try_start(
+        self, weights: Mapping[str, torch.Tensor], step: int, *, last: bool
+    ) -> bool:
         """Whether a publish was started; False: postponed to the next step.
 
         Under WAIT it is postponed while it would make rollouts in flight too old: they can only be
         leased before the publish. The last step publishes in any case.
         """
         next_version = self.started_version + 1
-        if not (self._is_last(step) or await self._samples.may_publish(next_version)):
+        if not (last or await self._samples.may_publish(next_version)):
             return False
         try:
             await self.start(weights, step)
@@ -171,6 +173,3 @@ class AsyncPublisher:
             get_logger().warning("publish_postponed", weight_version=version, error=str(error))
             return False
         return True
-
-    def _is_last(self, step: int) -> bool:
-        return step == self._config.num_steps

@@ -52,15 +52,36 @@ class Trackers:
             ConfigError: a tracker is unknown, or its library is not installed.
         """
         self._feeds = [_Feed(name, _made(name, config)) for name in config.tracking.trackers]
+        self._has_step = False
+        self._early: list[tuple[int, Mapping[str, float]]] = []
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Queue a step for every tracker."""
-        named = names(numbers)
+        self._has_step = True
+        self._log(step, names(numbers))
+        self._log_early()
+
+    def log_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Queue the result of an evaluation, as `evaluation/<name>`, for every tracker.
+
+        It waits for the first step: what a tracker gets first tells it where a crash undid steps.
+        """
+        self._early.append((step, {f"evaluation/{name}": value for name, value in numbers.items()}))
+        if self._has_step:
+            self._log_early()
+
+    def _log_early(self) -> None:
+        for step, named in self._early:
+            self._log(step, named)
+        self._early.clear()
+
+    def _log(self, step: int, named: Mapping[str, float]) -> None:
         for feed in self._feeds:
             feed.log(step, named)
 
     def close(self, wait_seconds: float = 10.0) -> None:
         """Close every tracker; those that take longer than `wait_seconds` are abandoned."""
+        self._log_early()
         for feed in self._feeds:
             feed.end()
         until = time.monotonic() + wait_seconds

@@ -68,7 +68,7 @@ class BeginTurnsHandler:
             rollout_id=validation.name("rollout_id", new.rollout_id),
             purpose=conversion.purpose_from("purpose", new.purpose),
             credential_digest=validation.digest("credential_digest", new.credential_digest),
-            pinned_weight_version=_pinned(new),
+            pinned_weight_version=conversion.pinned_from("pinned_weight_version", new),
             traceparent=validation.text("traceparent", new.traceparent),
             labels=validation.labels("labels", new.labels),
         )
@@ -148,15 +148,6 @@ def _that_fit(results: Iterable[pb.NewTurnResult]) -> Iterator[pb.NewTurnResult]
             continue
         size += added
         yield result
-
-
-def _pinned(new: pb.NewRollout) -> int | None:
-    if not new.HasField("pinned_weight_version"):
-        return None
-    if new.purpose != int(Purpose.EVAL):
-        version = new.pinned_weight_version
-        raise invalid_argument("pinned_weight_version", version, "only for purpose EVAL")
-    return validation.not_negative("pinned_weight_version", new.pinned_weight_version)
 
 
 def _nonce(new: pb.NewRollout) -> str | None:

@@ -105,7 +105,20 @@ def task_from(
         purpose=purpose,
         labels=validation.labels(f"{field}.labels", message.labels),
         own=own,
+        pinned_weight_version=pinned_from(f"{field}.pinned_weight_version", message),
     )
+
+
+def pinned_from(
+    field: str, message: trajectory_pb2.Task | trajectory_service_pb2.NewRollout
+) -> int | None:
+    """The version that an EVAL task or rollout is pinned to; None: none."""
+    if not message.HasField("pinned_weight_version"):
+        return None
+    version = message.pinned_weight_version
+    if message.purpose != int(Purpose.EVAL):
+        raise invalid_argument(field, version, "only for purpose EVAL")
+    return validation.not_negative(field, version)
 
 
 def task_to(task: Task) -> trajectory_pb2.Task:
@@ -116,6 +129,7 @@ def task_to(task: Task) -> trajectory_pb2.Task:
         num_samples=task.num_samples,
         purpose=int(task.purpose),  # type: ignore[arg-type]
         labels=dict(task.labels),
+        pinned_weight_version=task.pinned_weight_version,
     )
 
 

@@ -192,6 +192,17 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         self._metrics.requeued(number)
         return pb.RequeueDeadLettersResponse(num_requeued=number)
 
+    async def CancelTasks(
+        self, request: pb.CancelTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.CancelTasksResponse:
+        """Take EVAL tasks back; the sweep fails their running rollouts."""
+        run_id = validation.run_name(request.run_id)
+        validation.bounded("task_ids", len(request.task_ids), _MAX_REQUEUED)
+        task_ids = [validation.name("task_ids", task_id) for task_id in request.task_ids]
+        number = await self._store.runs.cancel(run_id, task_ids)
+        get_logger().info("tasks_cancelled", run_id=run_id, num_cancelled=number)
+        return pb.CancelTasksResponse(num_cancelled=number)
+
 
 def _own_task(request: pb.LeaseTasksRequest, config: RunConfig) -> Task:
     for field in ("purpose", "max_leases"):

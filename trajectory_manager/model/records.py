@@ -197,6 +197,8 @@ class Task:
     """For people."""
     own: bool = False
     """An agent's own: never queued, leased by its name only."""
+    pinned_weight_version: int | None = None
+    """EVAL only: its rollouts sample with this version; None: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,10 @@ class RunStore(Protocol):
         """
         ...
 
+    async def cancel(self, run_id: str, task_ids: Sequence[str]) -> int:
+        """Take back EVAL tasks that are not complete and end their leases; return how many."""
+        ...
+
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """Add `delta` to the count of stored tokens; negative after a deletion."""
         ...

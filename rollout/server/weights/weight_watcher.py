@@ -26,7 +26,7 @@ _FAILURES = metrics.counter(
 
 
 class WeightWatcher:
-    """Two loops: one watches committed versions, one swaps the newest of them in."""
+    """Loops: one watches committed versions, one swaps the newest in, one does so after a hold."""
 
     def __init__(
         self, server: RolloutServer, stub: WeightServiceAsyncStub, *, run_id: str, model: str
@@ -45,6 +45,7 @@ class WeightWatcher:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._apply())
+            tasks.create_task(self._catch_up())
 
     async def begin(self) -> None:
         """Have the server load the newest weights and serve; retries until it succeeds."""
@@ -78,6 +79,7 @@ class WeightWatcher:
         while True:
             await self._announced.wait()
             self._announced.clear()
+            await self._server.hold.ended()
             try:
                 await self._server.follow(self._newest)
                 backoff.reset()
@@ -85,6 +87,12 @@ class WeightWatcher:
                 self._report(error)
                 await backoff.wait()
                 self._announced.set()
+
+    async def _catch_up(self) -> None:
+        """Swap the newest version in when a hold has ended."""
+        while True:
+            await self._server.hold.next_end()
+            self._announced.set()
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, EngineFailed) and "restart" not in self._server.engine.info.features:

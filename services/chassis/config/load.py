@@ -40,7 +40,10 @@ TABLES = (
     "environments",
     "tool_loop",
     "agent_runner",
+    "environments",
+    "tool_loop",
     "launcher",
+    "evaluation",
 )
 """Top-level tables of a configuration file that all processes share."""
 

@@ -61,7 +61,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "GenerateTokens": SERVICES,
         "Pause": BOTH,
         "Resume": BOTH,
-        "UpdateWeights": OPERATORS,
+        "UpdateWeights": BOTH,
         "ReleaseMemory": SERVICES,
         "RestoreMemory": SERVICES,
         "GetServerInfo": BOTH,
@@ -103,6 +103,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "ExtendTasks": SERVICES,
         "ListDeadLetters": BOTH,
         "RequeueDeadLetters": OPERATORS,
+        "CancelTasks": BOTH,
     },
     "seamflow.weights.v1.WeightService": {
         "BeginPublish": SERVICES,
@@ -135,6 +136,8 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "Suspend": SERVICES,
         "Resume": SERVICES,
         "SaveCheckpoint": OPERATORS,
+        "FinishTraining": BOTH,
+        "TrackEvaluation": BOTH,
     },
     "seamflow.worker.v1.WorkerService": {
         "Activate": SERVICES,

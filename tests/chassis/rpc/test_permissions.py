@@ -162,7 +162,7 @@ def test_operators_may_read_everything_and_change_what_is_theirs() -> None:
                 assert Role.OPERATOR in roles, (service, rpc)
     own = {rpc for rpcs in PERMISSIONS.values() for rpc, r in rpcs.items() if r == {Role.OPERATOR}}
     assert own == {
-        *("UpdateWeights", "DeleteRun", "DeleteTrajectories"),
+        *("DeleteRun", "DeleteTrajectories"),
         *("RequeueDeadLetters", "SetRunPolicy", "SaveCheckpoint"),
     }
 

@@ -76,6 +76,8 @@ class ScriptedServer(RolloutServerServiceServicer):
         """A call was given up by its caller."""
         self.num_reports = 0
         self.weight_version = 0
+        self.sampled_versions: list[int] = []
+        """Per call: the version of its tokens; none left: `weight_version`, as it reports."""
 
     async def known(self) -> None:
         """Wait until a gateway has taken in a report, and so asks for the next."""
@@ -99,10 +101,13 @@ class ScriptedServer(RolloutServerServiceServicer):
         given = self.default_answer if not self.answers else None
         elements = self.answers.pop(0) if given is None else given
         self.num_answered += 1
+        version = self.sampled_versions.pop(0) if self.sampled_versions else self.weight_version
         for index, ids in enumerate(elements, 1):
             if index == len(elements):
                 await self.may_end.wait()
             response = server_pb.GenerateTokensResponse(tokens=sampled(ids, self.server_id))
+            for span in response.tokens.spans:
+                span.weight_version = version
             if index == len(elements):
                 response.finish_reason = tokens_pb2.FINISH_REASON_STOP
             yield response

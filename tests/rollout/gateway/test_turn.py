@@ -277,3 +277,33 @@ async def test_without_the_comparison_lost_tokens_are_sampled_again(
     world.server.answers = [[[*world.ids("hello"), *world.template.stop_token_ids]]]
     await world.generate("t", world.ids("say "), offset=3)
     assert len(world.server.prompts) == 1
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+async def test_a_pinned_turn_never_has_tokens_of_another_version(
+    world: World, is_pinned: bool
+) -> None:
+    """The server swapped since its report: what it sampled then is dropped, and sampled again.
+
+    Negative control: without a pin the tokens of both versions are recorded.
+    """
+    request = pb.StartRolloutRequest(
+        run_id=RUN,
+        rollout_id="pinned",
+        purpose=tokens_pb2.PURPOSE_EVAL,
+        pinned_weight_version=3 if is_pinned else None,
+    )
+    credential = (await world.gateway.StartRollout(request)).credential
+    world.server.weight_version = 3
+    wrong, right = world.ids("no"), [*world.ids("yes"), *world.template.stop_token_ids]
+    world.server.answers = [[[*wrong, *world.template.stop_token_ids]], [right]]
+    world.server.sampled_versions = [4, 3]
+    generate = pb.GenerateRequest(run_id=RUN, rollout_id="pinned", turn_id="t")
+    generate.token_ids.token_ids.extend(world.ids("say "))
+    call = world.gateway.Generate(generate, metadata=bearer(credential))
+    events = [event async for event in call]
+    assert said(events[-1].end) == ("yes" if is_pinned else "no")
+    stored = store_pb.GetTrajectoryRequest(run_id=RUN, rollout_id="pinned")
+    turn = (await world.store.GetTrajectory(stored)).trajectory.turns[0]
+    assert turn.tokens.spans[-1].weight_version == (3 if is_pinned else 4)
+    assert len(world.server.prompts) == (2 if is_pinned else 1)

@@ -38,7 +38,7 @@ from trainer.model.lora import (
     plain_name,
     published_name,
 )
-from trainer.publish.weight_folder import write_folder
+from trainer.model.weight_folder import write_folder
 
 LORA: dict[str, Any] = {
     **JOB_CONFIG,

@@ -26,8 +26,8 @@ from tests.trainer.publish.publishing import SentBytes, big_weights
 from tests.trainer.training import Training
 from tests.weights.process import WeightsProcess, running
 from tests.weights.support import Trainer, weights_channel
+from trainer.model.weight_folder import write_folder
 from trainer.publish.publisher import Publisher
-from trainer.publish.weight_folder import write_folder
 
 pytestmark = pytest.mark.timeout(120)
 WEIGHTS = "model.safetensors"

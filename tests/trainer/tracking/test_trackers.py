@@ -154,3 +154,21 @@ def test_names_are_those_that_dashboards_know() -> None:
         "timing_s/train": 1.0,
         "training/loss": 2.0,
     }
+
+
+def test_an_evaluation_never_hides_steps(tmp_path: Path) -> None:
+    """Of weights that are older than the first step that a restarted trainer logs."""
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    for steps in ((1, 2, 3), (4, 5)):
+        trackers = Trackers(config(tmp_path, "tensorboard"))
+        trackers.log_evaluation(steps[0] - 2, {"mean": steps[0] / 8})
+        for step in steps:
+            trackers.log(step, {"loss": float(step)})
+        trackers.close()
+    events = event_accumulator.EventAccumulator(str(tmp_path / "trackers" / "my-run"))
+    events.Reload()
+    assert [event.step for event in events.Scalars(LOSS)] == [1, 2, 3, 4, 5]
+    shown = [(event.step, event.value) for event in events.Scalars("evaluation/mean")]
+    assert shown == [(-1, 0.125), (2, 0.5)]

@@ -359,6 +359,18 @@ class MemoryRunStore:
             run.changed(Topic.TASKS)
         return len(again)
 
+    async def cancel(self, run_id: str, task_ids: Sequence[str]) -> int:
+        """See `RunStore`."""
+        run = self._runs.get(run_id)
+        queued = [task for task in run.queue[Purpose.EVAL] if task.task_id in task_ids]
+        groups = [group for name, group in run.groups.items() if name in task_ids]
+        for task in queued:
+            run.queue[Purpose.EVAL].remove(task)
+        for group in (ended := [x for x in groups if x.task.purpose is Purpose.EVAL]):
+            run.end_leases(group)
+            del run.groups[group.task.task_id]
+        return len(queued) + len(ended)
+
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """See `RunStore`."""
         run = self._runs.get(run_id)

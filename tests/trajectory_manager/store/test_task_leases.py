@@ -9,7 +9,13 @@ import pytest
 
 from services.chassis.errors import Reason
 from tests.trajectory_manager.support import Run, failed, other_run, refused, rewarded
-from trajectory_manager.model.records import EmptyReason, Purpose, Task, TaskLease
+from trajectory_manager.model.records import (
+    EmptyReason,
+    FailureClass,
+    Purpose,
+    Task,
+    TaskLease,
+)
 from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
 
 
@@ -193,3 +199,50 @@ async def test_own_groups_are_trained_as_others(store: Store, num_extra: int) ->
     for lease in leases[:2]:
         await play(run, lease)
     assert (await store.runs.run_counts(run.run_id)).num_ready_groups == 1
+
+
+async def test_cancelled_tasks_are_not_leased_and_their_rollouts_end(run: Run) -> None:
+    """A queued, a leased and a half leased one; TRAIN tasks and complete ones are left alone."""
+    store, run_id = run.store, run.run_id
+    names = {"queued": 1, "leased": 1, "half": 2, "complete": 1}
+    order = ("complete", "leased", "half", "queued")
+    tasks = [
+        Task(task_id=name, payload_json="{}", num_samples=names[name], purpose=Purpose.EVAL)
+        for name in order
+    ]
+    await store.runs.submit(run_id, tasks, 100)
+    complete, leased, half = [await lease_eval(run) for _ in range(3)]
+    await play(run, complete)
+    await run.start(leased.rollout_id, leased.nonce)
+    await run.submit("train")
+    assert await store.runs.cancel(run_id, [*order, "train", "unknown"]) == 3
+    assert await store.runs.cancel(run_id, order) == 0
+    held = await store.runs.extend_tasks(run_id, [(x.rollout_id, x.nonce) for x in (leased, half)])
+    assert held == [False, False]
+    assert await run.rollouts.sweep(run_id) == 2
+    [found] = await store.tokens.read(run_id, [leased.rollout_id])
+    assert found is not None
+    assert found[0].outcome is not None
+    assert found[0].outcome.failure_class is FailureClass.CANCELLED
+    # Nothing of them is replaced; the TRAIN task is still there.
+    ask = await store.runs.lease_task(run_id, (Purpose.EVAL,), "eval")
+    assert ask is EmptyReason.NOTHING_QUEUED
+    last = await run.store.runs.lease_task(run_id, (Purpose.EVAL, Purpose.TRAIN), "any")
+    assert isinstance(last, TaskLease)
+    assert last.task.task_id == "train"
+
+
+async def test_tasks_that_are_not_cancelled_are_replaced(run: Run) -> None:
+    """Negative control: the sweep of an EVAL rollout that failed opens its slot again."""
+    task = Task(task_id="a", payload_json="{}", num_samples=1, purpose=Purpose.EVAL)
+    await run.store.runs.submit(run.run_id, [task], 100)
+    await play(run, await lease_eval(run), value=None)
+    assert (await lease_eval(run)).rollout_id == "a/0/2"
+
+
+async def lease_eval(run: Run) -> TaskLease:
+    """One rollout of an EVAL task; it must be there."""
+    nonce = f"eval-{next(run.nonces)}"
+    lease = await run.store.runs.lease_task(run.run_id, (Purpose.EVAL,), nonce)
+    assert isinstance(lease, TaskLease)
+    return lease

@@ -230,6 +230,11 @@ class RedisRunStore:
         (number,) = await self._call("requeue_dead_letters", run_id, *task_ids)
         return int(number)
 
+    async def cancel(self, run_id: str, task_ids: Sequence[str]) -> int:
+        """Take back EVAL tasks that are not complete; return how many."""
+        (number,) = await self._call("cancel_tasks", run_id, *task_ids)
+        return int(number)
+
     async def add_stored_tokens(self, run_id: str, delta: int) -> None:
         """Add to the run's count of stored tokens."""
         await self._call("add_stored_tokens", run_id, delta)

@@ -218,15 +218,23 @@ class UpdateWeightsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    HOLD_FIELD_NUMBER: builtins.int
     weight_version: builtins.int
     """A committed version; absent: the newest."""
+    @property
+    def hold(self) -> google.protobuf.duration_pb2.Duration:
+        """Keeps this version for so long, also when newer ones are committed; repeat the call, with the version, to keep
+        it longer. Zero: follows the newest again. Absent: what was asked before stays.
+        """
+
     def __init__(
         self,
         *,
         weight_version: builtins.int | None = ...,
+        hold: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_weight_version", b"_weight_version", "weight_version", b"weight_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_weight_version", b"_weight_version", "hold", b"hold", "weight_version", b"weight_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_weight_version", b"_weight_version", "hold", b"hold", "weight_version", b"weight_version"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_weight_version", b"_weight_version"]) -> typing.Literal["weight_version"] | None: ...
 
 global___UpdateWeightsRequest = UpdateWeightsRequest

@@ -242,3 +242,85 @@ class SaveCheckpointResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["step", b"step"]) -> None: ...
 
 global___SaveCheckpointResponse = SaveCheckpointResponse
+
+@typing.final
+class FinishTrainingRequest(google.protobuf.message.Message):
+    """Request of FinishTraining."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___FinishTrainingRequest = FinishTrainingRequest
+
+@typing.final
+class FinishTrainingResponse(google.protobuf.message.Message):
+    """Response of FinishTraining."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: builtins.int
+    num_steps: builtins.int
+    """Number of the last step."""
+    def __init__(
+        self,
+        *,
+        num_steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps"]) -> None: ...
+
+global___FinishTrainingResponse = FinishTrainingResponse
+
+@typing.final
+class TrackEvaluationRequest(google.protobuf.message.Message):
+    """Request of TrackEvaluation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class NumbersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    STEP_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """Optimizer step that made the evaluated weights."""
+    @property
+    def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Finite numbers by name of a few characters, such as "mean"; the trackers show "evaluation/mean"."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["numbers", b"numbers", "step", b"step"]) -> None: ...
+
+global___TrackEvaluationRequest = TrackEvaluationRequest
+
+@typing.final
+class TrackEvaluationResponse(google.protobuf.message.Message):
+    """Response of TrackEvaluation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___TrackEvaluationResponse = TrackEvaluationResponse

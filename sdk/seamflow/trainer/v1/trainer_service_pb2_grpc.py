@@ -35,6 +35,16 @@ class TrainerServiceStub(object):
                 request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointResponse.FromString,
                 )
+        self.FinishTraining = channel.unary_unary(
+                '/seamflow.trainer.v1.TrainerService/FinishTraining',
+                request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingResponse.FromString,
+                )
+        self.TrackEvaluation = channel.unary_unary(
+                '/seamflow.trainer.v1.TrainerService/TrackEvaluation',
+                request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationResponse.FromString,
+                )
 
 
 class TrainerServiceServicer(object):
@@ -73,6 +83,21 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FinishTraining(self, request, context):
+        """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+        Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TrackEvaluation(self, request, context):
+        """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +120,16 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.SaveCheckpoint,
                     request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointRequest.FromString,
                     response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointResponse.SerializeToString,
+            ),
+            'FinishTraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishTraining,
+                    request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingRequest.FromString,
+                    response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingResponse.SerializeToString,
+            ),
+            'TrackEvaluation': grpc.unary_unary_rpc_method_handler(
+                    servicer.TrackEvaluation,
+                    request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.FromString,
+                    response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,5 +207,39 @@ class TrainerService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/SaveCheckpoint',
             seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointRequest.SerializeToString,
             seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SaveCheckpointResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def FinishTraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/FinishTraining',
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingRequest.SerializeToString,
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def TrackEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/TrackEvaluation',
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.SerializeToString,
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

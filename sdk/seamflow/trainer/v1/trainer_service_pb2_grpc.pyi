@@ -52,6 +52,20 @@ class TrainerServiceStub:
     FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
     """
 
+    FinishTraining: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingRequest,
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse,
+    ]
+    """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+    Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+    """
+
+    TrackEvaluation: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse,
+    ]
+    """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
+
 class TrainerServiceAsyncStub:
     """Rank 0 of a trainer."""
 
@@ -85,6 +99,20 @@ class TrainerServiceAsyncStub:
     """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
     FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
     """
+
+    FinishTraining: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingRequest,
+        seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse,
+    ]
+    """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+    Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+    """
+
+    TrackEvaluation: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
+        seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse,
+    ]
+    """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
     """Rank 0 of a trainer."""
@@ -127,5 +155,23 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         """Writes a checkpoint at the next optimizer-step boundary and answers when it is durable, which may take minutes.
         FAILED_PRECONDITION / WRONG_STATE before the first step is finished. Idempotent.
         """
+
+    @abc.abstractmethod
+    def FinishTraining(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.FinishTrainingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse]]:
+        """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
+        Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+        """
+
+    @abc.abstractmethod
+    def TrackEvaluation(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse]]:
+        """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

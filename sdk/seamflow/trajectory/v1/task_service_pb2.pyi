@@ -396,3 +396,45 @@ class RequeueDeadLettersResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["num_requeued", b"num_requeued"]) -> None: ...
 
 global___RequeueDeadLettersResponse = RequeueDeadLettersResponse
+
+@typing.final
+class CancelTasksRequest(google.protobuf.message.Message):
+    """Request of CancelTasks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    TASK_IDS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    @property
+    def task_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """EVAL tasks, at most 1,000; unknown ones, complete ones and TRAIN tasks are ignored."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        task_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "task_ids", b"task_ids"]) -> None: ...
+
+global___CancelTasksRequest = CancelTasksRequest
+
+@typing.final
+class CancelTasksResponse(google.protobuf.message.Message):
+    """Response of CancelTasks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_CANCELLED_FIELD_NUMBER: builtins.int
+    num_cancelled: builtins.int
+    """Tasks that were not complete."""
+    def __init__(
+        self,
+        *,
+        num_cancelled: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_cancelled", b"num_cancelled"]) -> None: ...
+
+global___CancelTasksResponse = CancelTasksResponse

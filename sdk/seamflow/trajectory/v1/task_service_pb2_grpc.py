@@ -40,6 +40,11 @@ class TaskServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.FromString,
                 )
+        self.CancelTasks = channel.unary_unary(
+                '/seamflow.trajectory.v1.TaskService/CancelTasks',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CancelTasksRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CancelTasksResponse.FromString,
+                )
 
 
 class TaskServiceServicer(object):
@@ -83,6 +88,14 @@ class TaskServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelTasks(self, request, context):
+        """Takes EVAL tasks back: what is queued is never leased, and rollouts that still run fail as CANCELLED and are
+        not replaced. Finished rollouts stay. A task of the same name is not queued again. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TaskServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +123,11 @@ def add_TaskServiceServicer_to_server(servicer, server):
                     servicer.RequeueDeadLetters,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.SerializeToString,
+            ),
+            'CancelTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelTasks,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CancelTasksRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CancelTasksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -204,5 +222,22 @@ class TaskService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/RequeueDeadLetters',
             seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.RequeueDeadLettersResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def CancelTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TaskService/CancelTasks',
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CancelTasksRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_task__service__pb2.CancelTasksResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -54,6 +54,14 @@ class TaskServiceStub:
     ]
     """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued."""
 
+    CancelTasks: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.CancelTasksRequest,
+        seamflow.trajectory.v1.task_service_pb2.CancelTasksResponse,
+    ]
+    """Takes EVAL tasks back: what is queued is never leased, and rollouts that still run fail as CANCELLED and are
+    not replaced. Finished rollouts stay. A task of the same name is not queued again. Idempotent.
+    """
+
 class TaskServiceAsyncStub:
     """Tasks in from the dataloader, out to agents through the gateway."""
 
@@ -89,6 +97,14 @@ class TaskServiceAsyncStub:
         seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse,
     ]
     """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued."""
+
+    CancelTasks: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.task_service_pb2.CancelTasksRequest,
+        seamflow.trajectory.v1.task_service_pb2.CancelTasksResponse,
+    ]
+    """Takes EVAL tasks back: what is queued is never leased, and rollouts that still run fail as CANCELLED and are
+    not replaced. Finished rollouts stay. A task of the same name is not queued again. Idempotent.
+    """
 
 class TaskServiceServicer(metaclass=abc.ABCMeta):
     """Tasks in from the dataloader, out to agents through the gateway."""
@@ -135,5 +151,15 @@ class TaskServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.RequeueDeadLettersResponse]]:
         """Queues the tasks of dead letters again, under admission like new ones. Agents' own tasks are never queued."""
+
+    @abc.abstractmethod
+    def CancelTasks(
+        self,
+        request: seamflow.trajectory.v1.task_service_pb2.CancelTasksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.task_service_pb2.CancelTasksResponse, collections.abc.Awaitable[seamflow.trajectory.v1.task_service_pb2.CancelTasksResponse]]:
+        """Takes EVAL tasks back: what is queued is never leased, and rollouts that still run fail as CANCELLED and are
+        not replaced. Finished rollouts stay. A task of the same name is not queued again. Idempotent.
+        """
 
 def add_TaskServiceServicer_to_server(servicer: TaskServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -418,6 +418,7 @@ class Task(google.protobuf.message.Message):
     NUM_SAMPLES_FIELD_NUMBER: builtins.int
     PURPOSE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    PINNED_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Required. Unique in the run; becomes the group's name."""
     payload_json: builtins.str
@@ -426,6 +427,10 @@ class Task(google.protobuf.message.Message):
     """Rollouts to make; 0: the run's group_size for TRAIN, 1 for EVAL."""
     purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
     """Required. TRAIN or EVAL."""
+    pinned_weight_version: builtins.int
+    """EVAL only: its rollouts sample with this version and no other; their turns wait for a server that has it.
+    See UpdateWeightsRequest.hold. Absent: any version.
+    """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """For people and dashboards; at most 32, keys of 1 to 63 and values of at most 256 characters."""
@@ -438,8 +443,11 @@ class Task(google.protobuf.message.Message):
         num_samples: builtins.int = ...,
         purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        pinned_weight_version: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "num_samples", b"num_samples", "payload_json", b"payload_json", "purpose", b"purpose", "task_id", b"task_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "pinned_weight_version", b"pinned_weight_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_pinned_weight_version", b"_pinned_weight_version", "labels", b"labels", "num_samples", b"num_samples", "payload_json", b"payload_json", "pinned_weight_version", b"pinned_weight_version", "purpose", b"purpose", "task_id", b"task_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_pinned_weight_version", b"_pinned_weight_version"]) -> typing.Literal["pinned_weight_version"] | None: ...
 
 global___Task = Task
 

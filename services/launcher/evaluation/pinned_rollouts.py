@@ -1,0 +1,196 @@
+"""The rollouts of one evaluation: all sample with one weight version."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc.aio
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import NotFoundError, SeamflowError
+from seamflow.retry import retrying
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.launcher.evaluation.heldout_tasks import HeldoutTask, pinned_task
+from services.launcher.service_clients import Services
+
+__all__ = ["EvaluationFailed", "PinnedRollouts", "cancel"]
+
+_POLL_SECONDS = 0.5
+_MAX_ATTEMPTS = 11
+"""Of a sample, before its task becomes a dead letter."""
+_CANCEL_BATCH = 1000
+
+
+class EvaluationFailed(Exception):  # noqa: N818 -- names the event
+    """The evaluation has no result; the message says why."""
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One rollout of a task, replaced when it fails."""
+
+    task: HeldoutTask
+    task_id: str
+    slot: int
+    attempt: int = 1
+
+    @property
+    def rollout_id(self) -> str:
+        return f"{self.task_id}/{self.slot}/{self.attempt}"
+
+
+@dataclass(slots=True, kw_only=True)
+class PinnedRollouts:
+    """Submits tasks, at most so many at once, and reads the rewards of their rollouts."""
+
+    services: Services
+    tasks: Sequence[HeldoutTask]
+    label: str
+    """Name of the evaluation, unique in the run with its version."""
+    weight_version: int
+    samples: int
+    """Rollouts of each task."""
+    concurrency: int
+    """Rollouts in flight; at least one task is."""
+    metric: str
+    """Name of the reward."""
+    patience: float = math.inf
+    """Seconds without a finished rollout after which the agents are taken to be broken."""
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """Of the finished rollouts of each task."""
+    _open: list[_Sample] = field(default_factory=list)
+
+    async def run(self, progress: Callable[[int, int], None]) -> Mapping[str, Sequence[float]]:
+        """The rewards of all rollouts. Leaving early takes unfinished tasks back.
+
+        Raises:
+            EvaluationFailed: a task failed too often, or was sampled by another version.
+            DependencyUnavailable: nothing finished for `patience` seconds.
+            ConfigError: the agent gives no reward of that name.
+        """
+        waiting, num_done = deque(self.tasks), 0
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        try:
+            while waiting or self._open:
+                await self._submit_more(waiting)
+                done = await self._collect()
+                num_done += done
+                if done:
+                    last = loop.time()
+                elif loop.time() - last > self.patience:
+                    raise DependencyUnavailable("evaluation", self._silence())
+                progress(num_done, len(self.tasks) * self.samples)
+                if self._open:
+                    await asyncio.sleep(_POLL_SECONDS)
+        finally:
+            await cancel(self.services, {sample.task_id for sample in self._open})
+        return self.rewards
+
+    async def _submit_more(self, waiting: deque[HeldoutTask]) -> None:
+        tasks = []
+        while waiting and (
+            not self._open or len(self._open) + self.samples <= max(self.concurrency, self.samples)
+        ):
+            task = waiting.popleft()
+            pinned = pinned_task(task, self.label, self.weight_version, self.samples)
+            tasks.append(pinned)
+            self._open += [_Sample(task, pinned.task_id, slot) for slot in range(self.samples)]
+        if tasks:
+            request = task_pb.SubmitTasksRequest(run_id=self.services.run_id, tasks=tasks)
+            await retrying(lambda: self.services.tasks.SubmitTasks(request))
+
+    async def _collect(self) -> int:
+        """Take the finished rollouts; returns how many."""
+        found = await asyncio.gather(*(self._read(sample) for sample in self._open))
+        pairs = list(zip(self._open, found, strict=True))
+        done = [(sample, trajectory) for sample, trajectory in pairs if _is_done(trajectory)]
+        self._open = [sample for sample, trajectory in pairs if not _is_done(trajectory)]
+        for sample, trajectory in done:
+            assert trajectory is not None
+            self._check_version(trajectory)
+            value = _reward(trajectory, self.metric)
+            self.rewards.setdefault(sample.task.name, []).append(value)
+        for sample, trajectory in pairs:
+            if trajectory is not None and _is_replaced(trajectory):
+                self._next_attempt(sample, trajectory)
+        return len(done)
+
+    async def _read(self, sample: _Sample) -> trajectory_pb2.Trajectory | None:
+        request = pb.GetTrajectoryRequest(run_id=self.services.run_id, rollout_id=sample.rollout_id)
+        try:
+            answer = await retrying(lambda: self.services.trajectories.GetTrajectory(request))
+        except NotFoundError:
+            return None  # not leased yet
+        return answer.trajectory
+
+    def _next_attempt(self, sample: _Sample, trajectory: trajectory_pb2.Trajectory) -> None:
+        if sample.attempt == _MAX_ATTEMPTS:
+            raise EvaluationFailed(
+                f"task {sample.task.name!r} failed {_MAX_ATTEMPTS} times, last: "
+                f"{trajectory.failure.message}"
+            )
+        sample.attempt += 1
+
+    def _check_version(self, trajectory: trajectory_pb2.Trajectory) -> None:
+        spans = [span for turn in trajectory.turns for span in turn.tokens.spans]
+        other = [
+            span.weight_version
+            for span in spans
+            if span.origin == tokens_pb2.ORIGIN_POLICY
+            and span.weight_version != self.weight_version
+        ]
+        if other:
+            raise EvaluationFailed(
+                f"rollout {trajectory.rollout_id!r} was sampled by weight version {other[0]} "
+                f"instead of {self.weight_version}: a process of another release does not pin tasks"
+            )
+
+    def _silence(self) -> str:
+        return (
+            f"none of {len(self._open)} rollouts finished for {self.patience:g} s; "
+            "see the log of agent_runner"
+        )
+
+
+async def cancel(services: Services, task_ids: set[str]) -> None:
+    """Take tasks back, as far as the trajectory manager answers."""
+    names = sorted(task_ids)
+    for start in range(0, len(names), _CANCEL_BATCH):
+        request = task_pb.CancelTasksRequest(
+            run_id=services.run_id, task_ids=names[start : start + _CANCEL_BATCH]
+        )
+        with suppress(SeamflowError, grpc.aio.AioRpcError):
+            await services.tasks.CancelTasks(request, timeout=10.0)
+
+
+def _is_done(trajectory: trajectory_pb2.Trajectory | None) -> bool:
+    """Whether it counts: with rewards, or as a failure of the policy."""
+    return trajectory is not None and (
+        trajectory.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
+        or trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_POLICY
+    )
+
+
+def _is_replaced(trajectory: trajectory_pb2.Trajectory) -> bool:
+    return trajectory.state == trajectory_pb2.ROLLOUT_STATE_FAILED and not _is_done(trajectory)
+
+
+def _reward(trajectory: trajectory_pb2.Trajectory, name: str) -> float:
+    if trajectory.state == trajectory_pb2.ROLLOUT_STATE_FAILED:
+        return 0.0  # the policy's own failure
+    given = {reward.name: reward.value for reward in trajectory.rewards.rewards}
+    if name not in given:
+        raise ConfigError(
+            f"rollout {trajectory.rollout_id!r} has rewards {sorted(given)} but no {name!r}: "
+            "let the agent return it, or set success in [launcher] or metric in [evaluation]"
+        )
+    return given[name]

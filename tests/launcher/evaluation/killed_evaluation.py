@@ -1,0 +1,33 @@
+"""`python -m tests.launcher.evaluation.killed_evaluation`: its rollout server is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.evaluation.killing_run import KillingRun, NotingView, check, make_run
+from tests.launcher.evaluation.labelled_agent import FOLDER_VARIABLE
+
+
+def main() -> None:
+    """Run it; an AssertionError says what did not hold."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        run, summary = asyncio.run(_run(Path(folder)))
+        check(run, summary)
+        assert isinstance(run.view, NotingView)
+        assert any("node-a has weight version" in text for _, text in run.view.notes)
+        assert summary["process_restarts"] == 1
+    print("the killed server went back to the version, and the evaluation had its result")
+
+
+async def _run(folder: Path) -> tuple[KillingRun, dict[str, Any]]:
+    run = make_run(folder, kills=True, timeout_seconds=60.0)
+    return run, await run.train()
+
+
+if __name__ == "__main__":
+    main()
