@@ -25,7 +25,7 @@ def main() -> None:
 
 
 async def _run(folder: Path) -> tuple[KillingRun, dict[str, Any]]:
-    run = make_run(folder, kills=True, timeout_seconds=60.0)
+    run = make_run(folder, kills=True, timeout_seconds=40.0)
     return run, await run.train()
 
 

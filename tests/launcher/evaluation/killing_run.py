@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,22 @@ from trainer.checkpoint.checkpoint_files import read_parameters
 
 STEPS = 400
 CONFIG = """
+[launcher]
+name = "evaluated"
+runs_folder = "{folder}/runs"
+model = "{folder}/model"
+tasks = "{folder}/tasks.jsonl"
+agent = "tests.launcher.evaluation.labelled_agent:LabelledAgent"
+nodes = ["node-a: rollout", "node-b: rollout", "node-c: train"]
+concurrency = 8
+group_size = 2
+groups_per_step = 2
+lease_seconds = 10
+
+[weights]
+# Steps take fractions of a second: a killed server finds its version again.
+keep_versions = 1000
+
 [trainer]
 num_steps = 400
 
@@ -95,19 +112,9 @@ def make_run(folder: Path, *, kills: bool, timeout_seconds: float) -> KillingRun
     make_quickstart(folder)
     lines = (folder / "tasks.jsonl").read_text().splitlines()
     (folder / "heldout.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    (folder / "run.toml").write_text(CONFIG)
-    config = LauncherConfig(
-        name="evaluated",
-        model=str(folder / "model"),
-        tasks=str(folder / "tasks.jsonl"),
-        agent="tests.launcher.evaluation.labelled_agent:LabelledAgent",
-        nodes=("node-a: rollout", "node-b: rollout", "node-c: train"),
-        concurrency=8,
-        group_size=2,
-        groups_per_step=2,
-        # A killed server must be noticed by its turns, not by leases.
-        lease_seconds=10.0,
-    )
+    text = CONFIG.replace("{folder}", str(folder))
+    (folder / "run.toml").write_text(text)
+    config = LauncherConfig(**tomllib.loads(text)["launcher"])
     ports = free_ports(config)
     layout = Layout(
         folder=folder / "run",
