@@ -11,13 +11,14 @@ RELEASE ?= v0.2.0
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
+ADAPTERS = $(patsubst adapters/%/requirements.txt,.venv-adapters/%,$(wildcard adapters/*/requirements.txt))
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer model-store test-mixed test-agents test-roundtrips \
-	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang
+	chaos-store chaos-scheduler chaos-trainer model-store test-mixed test-agents test-environments test-roundtrips \
+	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -108,6 +109,10 @@ test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and N
 test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model family: recorded ids continue, forks are found.
 	$(RUN) tests.roundtrips --seed $(SEED)
 
+test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3 optimizer steps on its framework.
+	npm install --silent --no-fund --no-audit --prefix examples/clients/node
+	$(RUN) tests.environments --seed $(SEED)
+
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.trajectory_manager.state_machine
 
@@ -133,7 +138,8 @@ test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf 
 check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
-	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples tests \
+	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples \
+		adapters tests \
 		deploy/create_run.py deploy/generate_secrets.py
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
@@ -159,7 +165,7 @@ down:
 	docker compose down
 
 clean:
-	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang runs
+	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -187,6 +193,16 @@ $(SGLANG):
 	.venv-sglang/bin/python -m pip install --quiet -r deploy/sglang_cpu/requirements.txt
 	.venv-sglang/bin/python -m pip install --quiet --no-deps -r deploy/sglang_cpu/sglang.txt
 	cp deploy/sglang_cpu/sglang_cpu_names.* .venv-sglang/lib/python3.*/site-packages/
+	touch $@
+
+# Each adapter's framework in an environment of its own: python -m seamflow.environment runs there.
+$(ADAPTERS): .venv-adapters/%: .venv-adapters/%/.made
+
+.venv-adapters/%/.made: adapters/%/requirements.txt
+	$(PYTHON) -m venv .venv-adapters/$*
+	.venv-adapters/$*/bin/python -m pip install --quiet 'grpcio>=1.62' 'protobuf>=4.25,<8' \
+		$(addprefix -r ,$(wildcard adapters/$*/requirements*.txt))
+	.venv-adapters/$*/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
 .venv-proto/.made:

@@ -56,6 +56,8 @@ SERVICES: dict[str, tuple[str, ...]] = {
     "dataloader": (),
     "ranker": (),
     "agent-runner": (),
+    "tool-loop": (),
+    "environments": (),
     "create-run": (),
 }
 """Services, with the additional host names of their certificates."""

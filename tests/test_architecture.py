@@ -30,9 +30,19 @@ PROCESSES = (
     "services.ranker",
     "services.scoring",
     "services.environments",
+    "services.tool_loop",
     "services.launcher",
 )
-OURS = ("trajectory_manager", "rollout", "scheduler", "trainer", "services", "tools", "examples")
+OURS = (
+    "trajectory_manager",
+    "rollout",
+    "scheduler",
+    "trainer",
+    "services",
+    "tools",
+    "adapters",
+    "examples",
+)
 MEASURING = ("bench", "sim")
 PACKAGES = ("seamflow", "services.chassis", "services.lib", "tools", *PROCESSES)
 
@@ -104,6 +114,12 @@ def breaches(package: str, *allowed: str) -> list[str]:
         for name in imports(file)
         if is_ours(name) and not any(is_within(name, each) for each in (package, *allowed))
     ]
+
+
+def test_an_adapter_imports_the_sdk_and_its_framework() -> None:
+    """It runs where nothing else of this repository is installed."""
+    assert files_of("adapters")
+    assert breaches("adapters") == []
 
 
 @pytest.mark.parametrize("process", PROCESSES)

@@ -20,6 +20,7 @@ from trainer.clients import NodeClient, SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import TokenSequence, sequence
+from trainer.data.trained_reward import with_trained_reward
 from trainer.node_recall import NodeRecall
 from trainer.tracking.step_record import StepRecord
 
@@ -35,7 +36,7 @@ class BatchSource:
         self._samples, self._nodes = samples, nodes
         self._stream_groups = config.batch.stream_groups
         self._start_groups = 0  # of the current step; 0: a full batch
-        self._reference_column = config.algorithm.reference_column
+        self._algorithm = config.algorithm
         self._chunk_tokens = num_ranks * config.batch.micro_batch_tokens
         self._timeout_seconds = config.batch.timeout_seconds or math.inf
         self._min_groups = config.batch.min_groups
@@ -118,7 +119,11 @@ class BatchSource:
         return page
 
     def _sequences(self, page: sample_pb2.LeaseSamplesResponse) -> list[TokenSequence]:
-        return [sequence(sample, self._reference_column) for sample in page.samples]
+        column = self._algorithm.reference_column
+        return [
+            with_trained_reward(sequence(sample, column), self._algorithm)
+            for sample in page.samples
+        ]
 
     async def _wait_for_batch_and_nodes(
         self, record: StepRecord, timeout: BatchTimeout

@@ -27,6 +27,7 @@ from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from trainer.batch_progress import BatchProgress
+from trainer.config import AlgorithmConfig
 
 __all__ = ["NodeClient", "SampleClient", "retry_forever"]
 
@@ -79,7 +80,7 @@ class SampleClient:
         self.epoch = response.epoch
         self._pending = frozenset(response.pending_steps) - {response.open_step}
 
-    async def check_rules(self, reward: str) -> None:
+    async def check_rules(self, algorithm: AlgorithmConfig) -> None:
         """Check that agents are held to the reward that is trained on.
 
         Raises:
@@ -88,11 +89,12 @@ class SampleClient:
         get = run_pb2.GetRunRequest(run_id=self._run_id)
         run = (await retry_forever("GetRun", lambda: self._runs.GetRun(get))).run
         required = run.config.reward_name
-        if required not in ("", reward):
+        trained = algorithm.reward_weights or {algorithm.trained_reward}
+        if required and required not in trained:
             raise ConfigError(
-                f"algorithm.reward is {reward!r}, and run {self._run_id!r} requires the reward "
-                f"{required!r} of its rollouts: set it to that name, or create the run with "
-                "another reward_name"
+                f"algorithm.reward is {algorithm.trained_reward!r}, and run {self._run_id!r} "
+                f"requires the reward {required!r} of its rollouts: set it to that name, or create "
+                "the run with another reward_name"
             )
 
     async def end_run(self) -> None:

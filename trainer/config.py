@@ -77,8 +77,11 @@ class AlgorithmConfig(Settings):
 
     name: str = "dapo"
     """Built-in algorithm (docs/algorithms.md), or "package.module:Name"."""
-    reward: str = "reward"
-    """Name of the reward to train on."""
+    reward: str = ""
+    """Name of the reward to train on; unset: "reward", or the only one that a rollout has."""
+    reward_weights: dict[str, float] = Field(default_factory=dict)
+    """Weights of several named rewards, such as {correct = 1.0, format = 0.2}: their sum is trained
+    on and recorded as `reward`. One that a rollout lacks counts 0."""
     reference_column: str = ""
     """Column with log-probs under a frozen model: the reference of the KL terms, tba and dpo, or
     the teacher of distillation. A scoring service writes it."""
@@ -120,6 +123,11 @@ class AlgorithmConfig(Settings):
     """Tokens of an action of ma_ppo."""
     critic_learning_rate: float = Field(0.0, ge=0)
     """Learning rate of the critic layer; 0: thirty times optimizer.learning_rate."""
+
+    @property
+    def trained_reward(self) -> str:
+        """Name of the trained reward in metrics."""
+        return self.reward or "reward"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -84,7 +84,7 @@ class Trainer:
 
     async def train(self) -> None:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
-        await self._samples.check_rules(self._config.algorithm.reward)
+        await self._samples.check_rules(self._config.algorithm)
         await self._resume()
         while self.progress.step < self.progress.last_step:
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)

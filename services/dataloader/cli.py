@@ -7,8 +7,9 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
-from services.chassis.rpc.clients import channel
+from services.chassis.rpc.clients import channel, credentials
 from services.chassis.rpc.server import Service, run
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.group_sizes import GroupSizes
@@ -27,8 +28,14 @@ def main() -> None:
 @asynccontextmanager
 async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
     """Open the task source and the channel to the trajectory manager."""
+    token = config.environment_token
     source = await asyncio.to_thread(
-        open_source, config.tasks, shuffle=config.shuffle, seed=config.seed
+        open_source,
+        config.tasks,
+        shuffle=config.shuffle,
+        seed=config.seed,
+        credentials=replace(credentials(config), token=token.get_secret_value() if token else None),
+        start_seconds=config.start_seconds,
     )
     async with channel(config, config.trajectory_manager) as manager:
         queue = TaskQueue(

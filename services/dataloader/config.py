@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.settings import ServerConfig
 
@@ -20,11 +20,19 @@ class DataloaderConfig(ServerConfig):
     run_id: str
     """Training job the tasks are for."""
     tasks: str
-    """A .jsonl or .parquet file, or "package.module:function" (of seed and epoch, yields dicts)."""
+    """A .jsonl or .parquet file, "package.module:function" (of seed and epoch, yields dicts), a
+    Hugging Face dataset as "hf://NAME?split=train&config=main", or the tasks that an environment
+    server lists, as "environment://host:port"."""
+    environment_token: SecretStr | None = None
+    """Bearer token of the environment server."""
     task_id_field: str = "task_id"
     """Field that names a task; "" names tasks by their position in the file."""
     payload_field: str = "payload"
     """Field that holds what the agent gets, an object; "" gives it the whole row."""
+    payload: dict[str, str] = Field(default_factory=dict)
+    """What the agent gets instead: its fields, each a template over the fields of the row, such as
+    {question = "Solve: {problem}", answer = "{solution}"}. One field alone keeps its type; braces
+    that name no field are written twice."""
     purpose: Literal["train", "eval"] = "train"
     """Whether rollouts of the tasks are trained on or only scored."""
     num_samples: int = Field(0, ge=0)

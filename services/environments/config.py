@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.settings import ServerConfig
 
@@ -21,6 +24,15 @@ class EnvironmentsConfig(ServerConfig):
     episode lives in one of them: start a process for each."""
     environment_token: SecretStr | None = None
     """Bearer token of the environment server."""
+    environment_tls_ca_file: Path | None = None
+    """PEM file of the authority of the environment server's certificate, and of the reward
+    server's; unset: `tls_ca_file`."""
+    environment_plaintext: bool = False
+    """Call both without TLS, although `tls_ca_file` is set."""
+    reward_server: str | None = None
+    """Address of a server of RewardService. Its rewards are added to those of the environment."""
+    reward_token: SecretStr | None = None
+    """Bearer token of the reward server."""
     http_gateway_url: str = ""
     """Start of the URLs at which self-driving environments call the policy, such as
     "http://127.0.0.1:8080"; empty: they use gRPC."""
@@ -46,3 +58,15 @@ class EnvironmentsConfig(ServerConfig):
     """Give all rollouts of a task the same seed, so that they start from the same state."""
     reward_per_turn: bool = False
     """Give each turn the reward of its step; otherwise the rollout gets their sum."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ca_file = self.environment_tls_ca_file
+        if ca_file is not None and not ca_file.is_file():
+            raise ValueError(f"environment_tls_ca_file is {str(ca_file)!r}, which does not exist")
+        if ca_file is not None and self.environment_plaintext:
+            raise ValueError(
+                f"environment_tls_ca_file is {str(ca_file)!r} and environment_plaintext is true: "
+                "give one of them"
+            )
+        return self

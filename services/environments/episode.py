@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from seamflow.client import Rollout, Turn
+from seamflow.client.messages import Message
 from seamflow.client.task import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import Endpoint, EnvironmentClient, OpenEpisode, Step
@@ -29,6 +30,8 @@ class Outcome:
     """Of its turns, by turn_id and name."""
     policy_failure: str = ""
     """What the policy did wrong, where that ended it."""
+    messages: list[Message] = field(default_factory=list)
+    """The conversation, up to the last answer of the policy; empty: only the environment has it."""
 
     def add(self, turn_id: str, step: Step, *, per_turn: bool) -> None:
         """Count the rewards of a step for the rollout, or for its turn."""
@@ -39,6 +42,20 @@ class Outcome:
             before = self.rewards.get(name, 0.0)
             self.rewards[name] = before if per_turn else before + value
         self.policy_failure = step.policy_failure
+
+    def add_of_server(self, rewards: Mapping[str, float], address: str) -> None:
+        """Add the rewards of the reward server at `address`.
+
+        Raises:
+            ValueError: a reward has a name that the environment's have too.
+        """
+        for name, value in rewards.items():
+            if name in self.rewards:
+                raise ValueError(
+                    f"reward {name!r} is given by the environment and by reward_server {address}: "
+                    "rename one of them, or let the environment give no rewards: Step(rewards={})"
+                )
+            self.rewards[name] = value
 
 
 async def run_stepped(
@@ -74,21 +91,22 @@ async def run_self_driving(
 
 
 async def _turns(config: EnvironmentsConfig, episode: OpenEpisode, rollout: Rollout) -> Outcome:
-    outcome, messages = Outcome(), list(episode.observation.messages)
+    outcome = Outcome(messages=list(episode.observation.messages))
     for index in range(config.max_turns):
         try:
-            turn = await _turn(config, episode, rollout, messages)
+            turn = await _turn(config, episode, rollout, outcome.messages)
         except InvalidRequestError as error:
             if error.reason == "CONTEXT_LENGTH_EXCEEDED" and index > 0:
                 outcome.policy_failure = str(error)
                 break  # cut off: what it has reached counts
             raise
+        outcome.messages.append(turn.message)
         step = await episode.step(turn.message, timeout=config.step_timeout_seconds)
         outcome.add(turn.turn_id, step, per_turn=config.reward_per_turn)
         if step.done or step.truncated:
             break
         assert not isinstance(step.messages, str)  # the client gives messages
-        messages += [turn.message, *step.messages]
+        outcome.messages += step.messages
     return outcome
 
 

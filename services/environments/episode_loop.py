@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from seamflow.client import Client, Rollout
-from seamflow.environment import EnvironmentClient
+from seamflow.environment import EnvironmentClient, Transcript
 from seamflow.environment.v1 import environment_service_pb2 as pb
-from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.errors import NotFoundError, RunEndedError, SeamflowError, UnavailableError
 from seamflow.retry import Backoff
 
+from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.environments.config import EnvironmentsConfig
 from services.environments.episode import Outcome, run_self_driving, run_stepped
 from services.environments.failures import failure_class
+from services.environments.reward_collector import RewardCollector
 
 __all__ = ["EpisodeLoop"]
 
@@ -27,18 +29,23 @@ class EpisodeLoop:
     """Runs episodes of one environment for the tasks of one run."""
 
     def __init__(
-        self, config: EnvironmentsConfig, client: Client, environment: EnvironmentClient
+        self,
+        config: EnvironmentsConfig,
+        client: Client,
+        environment: EnvironmentClient,
+        rewards: RewardCollector | None = None,
     ) -> None:
         self._config = config
         self._client = client
         self._environment = environment
+        self._rewards = rewards
         self._failures = Backoff(first=0.1, longest=10.0)
         self._run = run_stepped
         self._places = asyncio.Semaphore(0)
 
     async def run(self) -> None:
         """Work until the run ends or the call is cancelled; its episodes are then abandoned."""
-        described = await self._environment.describe(timeout=None)
+        described = await self._described()
         if described.kind == pb.ENVIRONMENT_KIND_SELF_DRIVING:
             self._run = run_self_driving
         most = min(self._config.max_episodes, described.max_episodes)
@@ -50,6 +57,20 @@ class EpisodeLoop:
                     await self._start_some(episodes, most)
             except RunEndedError as error:
                 _log.info("run ended", why=str(error))
+
+    async def _described(self) -> pb.DescribeResponse:
+        try:
+            described = await self._environment.describe(timeout=None)
+        except SeamflowError as error:
+            raise ConfigError(f"environment is {self._config.environment!r}: {error}") from error
+        drives = described.kind == pb.ENVIRONMENT_KIND_SELF_DRIVING
+        if drives and self._config.reward_server is not None:
+            raise ConfigError(
+                f"reward_server is {self._config.reward_server!r}, and environment "
+                f"{described.name!r} is self-driving, so that its conversations are not known "
+                "here: let its run() give the rewards"
+            )
+        return described
 
     async def _start_some(self, episodes: asyncio.TaskGroup, most: int) -> None:
         """Wait for a free place, lease as many rollouts as there are free ones, start them."""
@@ -90,8 +111,10 @@ class EpisodeLoop:
 
     async def _work(self, rollout: Rollout) -> None:
         try:
-            async with asyncio.timeout(self._config.episode_timeout_seconds):
-                await self._finish(rollout, await self._outcome(rollout))
+            async with asyncio.timeout(self._config.episode_timeout_seconds) as limit:
+                outcome = await self._outcome(rollout)
+            await self._add_rewards_of_server(rollout, outcome, limit.when())
+            await self._finish(rollout, outcome)
         except Exception as error:
             await self._fail(rollout, error)
             # A broken environment must not use up tasks as fast as they can be leased.
@@ -102,6 +125,24 @@ class EpisodeLoop:
     async def _outcome(self, rollout: Rollout) -> Outcome:
         assert rollout.task is not None  # it was leased
         return await self._run(self._config, self._environment, rollout.task, rollout)
+
+    async def _add_rewards_of_server(
+        self, rollout: Rollout, outcome: Outcome, deadline: float | None
+    ) -> None:
+        """Wait for them, if there is a reward server, until `deadline` of the loop's clock."""
+        address, task = self._config.reward_server, rollout.task
+        if self._rewards is None or address is None or task is None:
+            return
+        transcript = Transcript(rollout_id=rollout.rollout_id, task=task, messages=outcome.messages)
+        try:
+            async with asyncio.timeout_at(deadline):
+                outcome.add_of_server(await self._rewards.score(transcript), address)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"reward_server {address} gave no rewards before the episode had lasted "
+                f"{self._config.episode_timeout_seconds:g} s: check that it runs, or raise "
+                "episode_timeout_seconds"
+            ) from error
 
     async def _finish(self, rollout: Rollout, outcome: Outcome) -> None:
         await rollout.finish(

@@ -9,7 +9,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.service_clients import Snapshot
 
-__all__ = ["LeaseHint", "agent_variables", "instructions"]
+__all__ = ["LeaseHint", "agent_variables", "base_url", "instructions"]
 
 _HINT_SECONDS = 30.0
 
@@ -23,7 +23,7 @@ def agent_variables(config: LauncherConfig, layout: Layout) -> Mapping[str, str]
     """
     token = config.agent_token or config.token
     return {
-        "SEAMFLOW_HTTP_GATEWAY": _base_url(config, layout),
+        "SEAMFLOW_HTTP_GATEWAY": base_url(config, layout),
         "SEAMFLOW_GATEWAY": layout.address("rollout_gateway"),
         "SEAMFLOW_RUN_ID": layout.run_id,
         "SEAMFLOW_RUN": layout.run_id,
@@ -33,7 +33,7 @@ def agent_variables(config: LauncherConfig, layout: Layout) -> Mapping[str, str]
 
 def instructions(config: LauncherConfig, layout: Layout) -> str:
     """How an agent connects: the addresses, and how it gets a rollout and its credential."""
-    url, gateway = _base_url(config, layout), layout.address("rollout_gateway")
+    url, gateway = base_url(config, layout), layout.address("rollout_gateway")
     is_open = config.agent_token is None and config.token is None
     header = "" if is_open else '-H "authorization: Bearer $SEAMFLOW_AGENT_TOKEN" '
     credentials = "" if is_open else ", credentials=Credentials(token=…)"
@@ -49,7 +49,8 @@ agents connect to run {layout.run_id!r} at {url} (gRPC: {gateway})
     export SEAMFLOW_HTTP_GATEWAY={url} SEAMFLOW_GATEWAY={gateway} SEAMFLOW_RUN_ID={layout.run_id}"""
 
 
-def _base_url(config: LauncherConfig, layout: Layout) -> str:
+def base_url(config: LauncherConfig, layout: Layout) -> str:
+    """Start of the HTTP gateway's URLs."""
     scheme = "http" if config.tls_ca_file is None else "https"
     return f"{scheme}://{layout.address('http_gateway')}"
 

@@ -11,7 +11,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -19,7 +19,13 @@ from services.chassis.config.load import TABLES
 from services.chassis.config.sources import nearest
 from services.lib.run_rules import RunRules
 
-__all__ = ["REFERENCE_COLUMN", "LauncherConfig", "NodePlan", "flags_by_table"]
+__all__ = [
+    "REFERENCE_COLUMN",
+    "LauncherConfig",
+    "NodePlan",
+    "environment_kind",
+    "flags_by_table",
+]
 
 REFERENCE_COLUMN = "ref_logprobs"
 _NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
@@ -44,14 +50,25 @@ class LauncherConfig(RunRules):
     model: str
     """Hugging Face folder to start from."""
     tasks: str | None = None
-    """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"; unset: agents
-    start rollouts of their own groups."""
+    """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"; unset: those of
+    the environment, or agents start rollouts of their own groups."""
     agent: str | None = None
-    """The agent, as "package.module:Class", run by the agent runner. Unset, and no agent_command:
-    agents connect from outside."""
+    """The agent, as "package.module:Class", run by the agent runner. Unset, and neither
+    agent_command nor environment: agents connect from outside."""
     agent_command: str | None = None
     """Command line of the agent's own program, such as "python agent.py", started with the run's
     addresses in its environment."""
+    environment: str | None = None
+    """The environment whose episodes are run instead of an agent: "package.module:Class", the
+    address "host:port" of an environment server, several separated by commas, or "tool_loop" for
+    the one that the table [tool_loop] describes. Without `tasks` it gives its own."""
+    environment_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment class."""
+    environment_python: str | None = None
+    """Python interpreter of the environment class, such as that of a virtual environment; unset:
+    the launcher's own."""
+    environment_servers: int = Field(1, ge=1)
+    """Processes of the environment class, or of the tool loop."""
     http_port: int = Field(0, ge=0, le=65535)
     """Port of the HTTP gateway, which is started where `agent` is unset; 0: a free one, which
     --resume keeps."""
@@ -116,15 +133,37 @@ class LauncherConfig(RunRules):
         return self
 
     def _check_agent(self) -> None:
-        if self.agent is not None and self.agent_command is not None:
+        names = ("agent", "agent_command", "environment")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
             raise ValueError(
-                f"agent is {self.agent!r} and agent_command is {self.agent_command!r}: give agent "
-                "for a class that the agent runner runs, or agent_command for a program"
+                " and ".join(f"{name} is {getattr(self, name)!r}" for name in given)
+                + ": give agent for a class that the agent runner runs, agent_command for a "
+                "program, or environment"
             )
+        self._check_environment()
         if self.agent is not None and self.tasks is None:
             raise ValueError("tasks is not set: the agent runner leases tasks, so give some")
         if self.agent_command is not None and not _arguments(self.agent_command):
             raise ValueError(f"agent_command is {self.agent_command!r}: name a program")
+
+    def _check_environment(self) -> None:
+        of_class = {
+            "environment_arguments": self.environment_arguments,
+            "environment_python": self.environment_python,
+        }
+        kind = environment_kind(self.environment) if self.environment is not None else "none"
+        for name, value in of_class.items():
+            if value and kind != "class":
+                raise ValueError(
+                    f"{name} is {value!r} and environment is {self.environment!r}: it belongs to "
+                    "an environment class; give environment as 'package.module:Class'"
+                )
+
+    @property
+    def runs_environment(self) -> bool:
+        """Whether episodes of an environment are run instead of an agent."""
+        return self.environment is not None and not self.serve
 
     @property
     def agent_arguments(self) -> tuple[str, ...]:
@@ -141,7 +180,15 @@ class LauncherConfig(RunRules):
     @property
     def are_agents_outside(self) -> bool:
         """Whether the launcher starts no agent: agents connect by themselves."""
-        return self.runner_agent is None and not self.agent_arguments
+        has_agent = self.runner_agent is not None or bool(self.agent_arguments)
+        return not has_agent and not self.runs_environment
+
+    @property
+    def has_http_gateway(self) -> bool:
+        """Whether anything may call the model over HTTP."""
+        if self.runs_environment:
+            return environment_kind(self.environment or "") != "tool_loop"
+        return self.runner_agent is None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -152,6 +199,23 @@ class LauncherConfig(RunRules):
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""
         return [_node_plan(text) for text in self.nodes]
+
+
+def environment_kind(environment: str) -> Literal["class", "address", "tool_loop"]:
+    """What the setting `environment` names.
+
+    Raises:
+        ValueError: none of the three forms.
+    """
+    if environment == "tool_loop":
+        return "tool_loop"
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", environment):
+        return "class"
+    if all(re.fullmatch(r"[\w.\-\[\]:]+:\d+", each.strip()) for each in environment.split(",")):
+        return "address"
+    raise ValueError(
+        f"environment is {environment!r}: write 'package.module:Class', 'host:port' or 'tool_loop'"
+    )
 
 
 def _arguments(command: str) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.chassis.errors import ConfigError
-from services.launcher.config import LauncherConfig, NodePlan
+from services.launcher.config import LauncherConfig, NodePlan, environment_kind
 
-__all__ = ["AGENT_PORTS", "Layout", "free_ports", "server_name"]
+__all__ = ["AGENT_PORTS", "Layout", "environment_server_names", "free_ports", "server_name"]
 
 SERVICES = ("redis", "trajectory_manager", "weights", "scheduler", "rollout_gateway", "trainer")
 AGENT_PORTS = ("rollout_gateway", "http_gateway")
@@ -80,13 +80,13 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
 
 def _names(config: LauncherConfig) -> list[str]:
     optional = {
-        "http_gateway": config.runner_agent is None,
+        "http_gateway": config.has_http_gateway,
         "ranker": config.ranker,
         "scoring": config.reference is not None,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(node) for node in config.node_plans() if "rollout" in node.tags]
-    return [*SERVICES, *chosen, *servers]
+    return [*SERVICES, *chosen, *servers, *environment_server_names(config)]
 
 
 def _free_port(stack: ExitStack) -> int:
@@ -109,6 +109,13 @@ def _is_free(port: int, stack: ExitStack) -> bool:
             raise
         return False
     return True
+
+
+def environment_server_names(config: LauncherConfig) -> list[str]:
+    """Names, among the ports, of the environment servers that the launcher starts."""
+    if not config.runs_environment or environment_kind(config.environment or "") == "address":
+        return []
+    return [f"environment_server/{index}" for index in range(config.environment_servers)]
 
 
 def server_name(node: NodePlan) -> str:

@@ -1,25 +1,27 @@
 """The processes of a run and their settings; pure, so that a dry run can show them.
 
 An agent of the setting `agent` is run by the agent runner, over gRPC. Every other agent has a
-program of its own, so the HTTP gateway is started for it.
+program of its own, so the HTTP gateway is started for it, as for environments, which may call the
+model by themselves.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.launcher.agent_access import agent_variables
+from services.launcher.agent_access import agent_variables, base_url
 from services.launcher.config import (
     REFERENCE_COLUMN,
     LauncherConfig,
     NodePlan,
     flags_by_table,
 )
-from services.launcher.layout import Layout, server_name
+from services.launcher.layout import Layout, environment_server_names, server_name
 
 __all__ = ["ProcessPlan", "plan"]
 
@@ -44,6 +46,7 @@ class ProcessPlan:
 
 def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
     """All processes by name, in the order they are started."""
+    tasks = config.tasks or environment_tasks(config, layout)
     processes = [
         _service(
             "trajectory_manager",
@@ -72,7 +75,8 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         _trainer(config, layout),
         *[_node_agent(node, layout) for node in config.node_plans()],
         *_agent(config, layout),
-        *([_dataloader(config.tasks, config, layout)] if config.tasks is not None else []),
+        *environment_processes(config, layout),
+        *([_dataloader(tasks, config, layout)] if tasks is not None else []),
     ]
     flags = flags_by_table(config.set)
     return {each.name: _with_flags(each, flags.get(_table(each), ())) for each in processes}
@@ -142,7 +146,7 @@ def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
 
 
 def _http_gateways(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
-    number = 0 if config.runner_agent is not None else config.http_gateways
+    number = config.http_gateways if config.has_http_gateway else 0
     return [_http_gateway(f"http_gateway-{index}", layout) for index in range(number)]
 
 
@@ -251,6 +255,61 @@ def _agent_runner(agent: str, config: LauncherConfig, layout: Layout) -> Process
         environment=environment,
         check=(sys.executable, "-c", loads),
     )
+
+
+def environment_processes(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+    """The environment's servers, and for each the process that runs its episodes."""
+    if not config.runs_environment:
+        return []
+    addresses = _environment_addresses(config, layout)
+    names = environment_server_names(config)
+    servers = [_environment_server(name, config, layout) for name in names]
+    return servers + [_episodes(i, each, config, layout) for i, each in enumerate(addresses)]
+
+
+def environment_tasks(config: LauncherConfig, layout: Layout) -> str | None:
+    """The environment's own tasks, for the dataloader."""
+    if not config.runs_environment:
+        return None
+    return f"environment://{_environment_addresses(config, layout)[0]}"
+
+
+def _environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:
+    started = [layout.address(name) for name in environment_server_names(config)]
+    return started or [each.strip() for each in (config.environment or "").split(",")]
+
+
+def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    name, port = name.replace("/", "-"), layout.ports[name]
+    if config.environment == "tool_loop":
+        index = name.rpartition("-")[2]
+        environment = _environment("tool_loop", instance=name, port=port)
+        return _process(f"tool_loop-{index}", "services.tool_loop", layout, environment)
+    python = config.environment_python or sys.executable
+    given: tuple[str, ...] = ("--environment", str(config.environment), "--port", str(port))
+    if config.environment_arguments:
+        given += ("--arguments", json.dumps(config.environment_arguments))
+    module = "seamflow.environment.environment_class"
+    loads = f"from {module} import load_object; load_object({config.environment!r}, 'environment')"
+    return ProcessPlan(
+        name=name,
+        command=(python, "-m", "seamflow.environment", *given),
+        check=(python, "-c", loads),
+    )
+
+
+def _episodes(index: int, address: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
+    http = {"http_gateway_url": base_url(config, layout)} if config.has_http_gateway else {}
+    environment = _environment(
+        "environments",
+        instance=f"environments-{index}",
+        port=0,
+        run_id=layout.run_id,
+        rollout_gateway=layout.address("rollout_gateway"),
+        environment=address,
+        **http,
+    )
+    return _process(f"environments-{index}", "services.environments", layout, environment)
 
 
 def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:

@@ -288,6 +288,8 @@ class Run:
         """What to do if no agent works."""
         if self.config.are_agents_outside:
             return "start one with the addresses above"
+        if self.config.runs_environment:
+            return f"see environment*.log in {self._logs()}"
         name = "agent" if self.config.runner_agent is None else "agent_runner"
         return f"see {self._logs() / name}.log"
 

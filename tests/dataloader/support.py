@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from seamflow.environment import serving as environment_serving
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import (
     TaskServiceServicer,
@@ -82,6 +85,27 @@ async def serving(queue: Queue) -> AsyncIterator[str]:
     service = Service(servicers=[(add_TaskServiceServicer_to_server, queue)])
     async with started(service, ServerConfig(drain_seconds=0.1)) as port:
         yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def environment_server(environment: type) -> Iterator[str]:
+    """Serve an environment class in a thread; gives its address."""
+    loop, ports = asyncio.new_event_loop(), Future[int]()
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        async with environment_serving(environment) as port:
+            ports.set_result(port)
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{ports.result(10)}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> str:

@@ -44,6 +44,37 @@ async def test_tasks_can_be_named_by_position(tmp_path: Path) -> None:
     assert json.loads(queue.tasks["1@0"].payload_json) == {"q": 2}
 
 
+async def test_payloads_follow_templates(tmp_path: Path) -> None:
+    """Text is filled in, a field alone keeps its type, doubled braces are braces."""
+    rows = [{"name": "a", "problem": "1 + 1", "answers": [2, "two"]}]
+    tasks = write_jsonl(tmp_path / "t.jsonl", rows)
+    payload = {"question": "Solve {problem} as {{}}", "answer": "{answers}"}
+    async with serving(queue := Queue()) as address:
+        await load(address, tasks=tasks, payload=payload, task_id_field="name")
+    given = json.loads(queue.tasks["a@0"].payload_json)
+    assert given == {"question": "Solve 1 + 1 as {}", "answer": [2, "two"]}
+
+
+@pytest.mark.parametrize(
+    ("template", "cure"),
+    [
+        ("{porblem}", "has no field 'porblem', which payload names in '{porblem}': it has name"),
+        ("so {porblem}", "has no field 'porblem'"),
+        ("a {", 'write fields as "{name}"'),
+        ("{name.x}", 'write fields as "{name}"'),
+    ],
+)
+async def test_a_template_that_cannot_be_filled_is_named(
+    tmp_path: Path, template: str, cure: str
+) -> None:
+    """The message names the row, the template and the fields that there are."""
+    tasks = write_jsonl(tmp_path / "t.jsonl", [{"name": "a", "problem": "1 + 1"}])
+    async with serving(Queue()) as address:
+        with pytest.raises(ConfigError) as raised:
+            await load(address, tasks=tasks, payload={"question": template}, task_id_field="name")
+    assert cure in str(raised.value)
+
+
 async def test_the_queue_is_never_overrun_nor_starved(tmp_path: Path) -> None:
     """With a slow consumer the loader fills the queue to its bound, never beyond."""
     tasks, queue = write_jsonl(tmp_path / "t.jsonl", numbered(40)), Queue(capacity=8)

@@ -9,10 +9,12 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from seamflow.client.task import Task
 
-from services.chassis.errors import ConfigError
+from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.dataloader.sources import Source, open_source
-from tests.dataloader.support import numbered, sums, write_jsonl
+from services.dataloader.sources.environment import EnvironmentSource
+from tests.dataloader.support import environment_server, numbered, sums, write_jsonl
 
 Make = Callable[..., Source]
 
@@ -27,19 +29,33 @@ def _parquet(folder: Path, **order: Any) -> Source:
     return open_source(str(folder / "t.parquet"), **order)
 
 
+def _hugging_face(folder: Path, **order: Any) -> Source:
+    (folder / "dataset").mkdir(exist_ok=True)
+    write_jsonl(folder / "dataset" / "train.jsonl", numbered(23))
+    return open_source(f"hf://{folder / 'dataset'}?split=train", **order)
+
+
+def _environment(folder: Path, **order: Any) -> Source:
+    tasks = [Task(task_id=row["task_id"], payload=row["payload"]) for row in numbered(23)]
+    return EnvironmentSource("127.0.0.1:1", tasks, **order)
+
+
+SOURCES = [_jsonl, _parquet, _hugging_face, _environment]
+
+
 def ids(source: Source, epoch: int = 0, start: int = 0) -> list[str]:
     """Names of the tasks of an epoch."""
     return [row.values["task_id"] for row in source.rows(epoch, start)]
 
 
-@pytest.mark.parametrize("make", [_jsonl, _parquet])
+@pytest.mark.parametrize("make", SOURCES)
 def test_unshuffled_tasks_come_in_file_order(tmp_path: Path, make: Make) -> None:
     """Every epoch reads the file from top to bottom."""
     source = make(tmp_path, shuffle=False, seed=0)
     assert ids(source) == ids(source, epoch=1) == [row["task_id"] for row in numbered(23)]
 
 
-@pytest.mark.parametrize("make", [_jsonl, _parquet])
+@pytest.mark.parametrize("make", SOURCES)
 def test_shuffled_tasks_come_once_an_epoch(tmp_path: Path, make: Make) -> None:
     """Each epoch has another order of the same tasks; seed and epoch decide it."""
     source = make(tmp_path, shuffle=True, seed=3)
@@ -50,7 +66,7 @@ def test_shuffled_tasks_come_once_an_epoch(tmp_path: Path, make: Make) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("make", [_jsonl, _parquet])
+@pytest.mark.parametrize("make", SOURCES)
 def test_any_place_can_be_resumed(tmp_path: Path, make: Make, shuffle: bool) -> None:
     """Starting at a place gives what the whole epoch has from there on."""
     source = make(tmp_path, shuffle=shuffle, seed=1)
@@ -59,11 +75,47 @@ def test_any_place_can_be_resumed(tmp_path: Path, make: Make, shuffle: bool) -> 
         assert ids(source, epoch=2, start=start) == whole[start:]
 
 
-@pytest.mark.parametrize("make", [_jsonl, _parquet])
+@pytest.mark.parametrize("make", SOURCES)
 def test_indices_name_rows_not_places(tmp_path: Path, make: Make) -> None:
     """A row has the same index in whatever order it comes."""
     for row in make(tmp_path, shuffle=True, seed=1).rows(0, 0):
         assert row.values["task_id"] == f"t{row.index}"
+
+
+def test_a_dataset_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    """The message names the setting, the dataset and what is wrong."""
+    write_jsonl(tmp_path / "train.jsonl", numbered(2))
+    for tasks, problem in (
+        (f"hf://{tmp_path}?split=nowhere", "nowhere"),
+        (f"hf://{tmp_path}?spilt=train", "option 'spilt'"),
+        ("hf://", "no name"),
+    ):
+        with pytest.raises(ConfigError, match="tasks 'hf://") as raised:
+            open_source(tasks, shuffle=False, seed=0)
+        assert problem in str(raised.value)
+
+
+def test_tasks_of_an_environment_are_read_from_its_server() -> None:
+    """All pages, in the server's order; a class without tasks, or no server, is an error."""
+
+    class Listed:
+        tasks = tuple(row["payload"] for row in numbered(1200))
+
+        def reset(self, task: Task, seed: int) -> str:
+            return task.task_id
+
+        def step(self, message: object) -> object: ...
+
+    class Bare(Listed):
+        tasks = ()
+
+    with environment_server(Listed) as address:
+        source = open_source(f"environment://{address}", shuffle=False, seed=0)
+        assert ids(source) == [str(index) for index in range(1200)]
+    with environment_server(Bare) as address, pytest.raises(ConfigError, match="none of its own"):
+        open_source(f"environment://{address}", shuffle=False, seed=0)
+    with pytest.raises(DependencyUnavailable, match=r"environment 127\.0\.0\.1:1"):
+        open_source("environment://127.0.0.1:1", shuffle=False, seed=0, start_seconds=0.3)
 
 
 def test_a_function_gets_seed_and_epoch() -> None:

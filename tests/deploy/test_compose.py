@@ -23,6 +23,8 @@ PROCESSES = {
     "services.node_agent",
     "services.dataloader",
     "services.ranker",
+    "services.environments",
+    "services.tool_loop",
     "seamflow.runner",
 }
 NAMES = sorted(compose()["services"])

@@ -24,6 +24,8 @@ CLASSES = {
     "node-agent": ("node_agent", "services.node_agent.config"),
     "dataloader": ("dataloader", "services.dataloader.config"),
     "ranker": ("ranker", "services.ranker.config"),
+    "environments": ("environments", "services.environments.config"),
+    "tool-loop": ("tool_loop", "services.tool_loop.config"),
     "run": ("run", "deploy.create_run"),
 }
 ADDRESSES = (
@@ -35,6 +37,7 @@ ADDRESSES = (
     "gateway",
     "rollout_gateway",
     "ranker",
+    "environment",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from seamflow.channel import connect
 from seamflow.environment import EnvironmentServerConfig, serving
+from seamflow.environment.environment import RewardFunction
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -82,6 +83,11 @@ class World:
         return list(answer.trajectories)
 
 
+def rewards_of(trajectory: trajectory_pb2.Trajectory) -> dict[tuple[str, str], float]:
+    """Values by name and turn."""
+    return {(each.name, each.turn_id): each.value for each in trajectory.rewards.rewards}
+
+
 def has_ended(trajectory: trajectory_pb2.Trajectory) -> bool:
     """Whether it has rewards or a failure."""
     return trajectory.HasField("rewards") or trajectory.HasField("failure")
@@ -120,7 +126,9 @@ async def working(world: World, environment: str, **settings: Any) -> AsyncItera
 
 
 @asynccontextmanager
-async def served(environment: Any, **settings: Any) -> AsyncIterator[str]:
-    """Address of a server of this class."""
-    async with serving(environment, EnvironmentServerConfig(**settings)) as port:
+async def served(
+    environment: Any, *, reward: RewardFunction | None = None, **settings: Any
+) -> AsyncIterator[str]:
+    """Address of a server of this class, and of this reward function."""
+    async with serving(environment, EnvironmentServerConfig(**settings), reward=reward) as port:
         yield f"127.0.0.1:{port}"

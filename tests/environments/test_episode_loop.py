@@ -19,12 +19,11 @@ from seamflow.errors import (
     PreconditionError,
     UnavailableError,
 )
-from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.environments.episode_seeds import episode_seed
 from services.environments.failures import failure_class
 from tests.environments.stepped import Counting, Crowd, Drives, Fragile
-from tests.environments.support import World, served, working, world
+from tests.environments.support import World, rewards_of, served, working, world
 from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +39,6 @@ async def run(tmp_path: Path) -> AsyncIterator[World]:
     async with world(tmp_path) as found:
         found.always_say("hello")
         yield found
-
-
-def rewards_of(trajectory: trajectory_pb2.Trajectory) -> dict[tuple[str, str], float]:
-    """Values by name and turn."""
-    return {(each.name, each.turn_id): each.value for each in trajectory.rewards.rewards}
 
 
 async def test_an_episode_becomes_a_finished_rollout(run: World) -> None:

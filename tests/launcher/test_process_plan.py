@@ -137,6 +137,13 @@ def test_ports_differ(tmp_path: Path) -> None:
         ({"group_size": 0}, "(?s)group_size.*greater than or equal to 1"),
         ({"name": "a/b"}, "use letters"),
         ({"agent_command": "python agent.py"}, "give agent for a class"),
+        ({"environment": "games:Chess"}, "agent is 'a:B' and environment is 'games:Chess'"),
+        ({"agent": None, "environment": "chess"}, "'host:port' or 'tool_loop'"),
+        ({"environment_arguments": {"level": 3}}, "it belongs to an environment class"),
+        (
+            {"agent": None, "environment": "game:50070", "environment_python": "python3"},
+            "it belongs to an environment class",
+        ),
         ({"agent": None, "agent_command": " "}, "name a program"),
         (
             {"agent": None, "agent_command": "run 'it"},
@@ -181,6 +188,63 @@ def test_serve_starts_no_agent_of_the_file(agent: dict[str, str | None], tmp_pat
     processes = plan(config, make_layout(config, tmp_path))
     assert "http_gateway-0" in processes
     assert not processes.keys() & {"agent", "agent_runner"}
+
+
+def test_an_environment_class_is_served_and_its_episodes_are_run(tmp_path: Path) -> None:
+    """A server in the interpreter given, the episodes' process, and tasks of the environment."""
+    config = make_config(
+        agent=None,
+        tasks=None,
+        environment="games:Chess",
+        environment_arguments={"level": 3},
+        environment_python="/venv/bin/python",
+        environment_servers=2,
+    )
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    server, address = processes["environment_server-1"], layout.address("environment_server/1")
+    assert server.command[:2] == ("/venv/bin/python", "-m")
+    assert {"games:Chess", '{"level": 3}', address.partition(":")[2]} <= set(server.command)
+    told = processes["environments-1"].environment
+    assert told["SEAMFLOW_ENVIRONMENTS_ENVIRONMENT"] == address
+    url = f"http://{layout.address('http_gateway')}"
+    assert told["SEAMFLOW_ENVIRONMENTS_HTTP_GATEWAY_URL"] == url
+    tasks = processes["dataloader"].environment["SEAMFLOW_DATALOADER_TASKS"]
+    assert tasks == f"environment://{layout.address('environment_server/0')}"
+    assert not processes.keys() & {"agent", "agent_runner"}
+    assert "http_gateway-0" in processes
+    assert not config.are_agents_outside
+
+
+def test_environment_servers_elsewhere_get_a_process_of_episodes_each(tmp_path: Path) -> None:
+    """Nothing but the episodes is started for an address."""
+    config = make_config(agent=None, environment="game-a:50070, game-b:50070")
+    processes = plan(config, make_layout(config, tmp_path))
+    told = [
+        processes[f"environments-{i}"].environment["SEAMFLOW_ENVIRONMENTS_ENVIRONMENT"]
+        for i in range(2)
+    ]
+    assert told == ["game-a:50070", "game-b:50070"]
+    assert processes["dataloader"].environment["SEAMFLOW_DATALOADER_TASKS"] == "t.jsonl"
+    assert not any(name.startswith("environment_server") for name in processes)
+
+
+def test_the_tool_loop_is_an_environment_without_http(tmp_path: Path) -> None:
+    """It reads its own table, and the episodes' process calls the model."""
+    config = make_config(agent=None, environment="tool_loop")
+    layout = make_layout(config, tmp_path)
+    processes = plan(config, layout)
+    told = processes["environments-0"].environment
+    assert told["SEAMFLOW_ENVIRONMENTS_ENVIRONMENT"] == layout.address("environment_server/0")
+    assert processes["tool_loop-0"].command[1:3] == ("-m", "services.tool_loop")
+    assert "http_gateway-0" not in processes
+
+
+def test_serve_runs_no_environment(tmp_path: Path) -> None:
+    """Agents from outside take the tasks."""
+    config = make_config(agent=None, environment="games:Chess", serve=True)
+    processes = plan(config, make_layout(config, tmp_path))
+    assert not any(name.startswith("environment") for name in processes)
 
 
 def test_agents_may_bring_their_own_tasks(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from seamflow.channel import connect
+from seamflow.common.v1 import tokens_pb2
 from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -26,6 +27,13 @@ from trainer.tracking.step_record import StepRecord
 
 OVER = {"batch__timeout_seconds": 1e-9}
 """By the first look."""
+
+
+def _sample(group_id: str, rollout_id: str, *, replayed: bool = False) -> trajectory_pb2.Sample:
+    rewards = [tokens_pb2.Reward(name="reward", value=1.0)]
+    return trajectory_pb2.Sample(
+        group_id=group_id, rollout_id=rollout_id, rewards=rewards, replayed=replayed
+    )
 
 
 class FakeSampleClient(SampleClient):
@@ -70,11 +78,11 @@ class FakeSampleClient(SampleClient):
         self.leased.append((self._last, min_groups))
         return sample_pb2.LeaseSamplesResponse(
             samples=[
-                trajectory_pb2.Sample(group_id=f"{group}", rollout_id=f"{group}/{member}")
+                _sample(f"{group}", f"{group}/{member}")
                 for group in range(min(self._last, 8))
                 for member in range(4)
             ]
-            + [trajectory_pb2.Sample(group_id="old", rollout_id="old/0", replayed=True)]
+            + [_sample("old", "old/0", replayed=True)]
         )
 
 

@@ -30,6 +30,7 @@ TABLES: Mapping[str, str] = {
     "ranker": "services.ranker.config:RankerConfig",
     "scoring": "services.scoring.config:ScoringConfig",
     "environments": "services.environments.config:EnvironmentsConfig",
+    "tool_loop": "services.tool_loop.config:ToolLoopConfig",
     "run": "deploy.create_run:CreateRunConfig",
 }
 """Settings class of each table of a configuration file."""

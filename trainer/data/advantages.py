@@ -60,7 +60,7 @@ def compute_advantages(
         rollouts = replace(rollouts, rewards_R=shuffle.permutation(rollouts.rewards_R))
     weights = _weights(rollouts.num_tokens_R, algorithm)
     advantages_R = algorithm.advantages(rollouts)
-    name = config.algorithm.reward
+    name = config.algorithm.trained_reward
     places = {key: place for place, key in enumerate(_members(sequences, name))}
     rows = [places[_member(item, name)] for item in sequences]
     return SequenceAdvantages(
@@ -91,7 +91,7 @@ _Member = tuple[str, float]
 
 
 def _member(item: TokenSequence, name: str) -> _Member:
-    return item.rollout_id, _reward(item, name)
+    return item.rollout_id, item.rewards[name]
 
 
 def _members(sequences: Sequence[TokenSequence], name: str) -> dict[_Member, TokenSequence]:
@@ -104,7 +104,7 @@ def _of_turns(item: TokenSequence, name: str) -> list[tuple[int, float]]:
 
 
 def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Rollouts:
-    name = config.algorithm.reward
+    name = config.algorithm.trained_reward
     members = _members(sequences, name)
     counts: Counter[_Member] = Counter()
     for item in sequences:
@@ -136,7 +136,7 @@ def _divergences(
     for item in sequences:
         difference_T = item.behaviour_logprobs_T.astype(np.float64) - item.reference_logprobs_T
         kept = torch.from_numpy(difference_T[item.loss_mask_T])
-        member = _member(item, config.algorithm.reward)
+        member = _member(item, config.algorithm.trained_reward)
         sums[member] += estimated(kept, config.kl.reward_estimator).sum().item()
     return np.array(list(sums.values()), np.float64)
 
@@ -148,12 +148,3 @@ def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> TokenWeig
     weights_R, denominators_R = np.zeros(len(num_tokens_R)), np.zeros(len(num_tokens_R))
     weights_R[found_R], denominators_R[found_R] = weights.weights_R, weights.denominators_R
     return TokenWeights(weights_R=weights_R, denominators_R=denominators_R)
-
-
-def _reward(item: TokenSequence, name: str) -> float:
-    if name not in item.rewards:
-        raise ValueError(
-            f"rollout {item.rollout_id!r} has no reward {name!r} but {sorted(item.rewards)}: "
-            "set `reward` to one of them, or finish rollouts with it"
-        )
-    return item.rewards[name]

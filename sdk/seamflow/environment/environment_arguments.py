@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from seamflow import __version__
-from seamflow.environment.environment_class import load_object
+from seamflow.environment.environment_class import load_object, with_arguments
 from seamflow.environment.environment_server import EnvironmentServerConfig, serve_until_signalled
 
 __all__ = ["main"]
@@ -35,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = {field: values.pop(field) for field in ("environment", "reward")}
     try:
         found = {f: load_object(name, f) if name else None for f, name in names.items()}
+        environment = _with_arguments(found["environment"], values.pop("arguments"))
         config = EnvironmentServerConfig(**values)
-        asyncio.run(serve_until_signalled(found["environment"], config, reward=found["reward"]))
+        asyncio.run(serve_until_signalled(environment, config, reward=found["reward"]))
     except ValueError as error:
         sys.stderr.write(f"seamflow environment: {error}\n")
         sys.exit(_CONFIG)
@@ -54,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     defaults = EnvironmentServerConfig()
     for name, kind, default, text in (
         ("environment", str, None, "module:Class"),
+        ("arguments", str, None, "JSON object of keyword arguments of the class"),
         ("reward", str, None, "module:function"),
         ("host", str, defaults.host, "address to listen on"),
         ("port", int, defaults.port, "port; 0 takes a free one"),
@@ -67,6 +71,24 @@ def _parser() -> argparse.ArgumentParser:
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=default if given is None else given, help=text)
     return parser
+
+
+def _with_arguments(environment: Any, text: str | None) -> Any:
+    """The class itself, or with --arguments a function that makes its objects with them."""
+    if text is None:
+        return environment
+    cure = """give a JSON object of keyword arguments, such as '{"size": 3}'"""
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--arguments is {text!r}: {cure} ({error})") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"--arguments is {text!r}: {cure}")  # noqa: TRY004 -- a setting
+    if environment is None:
+        raise ValueError(f"--arguments is {text!r}, but no class takes them: give --environment")
+    if not callable(environment):
+        return environment  # refused by the server, with its cure
+    return with_arguments(environment, arguments)
 
 
 def _variable(name: str) -> str | None:

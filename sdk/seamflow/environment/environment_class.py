@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from seamflow.client.task import Task
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.v1 import environment_service_pb2 as pb
 
-__all__ = ["EnvironmentClass", "load_object", "reward_function"]
+__all__ = ["EnvironmentClass", "load_object", "reward_function", "with_arguments"]
 
 DEFAULT_EPISODES = 64
 
@@ -65,6 +66,31 @@ class EnvironmentClass:
             max_episodes=most,
             is_seeded=bool(getattr(declared, "is_seeded", False)),
         )
+
+
+def with_arguments(
+    environment: Callable[..., Any], arguments: Mapping[str, Any]
+) -> Callable[[], Any]:
+    """A function that makes an object of a class with these keyword arguments.
+
+    Raises:
+        ValueError: the class does not take them.
+    """
+    name = getattr(environment, "__name__", repr(environment))
+    try:
+        taken = inspect.signature(environment)
+        taken.bind(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"--arguments is {json.dumps(dict(arguments))}: {name}{taken} does not take them: "
+            f"{error}"
+        ) from error
+
+    def make() -> Any:
+        return environment(**arguments)
+
+    make.__name__ = name
+    return make
 
 
 def _kind(declared: Any, name: str) -> pb.EnvironmentKind.ValueType:

@@ -37,6 +37,8 @@ TABLES = (
     "dataloader",
     "ranker",
     "scoring",
+    "environments",
+    "tool_loop",
     "agent_runner",
     "launcher",
     "evaluation",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from seamflow.credentials import Credentials
+
 from services.chassis.errors import ConfigError
 from services.dataloader.sources.base import Row, Source
 
@@ -13,12 +15,32 @@ __all__ = ["Row", "Source", "open_source"]
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def open_source(tasks: str, *, shuffle: bool, seed: int) -> Source:
+def open_source(
+    tasks: str,
+    *,
+    shuffle: bool,
+    seed: int,
+    credentials: Credentials | None = None,
+    start_seconds: float = 60.0,
+) -> Source:
     """Open the source that `tasks` names; a file is read once, to index it.
 
+    `credentials` and `start_seconds`, the longest wait for it, are for an environment's server.
+
     Raises:
-        ConfigError: no such file or function, or an unknown file type.
+        ConfigError: no such file, function, dataset or environment, or an unknown file type.
+        DependencyUnavailable: the environment's server does not answer.
     """
+    if tasks.startswith("environment://"):
+        from services.dataloader.sources.environment import EnvironmentSource
+
+        address = tasks.removeprefix("environment://")
+        found = EnvironmentSource.read(address, credentials or Credentials(), start_seconds)
+        return found.ordered(shuffle=shuffle, seed=seed)
+    if tasks.startswith("hf://"):
+        from services.dataloader.sources.hugging_face import HuggingFaceSource
+
+        return HuggingFaceSource(tasks, shuffle=shuffle, seed=seed)
     if _FUNCTION.fullmatch(tasks):
         from services.dataloader.sources.function import FunctionSource
 
@@ -27,7 +49,10 @@ def open_source(tasks: str, *, shuffle: bool, seed: int) -> Source:
         return FunctionSource.load(tasks, seed=seed)
     path = Path(tasks)
     if path.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(f'tasks {tasks!r}: give a .jsonl or .parquet file, or "module:function"')
+        raise ConfigError(
+            f'tasks {tasks!r}: give a .jsonl or .parquet file, "module:function", hf://DATASET or '
+            "environment://HOST:PORT"
+        )
     if not path.is_file():
         raise ConfigError(f"tasks: file {path} does not exist")
     if path.suffix == ".parquet":

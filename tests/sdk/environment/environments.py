@@ -44,6 +44,22 @@ class Guess:
         )
 
 
+class Greets:
+    """Greets in words that its arguments choose."""
+
+    def __init__(self, greeting: str, *, num_tasks: int = 1) -> None:
+        self.tasks = [{"name": str(i)} for i in range(num_tasks)]
+        self._greeting = greeting
+
+    def reset(self, task: Task, seed: int) -> str:
+        """The greeting."""
+        return self._greeting
+
+    def step(self, message: Mapping[str, Any]) -> Step:
+        """Done."""
+        return Step(done=True)
+
+
 class AsyncEcho:
     """Answers each tool call, without threads."""
 

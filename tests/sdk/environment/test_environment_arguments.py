@@ -10,19 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from seamflow.environment import EnvironmentClient, EnvironmentServerConfig, serving
+from seamflow.environment import EnvironmentClient, EnvironmentServerConfig, Task, serving
 from seamflow.environment.environment_arguments import main
 
 from tests.sdk.environment.environments import NOT_AN_ENVIRONMENT, Guess
 
 ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-m", "seamflow.environment"]
 HERE = "tests.sdk.environment.environments"
+GREETS = ("--environment", f"{HERE}:Greets", "--arguments")
 
 
 async def test_the_module_serves_until_sigterm() -> None:
     """It announces its port, and ends cleanly."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "seamflow.environment", "--environment", f"{HERE}:Guess"],
+        [*COMMAND, "--environment", f"{HERE}:Guess"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -35,6 +37,29 @@ async def test_the_module_serves_until_sigterm() -> None:
             assert (await client.describe()).max_episodes == 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+async def test_the_class_gets_its_arguments(by_flag: bool) -> None:
+    """As a flag or a variable; what its objects declare is what the server declares."""
+    given = '{"greeting": "hello", "num_tasks": 3}'
+    flags, variables = ["--arguments", given], {"SEAMFLOW_ENVIRONMENT_ARGUMENTS": given}
+    process = subprocess.Popen(
+        [*COMMAND, "--environment", f"{HERE}:Greets", *(flags if by_flag else [])],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **({} if by_flag else variables)},
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        port = json.loads(process.stdout.readline())["port"]
+        async with EnvironmentClient(f"127.0.0.1:{port}") as client:
+            described = await client.describe()
+            assert (described.name, described.num_tasks) == ("Greets", 3)
+            async with await client.reset(Task(task_id="t", payload={})) as episode:
+                assert episode.observation.messages == [{"role": "user", "content": "hello"}]
+        process.terminate()
 
 
 @pytest.mark.parametrize(
@@ -50,6 +75,11 @@ async def test_the_module_serves_until_sigterm() -> None:
         (["--environment", f"{HERE}:Guess", "--host", "0.0.0.0"], "give a token"),
         (["--environment", f"{HERE}:Guess", "--max-episodes", "0"], "must be at least 1"),
         (["--environment", f"{HERE}:Guess", "--tls-key-file", "k"], "belong together"),
+        ([*GREETS, "{"], "--arguments is '{': give a JSON object of keyword arguments, such as"),
+        ([*GREETS, "[1]"], "--arguments is '[1]': give a JSON object"),
+        ([*GREETS, "{}"], "does not take them: missing a required argument: 'greeting'"),
+        ([*GREETS, '{"greetings": 1}'], '{"greetings": 1}: Greets(greeting: '),
+        (["--reward", f"{HERE}:long_answer", "--arguments", "{}"], "give --environment"),
     ],
 )
 def test_what_cannot_work_is_refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from tests.trainer.ranks.gradients import config
@@ -141,11 +140,3 @@ def test_the_penalty_is_part_of_the_reward() -> None:
     )
     np.testing.assert_allclose(difference, overlong_penalty(lengths, 8, 4))
     assert -1 <= difference.min() < 0
-
-
-def test_a_missing_reward_is_named() -> None:
-    """The message holds the rollout, the configured name and the available names."""
-    sequences = [sequence(sample) for sample in make_samples(4)]
-    settings = config("dapo", algorithm__reward="score")
-    with pytest.raises(ValueError, match=r"no reward 'score' but \['reward'\]"):
-        compute_advantages(sequences, make_algorithm(settings), settings)

@@ -1,0 +1,78 @@
+"""Tasks of an environment, listed by its server."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+
+from seamflow.client.task import Task
+from seamflow.credentials import Credentials
+from seamflow.environment import EnvironmentClient
+from seamflow.errors import SeamflowError
+
+from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.dataloader.order import Permutation
+from services.dataloader.sources.base import Row
+
+__all__ = ["EnvironmentSource"]
+
+
+class EnvironmentSource:
+    """The tasks that an environment lists, in its order."""
+
+    def __init__(self, address: str, tasks: list[Task], *, shuffle: bool, seed: int) -> None:
+        self._address = address
+        self._tasks = tasks
+        self._shuffle = shuffle
+        self._seed = seed
+
+    @classmethod
+    def read(
+        cls, address: str, credentials: Credentials, start_seconds: float
+    ) -> EnvironmentSource:
+        """List the tasks, in the environment's order; waits for its server.
+
+        Raises:
+            ConfigError: the environment has no tasks of its own.
+            DependencyUnavailable: its server did not answer within `start_seconds`.
+        """
+        try:
+            tasks = asyncio.run(_list(address, credentials, start_seconds))
+        except (SeamflowError, OSError) as error:
+            raise DependencyUnavailable(f"environment {address}", str(error)) from error
+        if not tasks:
+            raise ConfigError(
+                f"tasks: the environment at {address} has none of its own: give tasks, or define "
+                "`tasks` in its class"
+            )
+        return cls(address, tasks, shuffle=False, seed=0)
+
+    def ordered(self, *, shuffle: bool, seed: int) -> EnvironmentSource:
+        """The same tasks, shuffled or not."""
+        return EnvironmentSource(self._address, self._tasks, shuffle=shuffle, seed=seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the names: the same tasks may be listed at another address."""
+        names = "\0".join(task.task_id for task in self._tasks)
+        return f"environment:{hashlib.sha256(names.encode()).hexdigest()[:16]}"
+
+    def rows(self, epoch: int, start: int) -> Iterator[Row]:
+        """The rows of an epoch from position `start` on."""
+        count = len(self._tasks)
+        order = (
+            Permutation(count, seed=self._seed, name=f"{epoch}") if self._shuffle else range(count)
+        )
+        for place in range(start, count):
+            task = self._tasks[order[place]]
+            where = f"task {task.task_id!r} of the environment at {self._address}"
+            values = {"task_id": task.task_id, "payload": task.payload}
+            yield Row(index=order[place], values=values, where=where)
+
+
+async def _list(address: str, credentials: Credentials, seconds: float) -> list[Task]:
+    async with EnvironmentClient(
+        address, credentials=credentials, connect_timeout=None
+    ) as environment:
+        return [task async for task in environment.tasks(timeout=seconds)]

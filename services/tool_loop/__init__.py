@@ -1,0 +1,1 @@
+"""The tool loop: a stepped environment made from configuration, without a class of the user's."""

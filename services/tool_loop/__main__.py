@@ -1,0 +1,3 @@
+from services.tool_loop.cli import main
+
+main()

@@ -1,0 +1,140 @@
+"""The tool loop: episodes in which the policy calls tools until it answers without a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seamflow.client.messages import Message
+from seamflow.client.task import Task
+from seamflow.environment import Step
+from seamflow.environment.environment_class import EnvironmentClass
+from seamflow.environment.v1 import environment_service_pb2 as pb
+
+from services.tool_loop.config import ToolLoopConfig
+from services.tool_loop.mcp_connection import McpConnection
+from services.tool_loop.prompt_template import PromptTemplate
+from services.tool_loop.python_tool import python_tool
+from services.tool_loop.rewards import Rewards
+from services.tool_loop.tool import Tool
+from services.tool_loop.toolbox import Toolbox, mcp_tools
+from services.tool_loop.user_function import load_function
+
+__all__ = ["ToolEpisode", "ToolLoop"]
+
+
+class ToolLoop:
+    """Prompt, tools and rewards that all episodes share."""
+
+    def __init__(self, config: ToolLoopConfig) -> None:
+        """Load the user's functions.
+
+        Raises:
+            ValueError: names the setting that is wrong, its value and the cure.
+        """
+        self.max_turns = config.max_turns
+        """Messages of the policy in an episode."""
+        self.rewards = Rewards(config)
+        """How episodes are scored."""
+        self._config = config
+        self._prompt = PromptTemplate(config.prompt)
+        self._functions = [_function(config, i, name) for i, name in enumerate(config.tools)]
+        self._shared: dict[str, McpConnection] = {}
+        self._mcp_tools: list[Tool] = []
+        self._listed: dict[str, list[Any]] = {}
+
+    async def open(self) -> None:
+        """Connect to the MCP servers, list their tools, and start what rewards need.
+
+        Raises:
+            EnvironmentFailed: one cannot be reached.
+            ValueError: two tools have the same name.
+        """
+        await self.rewards.check()
+        for name, server in self._config.mcp_servers.items():
+            connection = self._connection(name)
+            self._listed[name] = await connection.tools()
+            if server.per_episode:
+                await connection.close()
+            else:
+                self._shared[name] = connection
+        self.toolbox({})
+
+    async def close(self) -> None:
+        """End the shared connections."""
+        for connection in self._shared.values():
+            await connection.close()
+        await self.rewards.close()
+
+    def declared(self) -> EnvironmentClass:
+        """What a server of environments needs."""
+        return EnvironmentClass(
+            name="tool_loop",
+            make=lambda: ToolEpisode(self),
+            kind=pb.ENVIRONMENT_KIND_STEPPED,
+            tools=self.toolbox({}).schemas(),
+            tasks=(),
+            max_episodes=self._config.max_episodes,
+            is_seeded=False,
+        )
+
+    def messages(self, task: Task) -> list[dict[str, Any]]:
+        """The first messages of an episode; `EnvironmentFailed` if the payload lacks a field."""
+        system = self._config.system_prompt
+        user = {"role": "user", "content": self._prompt.render(task)}
+        return [{"role": "system", "content": system}, user] if system else [user]
+
+    def own_connections(self) -> dict[str, McpConnection]:
+        """New connections to the servers that each episode has of its own, by name."""
+        servers = self._config.mcp_servers.items()
+        return {name: self._connection(name) for name, server in servers if server.per_episode}
+
+    def toolbox(self, own: Mapping[str, McpConnection]) -> Toolbox:
+        """The tools of an episode with these connections of its own."""
+        tools = list(self._functions)
+        for name, listed in self._listed.items():
+            connection = own.get(name) or self._shared.get(name) or self._connection(name)
+            tools += mcp_tools(name, connection, listed, self._config.tool_timeout_seconds)
+        return Toolbox(tools, self._config.max_tool_characters)
+
+    def _connection(self, name: str) -> McpConnection:
+        server = self._config.mcp_servers[name]
+        return McpConnection(name, server, self._config.start_timeout_seconds)
+
+
+class ToolEpisode:
+    """One episode: a stepped environment as users write them."""
+
+    def __init__(self, loop: ToolLoop) -> None:
+        self._loop = loop
+        self._own = loop.own_connections()
+        self._toolbox = loop.toolbox(self._own)
+        self._num_turns = 0
+
+    async def reset(self, task: Task, seed: int) -> list[dict[str, Any]]:
+        """The prompt."""
+        self._task = task
+        self._transcript: list[Message] = list(self._loop.messages(task))
+        return [dict(message) for message in self._transcript]
+
+    async def step(self, message: Message) -> Step:
+        """Answers of the tools that it calls; without a call, or too late for one, rewards."""
+        self._num_turns += 1
+        self._transcript.append(message)
+        calls = message.get("tool_calls") or ()
+        if not calls or self._num_turns >= self._loop.max_turns:
+            rewards = await self._loop.rewards.of(self._task, self._transcript)
+            return Step(rewards=rewards, done=not calls, truncated=bool(calls))
+        answers = await self._toolbox.answers(calls)
+        self._transcript += answers
+        return Step(messages=answers, rewards=self._loop.rewards.none_yet())
+
+    async def close(self) -> None:
+        """End the episode's own connections."""
+        for connection in self._own.values():
+            await connection.close()
+
+
+def _function(config: ToolLoopConfig, index: int, name: str) -> Tool:
+    function = load_function(name, f"tools[{index}]")
+    return python_tool(function, f"tools[{index}] = {name!r}", config.tool_timeout_seconds)

@@ -1,0 +1,83 @@
+"""Tools and reward functions of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from seamflow.environment import Task
+
+NOT_A_FUNCTION = 7
+
+
+def search(query: str, limit: int = 3, *, order: Literal["new", "old"] = "new") -> list[str]:
+    """Searches the archive.
+
+    Args:
+        query: what to look for.
+        limit (int): most results.
+
+    Returns:
+        Titles.
+    """
+    return [f"{query} {i} {order}" for i in range(limit)]
+
+
+async def later(text: str) -> str:
+    """Gives the text back."""
+    await asyncio.sleep(0)
+    return text
+
+
+def raises(text: str) -> str:
+    """Raises."""
+    raise KeyError(text)
+
+
+def hangs() -> str:
+    """Never answers in time."""
+    time.sleep(20)
+    return "late"
+
+
+def long(number: int) -> str:
+    """A long text."""
+    return "x" * number
+
+
+def by_position(*texts: str) -> str:
+    """Cannot be called by name."""
+    return "".join(texts)
+
+
+def num_messages(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """The length of the conversation."""
+    return float(len(transcript))
+
+
+async def several(task: Task, transcript: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Two rewards."""
+    return {"reward": 1.0, "style": 0.5}
+
+
+def breaks(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Raises."""
+    raise RuntimeError("no judge")
+
+
+def never(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Never returns in time."""
+    time.sleep(20)
+    return 0.0
+
+
+def nothing(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Not a number."""
+    return float("nan")
+
+
+def no_transcript(task: Task) -> float:
+    """Lacks a parameter."""
+    return 1.0

@@ -1,0 +1,52 @@
+"""The reward that is trained on: one of the rollout's named rewards, or their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from trainer.config import AlgorithmConfig
+from trainer.data.token_sequence import TokenSequence, TurnReward
+
+__all__ = ["with_trained_reward"]
+
+
+def with_trained_reward(item: TokenSequence, algorithm: AlgorithmConfig) -> TokenSequence:
+    """The sequence with the trained reward, and that of each turn, as `algorithm.trained_reward`.
+
+    With `reward_weights`, the weighted sum of those that it has. Otherwise the reward of the name
+    given; where none is given, "reward", or the only one there is.
+
+    Raises:
+        ValueError: it has no reward to train on; names the rollout, its rewards and the cure.
+    """
+    weights = algorithm.reward_weights or {_name(item, algorithm): 1.0}
+    if not weights.keys() & item.rewards.keys():
+        raise ValueError(_missing(item, weights))
+    trained = algorithm.trained_reward
+    value = sum(weight * item.rewards.get(name, 0.0) for name, weight in weights.items())
+    return replace(
+        item,
+        rewards={**item.rewards, trained: value},
+        turn_rewards=tuple(
+            TurnReward(trained, weights[each.name] * each.value, each.end)
+            for each in item.turn_rewards
+            if each.name in weights
+        ),
+    )
+
+
+def _name(item: TokenSequence, algorithm: AlgorithmConfig) -> str:
+    name = algorithm.trained_reward
+    if not algorithm.reward and name not in item.rewards and len(item.rewards) == 1:
+        return next(iter(item.rewards))
+    return name
+
+
+def _missing(item: TokenSequence, weights: Mapping[str, float]) -> str:
+    wanted, found = ", ".join(map(repr, weights)), sorted(item.rewards)
+    return (
+        f"rollout {item.rollout_id!r} of task {item.group_id!r} has no reward {wanted} but "
+        f"{found}: set algorithm.reward or algorithm.reward_weights to what it has, or finish "
+        "rollouts with that reward"
+    )
