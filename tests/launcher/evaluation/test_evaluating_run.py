@@ -18,10 +18,10 @@ from tests.launcher.evaluation.labelled_agent import FOLDER_VARIABLE, SCORES
 async def test_a_run_is_evaluated_beside_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pinned versions, the best checkpoint, an evaluation that is given up, an early end."""
+    """Pinned versions, the best checkpoint, an early end; then the best one is evaluated alone."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    run = make_run(tmp_path, kills=False, timeout_seconds=10.0)
-    check(run, await run.train())
+    run = make_run(tmp_path, kills=False, timeout_seconds=60.0)
+    check(run, await run.train(), hangs=False)
     evaluate(tmp_path, run.layout.folder / "checkpoints" / "best")
 
 
