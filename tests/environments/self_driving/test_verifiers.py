@@ -14,28 +14,14 @@ from seamflow.errors import PreconditionError
 
 from tests.environments.contract.case import Case
 from tests.environments.contract.checks import connected
+from tests.environments.self_driving.cases import VERIFIERS, VERIFIERS_CLASSIC
 from tests.environments.self_driving.policy_server import Policy, policy_server
 from tests.environments.self_driving.words import FAILING, TASKS
 
-HERE = "tests.environments.self_driving"
-CASES = (
-    Case(
-        name="verifiers",
-        environment="adapters.verifiers.environment:VerifiersEnvironment",
-        arguments={"taskset": f"{HERE}.word_taskset"},
-        venv="verifiers",
-    ),
-    Case(
-        name="verifiers_classic",
-        environment="adapters.verifiers_classic.environment:VerifiersClassicEnvironment",
-        arguments={"env_id": f"{HERE}.word_environment", "max_retries": 0},
-        venv="verifiers_classic",
-    ),
-)
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name, scope="module")
+@pytest.fixture(params=(VERIFIERS, VERIFIERS_CLASSIC), ids=lambda case: case.name, scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     """One of them, if its venv is there."""
     found: Case = request.param
