@@ -97,8 +97,10 @@ def _suite(selected: str, folder: Path, name: str = "") -> dict[str, float]:
 
 
 def _is_of(test: Mapping[str, str], name: str) -> bool:
-    """Whether a test is one of this adapter: by its parameter or by its module."""
-    return test["name"].endswith(f"[{name}]") or test["classname"].endswith(f".test_{name}")
+    """Whether a test is one of this adapter: by its parameter, or without one by its module."""
+    if "[" in test["name"]:
+        return test["name"].endswith(f"[{name}]")
+    return test["classname"].endswith(f".test_{name}")
 
 
 def _versions(framework: Framework) -> dict[str, str]:

@@ -69,6 +69,11 @@ async def test_an_episode_has_the_rewards_of_its_taskset(
     assert await run(client, policy, 0, "go down") == {"reward": 0.1, "said": 0.1, "length": 2.0}
 
 
+async def test_an_empty_answer_is_no_failure(client: EnvironmentClient, policy: Policy) -> None:
+    """It earns what the taskset gives for it, or nothing where its functions cannot take it."""
+    assert await run(client, policy, 0, "") == {"reward": 0.0, "said": 0.0, "length": 0.0}
+
+
 async def test_episodes_use_the_credential_of_their_rollout(
     client: EnvironmentClient, policy: Policy
 ) -> None:
