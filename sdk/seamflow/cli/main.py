@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] in (["train"], ["serve"]):
         _launch(arguments[1:] if arguments[0] == "train" else ["--serve", *arguments[1:]])
+    if arguments[:1] == ["evaluate"]:
+        _launch(arguments[1:], "services.launcher.evaluate_checkpoint")
     given = _parser().parse_args(arguments)
     try:
         code = asyncio.run(given.command(given, resolve(given)))
@@ -115,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pool_commands(command)
     _add_worker_commands(command)
     commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
+    commands.add_parser("evaluate", help="Run tasks with a checkpoint; --help shows the arguments.")
     commands.add_parser("serve", help="Keep the processes for agents elsewhere, until Ctrl-C.")
     return parser
 
@@ -255,7 +258,7 @@ async def _trainers_run(endpoints: Endpoints) -> str:
             ) from error
 
 
-def _launch(arguments: list[str]) -> NoReturn:
+def _launch(arguments: list[str], module: str = "services.launcher") -> NoReturn:
     """Replace this process by the launcher, which runs from a checkout, not from the wheel."""
     here = Path.cwd()
     root = next((f for f in (here, *here.parents) if (f / "services" / "launcher").is_dir()), None)
@@ -271,7 +274,7 @@ def _launch(arguments: list[str]) -> NoReturn:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     sys.stdout.flush()
     os.execve(  # noqa: S606  # the launcher takes over this very process, signals included
-        sys.executable, [sys.executable, "-m", "services.launcher", *arguments], environment
+        sys.executable, [sys.executable, "-m", module, *arguments], environment
     )
 
 

@@ -40,8 +40,6 @@ TABLES = (
     "environments",
     "tool_loop",
     "agent_runner",
-    "environments",
-    "tool_loop",
     "launcher",
     "evaluation",
 )
