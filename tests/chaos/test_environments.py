@@ -72,7 +72,9 @@ def result(made_up: int, rate: float) -> RunResult:
 
 def test_the_figures_leave_the_control_out_and_require_that_it_fails() -> None:
     """Ratios are those to the undisturbed run."""
-    results = {UNDISTURBED: result(0, 10.0), "killed": result(0, 5.0), CONTROL: result(3, 1.0)}
+    before, after = UNDISTURBED
+    results = {before: result(0, 12.0), "killed": result(0, 5.0), after: result(0, 8.0)}
+    results[CONTROL] = result(3, 1.0)
     figures = figures_of(results)
     assert figures["killed.throughput_ratio"] == 0.5
     assert figures["rewards_from_failures"] == 0

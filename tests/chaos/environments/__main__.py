@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import fmean
 
 from bench.report import Report
 from tests.chaos.environments.rig import Disturbance, RunResult, run
@@ -17,7 +18,8 @@ from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 __all__ = ["broken", "figures_of", "main", "scenarios"]
 
 BENCH = "chaos-environments"
-UNDISTURBED = "undisturbed"
+UNDISTURBED = ("undisturbed", "undisturbed-again")
+"""Before and after the others: the load of the machine changes."""
 CONTROL = "control"
 _CONTROL = Disturbance(kills=4, module="tests.chaos.environments.zero_on_failure")
 _CONTROL_TASKS = 40
@@ -27,17 +29,18 @@ def scenarios(divisor: int) -> dict[str, tuple[Disturbance, int]]:
     """What goes wrong in each run, and its number of groups."""
     count, tasks = max(2, 20 // divisor), max(12, 240 // divisor)
     return {
-        UNDISTURBED: (Disturbance(), tasks),
+        UNDISTURBED[0]: (Disturbance(), tasks),
         "killed": (Disturbance(kills=count), tasks),
         "hung": (Disturbance(hangs=count), tasks),
         "slow": (Disturbance(slow=True), tasks),
         "all": (Disturbance(kills=count, hangs=count, slow=True, every_seconds=0.75), tasks),
+        UNDISTURBED[1]: (Disturbance(), tasks),
         CONTROL: (_CONTROL, _CONTROL_TASKS),
     }
 
 
 def figures_of(results: Mapping[str, RunResult]) -> dict[str, float]:
-    """Sums over the runs, and of each its throughput beside the undisturbed one's."""
+    """Sums over the runs, and of each its throughput beside the undisturbed ones'."""
     runs = {name: result for name, result in results.items() if name != CONTROL}
     verdicts = [result.verdict for result in runs.values()]
     figures: dict[str, float] = {
@@ -51,12 +54,12 @@ def figures_of(results: Mapping[str, RunResult]) -> dict[str, float]:
         for kind, number in verdict.failures.items():
             name = f"failures_{kind.lower()}"
             figures[name] = figures.get(name, 0) + number
-    reference = results.get(UNDISTURBED)
-    for name, result in runs.items():
-        figures[f"{name}.rollouts_per_second"] = result.rollouts_per_second
-        if reference is not None and name != UNDISTURBED:
-            ratio = result.rollouts_per_second / reference.rollouts_per_second
-            figures[f"{name}.throughput_ratio"] = ratio
+    rates = {name: result.rollouts_per_second for name, result in runs.items()}
+    reference = [rates[name] for name in UNDISTURBED if name in rates]
+    for name, rate in rates.items():
+        figures[f"{name}.rollouts_per_second"] = rate
+        if reference and name not in UNDISTURBED:
+            figures[f"{name}.throughput_ratio"] = rate / fmean(reference)
     if CONTROL in results:
         figures["negative_controls"] = 1
         caught = results[CONTROL].verdict.rewards_from_failures > 0
