@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -76,7 +76,7 @@ class VerifiersClassicEnvironment:
             api_key=endpoint.credential,
             max_retries=self._max_retries,
         )
-        with revealed():
+        with revealed() as raised:
             async with asking as client:
                 output = await self._environment.run_rollout(
                     self._input(task.payload),
@@ -84,7 +84,7 @@ class VerifiersClassicEnvironment:
                     _MODEL,
                     self._sampling,
                 )
-            _check(output)
+        _check(output, raised)
         return _rewards(output)
 
     def _input(self, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,11 +120,15 @@ def _load(env_id: str, arguments: _Arguments) -> Any:
     return environment
 
 
-def _check(output: Mapping[str, Any]) -> None:
-    """Raise `EnvironmentFailed` for an error of the rollout, unless the policy caused it, with an
-    empty answer or a conversation that became too long."""
+def _check(output: Mapping[str, Any], raised: Sequence[str]) -> None:
+    """Raise `EnvironmentFailed` for an error of the rollout or of its reward functions, unless the
+    policy caused it, with an empty answer or a conversation that became too long."""
     error = output.get("error")
-    if not error or error["error"] in _OF_POLICY:
+    if error and error["error"] in _OF_POLICY:
+        return  # reward functions need not expect a rollout without an answer
+    if not error:
+        if raised:
+            raise EnvironmentFailed("; ".join(raised)[:1000])
         return
     is_infrastructure = error["error"] in _OF_INFRASTRUCTURE or "Sandbox" in error["error"]
     raise EnvironmentFailed(

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from seamflow.environment import EnvironmentFailed
-
 __all__ = ["reveal", "revealed"]
 
 _raised: ContextVar[list[str] | None] = ContextVar("raised", default=None)
@@ -24,16 +22,14 @@ def reveal(rubric: Any) -> None:
 
 
 @contextmanager
-def revealed() -> Iterator[None]:
-    """Raise `EnvironmentFailed` in the end if a reward function has raised within."""
+def revealed() -> Iterator[list[str]]:
+    """What reward functions raise within, as texts."""
     raised: list[str] = []
     token = _raised.set(raised)
     try:
-        yield
+        yield raised
     finally:
         _raised.reset(token)
-    if raised:
-        raise EnvironmentFailed("; ".join(raised)[:1000])
 
 
 def _reporting(function: Callable[..., Any]) -> Callable[..., Any]:

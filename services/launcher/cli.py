@@ -32,6 +32,7 @@ from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.run import Run
 from services.launcher.view import LiveView, PlainView
+from services.lib.model_folder import check_chat_template, check_model_folder
 
 __all__ = ["check_program", "main", "make_layout"]
 
@@ -149,11 +150,7 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
         )
     if config.prepare is None:
-        model = Path(layout.path(config.model))
-        if not (model / "config.json").is_file():
-            raise ConfigError(
-                f"model {str(model)!r} is not a Hugging Face folder: it has no config.json"
-            )
+        _check_model(config, Path(layout.path(config.model)))
         for name in ("tasks", "heldout_tasks"):
             path = getattr(config, name)
             if path is not None and ":" not in path and not Path(layout.path(path)).is_file():
@@ -182,6 +179,15 @@ def _check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layo
         if not path.is_file():
             raise ConfigError(f"evaluation.tasks {str(path)!r} does not exist")
         read_tasks(path)
+
+
+def _check_model(config: LauncherConfig, folder: Path) -> None:
+    try:
+        check_model_folder(folder)
+        if not config.raw_tokens:
+            check_chat_template(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def check_program(plans: Mapping[str, ProcessPlan]) -> None:

@@ -7,10 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tests.environments.contract.case import ROOT, Case, started
+from tests.environments.contract.case import ROOT, Case, serving, started
 from tests.redis_server import free_port
 
-__all__ = ["CASES", "MCP_TOOLS", "OPENENV", "PLAIN", "openenv_server"]
+__all__ = [
+    "CASES",
+    "GYMNASIUM",
+    "MCP_TOOLS",
+    "NODE",
+    "OPENENV",
+    "PLAIN",
+    "REASONING_GYM",
+    "TEXTARENA",
+    "openenv_server",
+    "serving_backend",
+]
 
 _MCP_PYTHON = ROOT / ".venv-adapters" / "mcp_tools" / "bin" / "python"
 
@@ -84,3 +95,10 @@ NODE = Case(
 )
 
 CASES = (PLAIN, GYMNASIUM, TEXTARENA, REASONING_GYM, OPENENV, MCP_TOOLS, NODE)
+
+
+@contextmanager
+def serving_backend(case: Case) -> Iterator[Mapping[str, Any]]:
+    """A server of `case`; yields the setting of the launcher that names it."""
+    with serving(case) as (address, _):
+        yield {"environment": address}

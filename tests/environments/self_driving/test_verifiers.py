@@ -14,28 +14,14 @@ from seamflow.errors import PreconditionError
 
 from tests.environments.contract.case import Case
 from tests.environments.contract.checks import connected
+from tests.environments.self_driving.cases import VERIFIERS, VERIFIERS_CLASSIC
 from tests.environments.self_driving.policy_server import Policy, policy_server
 from tests.environments.self_driving.words import FAILING, TASKS
 
-HERE = "tests.environments.self_driving"
-CASES = (
-    Case(
-        name="verifiers",
-        environment="adapters.verifiers.environment:VerifiersEnvironment",
-        arguments={"taskset": f"{HERE}.word_taskset"},
-        venv="verifiers",
-    ),
-    Case(
-        name="verifiers_classic",
-        environment="adapters.verifiers_classic.environment:VerifiersClassicEnvironment",
-        arguments={"env_id": f"{HERE}.word_environment", "max_retries": 0},
-        venv="verifiers_classic",
-    ),
-)
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name, scope="module")
+@pytest.fixture(params=(VERIFIERS, VERIFIERS_CLASSIC), ids=lambda case: case.name, scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     """One of them, if its venv is there."""
     found: Case = request.param
@@ -81,6 +67,11 @@ async def test_an_episode_has_the_rewards_of_its_taskset(
     assert (described.kind, described.num_tasks) == (pb.ENVIRONMENT_KIND_SELF_DRIVING, len(TASKS))
     assert await run(client, policy, 0, "go up") == {"reward": 1.0, "said": 1.0, "length": 2.0}
     assert await run(client, policy, 0, "go down") == {"reward": 0.1, "said": 0.1, "length": 2.0}
+
+
+async def test_an_empty_answer_is_no_failure(client: EnvironmentClient, policy: Policy) -> None:
+    """It earns what the taskset gives for it, or nothing where its functions cannot take it."""
+    assert await run(client, policy, 0, "") == {"reward": 0.0, "said": 0.0, "length": 0.0}
 
 
 async def test_episodes_use_the_credential_of_their_rollout(
