@@ -22,7 +22,10 @@ async def trajectories(
     token = ""
     while True:
         request = pb.ListTrajectoriesRequest(
-            run_id=services.run_id, page_size=_PAGE, page_token=token, headers_only=headers_only
+            run_id=services.run_id,
+            page_size=_PAGE,
+            page_token=token,
+            headers_only=headers_only,
         )
         page = await retrying(lambda: services.trajectories.ListTrajectories(request))  # noqa: B023
         for trajectory in page.trajectories:

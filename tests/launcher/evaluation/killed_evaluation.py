@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.evaluation.killing_run import KillingRun, NotingView, check, make_run
+from tests.launcher.evaluation.killing_run import KillingRun, check, make_run
 from tests.launcher.evaluation.labelled_agent import FOLDER_VARIABLE, HANG_VARIABLE
 
 
@@ -18,8 +18,6 @@ def main() -> None:
         os.environ |= {FOLDER_VARIABLE: folder, HANG_VARIABLE: "1"}
         run, summary = asyncio.run(_run(Path(folder)))
         check(run, summary, hangs=True)
-        assert isinstance(run.view, NotingView)
-        assert any("node-a has weight version" in text for _, text in run.view.notes)
         assert summary["process_restarts"] == 1
     print("the killed server went back to the version, and the evaluation had its result")
 

@@ -50,6 +50,11 @@ num_steps = 400
 learning_rate = 1e-3
 
 [rollout_server]
+# No model: what it samples does not matter here.
+engine = "fake"
+fake_vocab_size = 16
+fake_mean_tokens = 24
+fake_step_seconds = 0.005
 max_running = 8
 max_context = 512
 
