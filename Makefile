@@ -17,7 +17,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer model-store test-mixed test-agents test-environments test-roundtrips \
+	chaos-store chaos-scheduler chaos-trainer chaos-environments model-store test-mixed test-agents test-environments test-roundtrips \
 	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -98,6 +98,9 @@ chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool
 
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
 	$(RUN) tests.chaos.trainer
+
+chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow: no reward from a failure, no group lost.
+	$(RUN) tests.chaos.environments
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)

@@ -71,10 +71,11 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
 
 
 def files_of(package: str) -> list[Path]:
-    """The modules of a package, generated code aside."""
+    """The modules of a package, without generated code and files that are written for users."""
     folder = ROOT.joinpath(*package.split("."))
     folder = folder if folder.is_dir() else ROOT / "sdk" / package
-    return [file for file in sorted(folder.rglob("*.py")) if "_pb2" not in file.name]
+    modules = [file for file in sorted(folder.rglob("*.py")) if "_pb2" not in file.name]
+    return [file for file in modules if "template" not in file.parts]
 
 
 def module_of(file: Path) -> str:

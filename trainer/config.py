@@ -163,10 +163,13 @@ class OptimizerConfig(Settings):
 
     learning_rate: float = Field(1e-6, gt=0)
     """Highest learning rate."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """After the warm-up: constant, or linearly to 0 for the step after the last one."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or along a line or half a cosine to final_share for the step
+    after the last one."""
+    final_share: Share = 0.0
+    """Share of the learning rate at which linear and cosine end."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps over which the learning rate grows linearly."""
+    """First steps, over which the learning rate grows linearly."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     beta1: Decay = 0.9
@@ -174,7 +177,7 @@ class OptimizerConfig(Settings):
     beta2: Decay = 0.95
     """Decay of the mean squared gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Gradients are scaled down to this norm; the metric grad_scale is below 1 where they were."""
 
 
 class LoRAConfig(Settings):

@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from seamflow.client import Client, Rollout
+from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentClient, Transcript
 from seamflow.environment.v1 import environment_service_pb2 as pb
-from seamflow.errors import NotFoundError, RunEndedError, SeamflowError, UnavailableError
+from seamflow.errors import (
+    DeadlineError,
+    NotFoundError,
+    RunEndedError,
+    SeamflowError,
+    UnavailableError,
+)
 from seamflow.retry import Backoff
 
 from services.chassis.errors import ConfigError
@@ -117,8 +124,9 @@ class EpisodeLoop:
             await self._finish(rollout, outcome)
         except Exception as error:
             await self._fail(rollout, error)
-            # A broken environment must not use up tasks as fast as they can be leased.
-            await self._failures.wait()
+            if failure_class(error) == tokens_pb2.FAILURE_CLASS_ENVIRONMENT:
+                # It must not use up tasks as fast as they can be leased.
+                await self._failures.wait()
         else:
             self._failures.reset()
 
@@ -156,6 +164,8 @@ class EpisodeLoop:
         message = str(error) or repr(error)
         if isinstance(error, TimeoutError):
             message = f"the episode took over {self._config.episode_timeout_seconds:g} s"
+        elif isinstance(error, DeadlineError):
+            message += "; raise reset_timeout_seconds or step_timeout_seconds if it needs longer"
         _log.warning("episode failed", task=task_id, rollout=rollout.rollout_id, why=message)
         try:
             await rollout.fail(failure_class(error), message[:_MAX_MESSAGE])

@@ -32,8 +32,9 @@ from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.run import Run
 from services.launcher.view import LiveView, PlainView
+from services.lib.model_folder import check_chat_template, check_model_folder
 
-__all__ = ["main"]
+__all__ = ["check_program", "main", "make_layout"]
 
 _TABLE = "evaluation"
 _MIN_FREE_BYTES = 512 * 1024 * 1024
@@ -63,14 +64,14 @@ def _evaluation(config: LauncherConfig) -> EvaluationConfig:
 
 
 def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
-    layout = _layout(config, _config_file(sys.argv))
+    layout = make_layout(config, _config_file(sys.argv))
     plans = plan(config, layout)
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
     _check(config, layout)
     _check_evaluation(config, evaluation, layout)
-    _check_program(plans)
+    check_program(plans)
     if config.dry_run:
         return _dry_run(plans)
     (layout.folder / "addresses.json").write_text(
@@ -88,7 +89,8 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     return ExitCode.CLEAN
 
 
-def _layout(config: LauncherConfig, config_file: Path) -> Layout:
+def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
+    """The folder, ports and addresses of a run; makes its folder unless it is a dry run."""
     folder = (Path(config.runs_folder) / config.name).resolve()
     if folder.exists() and not config.resume and not config.dry_run:
         raise ConfigError(f"run {config.name!r} exists in {folder}: --resume it, or give --name")
@@ -148,11 +150,7 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
         )
     if config.prepare is None:
-        model = Path(layout.path(config.model))
-        if not (model / "config.json").is_file():
-            raise ConfigError(
-                f"model {str(model)!r} is not a Hugging Face folder: it has no config.json"
-            )
+        _check_model(config, Path(layout.path(config.model)))
         for name in ("tasks", "heldout_tasks"):
             path = getattr(config, name)
             if path is not None and ":" not in path and not Path(layout.path(path)).is_file():
@@ -183,7 +181,17 @@ def _check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layo
         read_tasks(path)
 
 
-def _check_program(plans: Mapping[str, ProcessPlan]) -> None:
+def _check_model(config: LauncherConfig, folder: Path) -> None:
+    try:
+        check_model_folder(folder)
+        if not config.raw_tokens:
+            check_chat_template(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_program(plans: Mapping[str, ProcessPlan]) -> None:
+    """Raise `ConfigError` if the agent's program is not there."""
     agent = plans.get("agent")
     if agent is not None and shutil.which(agent.command[0], path=agent.environment["PATH"]) is None:
         raise ConfigError(

@@ -49,6 +49,8 @@ class LauncherConfig(RunRules):
     """Name of the run and its folder; an existing one needs --resume."""
     model: str
     """Hugging Face folder to start from."""
+    raw_tokens: bool = False
+    """Agents send token ids and no messages, so that the model needs no chat template."""
     tasks: str | None = None
     """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"; unset: those of
     the environment, or agents start rollouts of their own groups."""

@@ -40,7 +40,7 @@ def draw_reward_curve(
     axes.set(xlabel="optimizer step", title="What the agent learned")
     axes.set_ylim(min(0.0, axes.get_ylim()[0]), max(1.08, axes.get_ylim()[1]))
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="best", frameon=False)
     _save(figure, file)
 
 

@@ -42,6 +42,7 @@ from services.launcher.summary import (
 from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.token_audit import audit_figures
 from services.launcher.view import View
+from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
 
 __all__ = ["Run"]
@@ -82,6 +83,14 @@ class Run:
         ):
             return await _run_until_failure(processes, self._train(processes, services))
 
+    async def evaluate(self, step: int) -> EvaluationLine:
+        """Start all processes, evaluate the model, which is of optimizer step `step`, end them."""
+        async with (
+            self.supervisor(self._logs()) as processes,
+            connected(self.config, self.layout) as services,
+        ):
+            return await _run_until_failure(processes, self._evaluate(processes, services, step))
+
     async def serve(self) -> None:
         """Start all processes and keep them; ends by Ctrl-C, as `KeyboardInterrupt`."""
         async with (
@@ -103,6 +112,15 @@ class Run:
             await self._end_run(processes, services)
             await self._drain_nodes(services)
         return await self._summarize(processes, services)
+
+    async def _evaluate(
+        self, processes: Supervisor, services: Services, step: int
+    ) -> EvaluationLine:
+        async with self._started(processes, services):
+            evaluator = Evaluator(self.evaluation, self.config, self.layout, services, self.view)
+            line = await evaluator.only(step)
+            await self._end_run(processes, services)
+        return line
 
     async def _serve(self, processes: Supervisor, services: Services) -> None:
         async with self._started(processes, services):
@@ -255,11 +273,14 @@ class Run:
 
     async def _watch(self, processes: Supervisor, services: Services) -> None:
         hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
+        failures = FailureNotes(lambda: trajectories(services, headers_only=True))
         while True:
             snapshot = await services.snapshot()
             self.view.show(snapshot)
             if (advice := hint.look(snapshot, time.monotonic())) is not None:
                 self.view.note(advice)
+            for line in await failures.look(snapshot.readiness):
+                self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)
             if "agent" in processes.ended:

@@ -27,6 +27,7 @@ from tests.environments.support import World, rewards_of, served, working, world
 from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
+HERE = "tests/environments/stepped.py:"
 
 TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
 ENVIRONMENT = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
@@ -80,8 +81,16 @@ async def test_an_episode_beyond_max_turns_is_cut_off_and_counts(run: World) -> 
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ("reset", ENVIRONMENT, "reset of task 't0' raised RuntimeError('no disk')"),
-        ("step", ENVIRONMENT, "step 0 of task 't0' raised RuntimeError('no disk')"),
+        (
+            "reset",
+            ENVIRONMENT,
+            f"reset of task 't0' raised RuntimeError('no disk') at {HERE}",
+        ),
+        (
+            "step",
+            ENVIRONMENT,
+            f"step 0 of task 't0' raised RuntimeError('no disk') at {HERE}",
+        ),
         ("nan", ENVIRONMENT, "nan as reward 'reward'"),
         ("hang", TIMEOUT, "did not succeed within 0.3 s"),
     ],

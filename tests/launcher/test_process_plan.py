@@ -14,7 +14,7 @@ from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.config.load import TABLES, load
 from services.chassis.errors import ConfigError
 from services.launcher.agent_access import agent_variables
-from services.launcher.cli import _check, _check_program
+from services.launcher.cli import _check, check_program
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
 from services.launcher.supervisor import child_environment
@@ -271,10 +271,10 @@ def test_the_http_gateway_takes_its_settings_from_the_plan(
 def test_an_unknown_agents_program_is_a_configuration_error(tmp_path: Path) -> None:
     """Before anything is started; a known one passes."""
     known = make_config(agent=None, agent_command="python agent.py")
-    _check_program(plan(known, make_layout(known, tmp_path)))
+    check_program(plan(known, make_layout(known, tmp_path)))
     unknown = make_config(agent=None, agent_command="no-such-program")
     with pytest.raises(ConfigError, match="'no-such-program', and there is no such program"):
-        _check_program(plan(unknown, make_layout(unknown, tmp_path)))
+        check_program(plan(unknown, make_layout(unknown, tmp_path)))
 
 
 @pytest.mark.parametrize(

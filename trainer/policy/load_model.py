@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from services.lib.model_folder import check_model_folder
 from services.lib.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.lora import add_adapter
@@ -23,30 +23,9 @@ from trainer.model.onednn_linear import use_onednn
 from trainer.model.packing import can_pack
 from trainer.policy.forward import add_value_head
 
-__all__ = ["DTYPES", "check_model_folder", "load_sharded", "load_whole"]
+__all__ = ["DTYPES", "load_sharded", "load_whole"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-
-
-def check_model_folder(folder: Path) -> None:
-    """Check that a folder has everything needed to train and publish its model.
-
-    Raises:
-        ValueError: names everything that is missing.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
-    required = {
-        "config.json": (folder / "config.json").is_file(),
-        "weights (*.safetensors)": any(folder.glob("*.safetensors")),
-        f"tokenizer ({', '.join(_TOKENIZER_FILES)})": any(
-            (folder / name).is_file() for name in _TOKENIZER_FILES
-        ),
-    }
-    missing = [name for name, present in required.items() if not present]
-    if missing:
-        raise ValueError(f"model {folder}: has no {' and no '.join(missing)}")
 
 
 def load_sharded(

@@ -88,6 +88,7 @@ class Policy:
                 )
         metrics["learning_rate"] = learning_rate(self._config, step)
         scale = min(1.0, self._config.optimizer.max_grad_norm / (metrics["grad_norm"] + 1e-6))
+        metrics["grad_scale"] = scale
         self._update(scale / totals.denominator, metrics["learning_rate"])
         return metrics
 
@@ -248,17 +249,20 @@ class _Totals:
 
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
-    """Learning rate of optimizer step `step` (from 1): warm-up, then constant or linear decay."""
-    if step < config.optimizer.warmup_steps:
-        return config.optimizer.learning_rate * step / config.optimizer.warmup_steps
-    if config.optimizer.schedule == "constant":
-        return config.optimizer.learning_rate
-    remaining = config.num_steps - step + 1
-    return (
-        config.optimizer.learning_rate
-        * remaining
-        / (config.num_steps - config.optimizer.warmup_steps + 1)
-    )
+    """Learning rate of optimizer step `step` (from 1): warm-up, then the schedule."""
+    optimizer = config.optimizer
+    if step < optimizer.warmup_steps:
+        return optimizer.learning_rate * step / optimizer.warmup_steps
+    if optimizer.schedule == "constant":
+        return optimizer.learning_rate
+    remaining = (config.num_steps - step + 1) / (config.num_steps - optimizer.warmup_steps + 1)
+    share = remaining if optimizer.schedule == "linear" else _half_cosine(remaining)
+    return optimizer.learning_rate * (optimizer.final_share + (1 - optimizer.final_share) * share)
+
+
+def _half_cosine(remaining: float) -> float:
+    """From 1, with all remaining, to 0 (SGDR, arXiv 1608.03983, eq. 5)."""
+    return (1 - math.cos(math.pi * remaining)) / 2
 
 
 def _shard(parameter: nn.Parameter) -> nn.Parameter:

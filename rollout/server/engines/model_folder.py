@@ -8,30 +8,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from rollout.server.engines.engine import WeightsError
-from rollout.server.engines.torch.safetensors_reader import weight_files
-
-__all__ = ["check_model_folder", "context", "eos_token_ids", "read_config"]
+__all__ = ["context", "eos_token_ids", "read_config"]
 
 _ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-def check_model_folder(folder: Path) -> None:
-    """Raise `ValueError` naming the first missing file of a model folder."""
-    if not folder.is_dir():
-        raise ValueError(f"model is {folder}: no such folder")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model is {folder}: it has no config.json")
-    tokenizer_files = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-    if not any((folder / name).is_file() for name in tokenizer_files):
-        raise ValueError(
-            f"model is {folder}: it has no tokenizer ({', '.join(tokenizer_files)});"
-            " save it there with tokenizer.save_pretrained()"
-        )
-    try:
-        weight_files(folder)
-    except WeightsError as error:
-        raise ValueError(f"model is {error}; save it with model.save_pretrained()") from error
 
 
 def read_config(folder: Path) -> Any:

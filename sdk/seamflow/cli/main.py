@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,8 +24,10 @@ from seamflow.cli.diagnosis import Finding, activity
 from seamflow.cli.endpoints import Command, Endpoints, UsageError, add_flags, reached, resolve
 from seamflow.cli.export_run.export import export
 from seamflow.cli.export_run.replay import replay
+from seamflow.cli.init_project.init_project import init_project
 from seamflow.cli.json_output import plain
 from seamflow.cli.run_commands import delete_run, end_run, runs
+from seamflow.cli.run_folders import print_run_folders
 from seamflow.cli.scheduling import plan_nodes, plan_split, pool, set_policy
 from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.cli.status import ago, all_answered, status_screen
@@ -49,6 +51,15 @@ __all__ = ["main"]
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
 
 
+_MODULES = {
+    "train": ("services.launcher",),
+    "serve": ("services.launcher", "--serve"),
+    "evaluate": ("services.launcher.evaluate_checkpoint",),
+    "export-model": ("trainer.checkpoint.model_folder",),
+}
+"""Commands that are modules of the checkout, with their first arguments."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -58,11 +69,11 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] in (["train"], ["serve"]):
-        _launch(arguments[1:] if arguments[0] == "train" else ["--serve", *arguments[1:]])
-    given = _parser().parse_args(arguments)
+    if arguments[:1] and arguments[0] in _MODULES:
+        module, *flags = _MODULES[arguments[0]]
+        _launch(module, [*flags, *arguments[1:]])
     try:
-        code = asyncio.run(given.command(given, resolve(given)))
+        code = _run(arguments)
     except UsageError as error:
         code = _error(str(error), _USAGE)
     except SeamflowError as error:
@@ -73,6 +84,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _OK
     sys.exit(code)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["init"]:
+        return init_project(arguments[1:])
+    given = _parser().parse_args(arguments)
+    if given.command is runs and given.trajectory_manager is None:
+        return print_run_folders(given.folder)
+    run: Command = given.command
+    return asyncio.run(_awaited(run(given, resolve(given))))
+
+
+async def _awaited(code: Awaitable[int]) -> int:
+    return await code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -115,12 +140,20 @@ def _parser() -> argparse.ArgumentParser:
     _add_pool_commands(command)
     _add_worker_commands(command)
     commands.add_parser("train", help="Train: the arguments of `python -m services.launcher`.")
+    commands.add_parser("evaluate", help="Run tasks with a checkpoint; --help shows the arguments.")
+    commands.add_parser("init", help="Write a commented project that trains within a minute.")
+    commands.add_parser(
+        "export-model", help="Write a checkpoint as a plain Hugging Face folder: CHECKPOINT OUT."
+    )
     commands.add_parser("serve", help="Keep the processes for agents elsewhere, until Ctrl-C.")
     return parser
 
 
 def _add_run_commands(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
-    command("runs", runs, "The runs that the trajectory manager keeps.")
+    listing = command(
+        "runs", runs, "The run folders here; with --trajectory-manager, the runs that it keeps."
+    )
+    listing.add_argument("--folder", type=Path, default=Path("runs"), help="of run folders (runs)")
     ending = command("end-run", end_run, "Give agents no more tasks of a run.")
     deleting = command("delete-run", delete_run, "Delete all that is stored of an ended run.")
     for named in (ending, deleting):
@@ -255,10 +288,14 @@ async def _trainers_run(endpoints: Endpoints) -> str:
             ) from error
 
 
-def _launch(arguments: list[str]) -> NoReturn:
-    """Replace this process by the launcher, which runs from a checkout, not from the wheel."""
+def _launch(module: str, arguments: list[str]) -> NoReturn:
+    """Replace this process by a module that runs from a checkout, not from the wheel.
+
+    The checkout is the current folder's, or the one that seamflow is installed from.
+    """
     here = Path.cwd()
-    root = next((f for f in (here, *here.parents) if (f / "services" / "launcher").is_dir()), None)
+    places = (here, *here.parents, Path(__file__).parents[3])
+    root = next((f for f in places if (f / "services" / "launcher").is_dir()), None)
     if root is None:
         sys.exit(
             _error(
@@ -270,8 +307,8 @@ def _launch(arguments: list[str]) -> NoReturn:
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     sys.stdout.flush()
-    os.execve(  # noqa: S606  # the launcher takes over this very process, signals included
-        sys.executable, [sys.executable, "-m", "services.launcher", *arguments], environment
+    os.execve(  # noqa: S606  # the module takes over this very process, signals included
+        sys.executable, [sys.executable, "-m", module, *arguments], environment
     )
 
 

@@ -71,6 +71,10 @@ class Snapshot:
     """From the trajectory manager."""
     oldest_rollout: trajectory_pb2.Trajectory | None = None
     """The longest running rollout, without its tokens; only with `history`."""
+    failed_rollouts: tuple[trajectory_pb2.Trajectory, ...] = ()
+    """Rollouts that failed, oldest first, without their tokens; only with `history`."""
+    num_finished: int = 0
+    """Stored rollouts that finished with rewards; only with `history`."""
     nodes: tuple[scheduler_pb.Node, ...] | None = None
     """From the scheduler."""
     events: tuple[scheduler_pb.AllocationEvent, ...] = ()
@@ -93,6 +97,23 @@ async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:
         return await _Gatherer(endpoints, stack).all(history)
 
 
+@dataclass(slots=True)
+class _Rollouts:
+    """What is told of the stored rollouts, added oldest first."""
+
+    oldest_running: trajectory_pb2.Trajectory | None = None
+    failed: list[trajectory_pb2.Trajectory] = field(default_factory=list)
+    num_finished: int = 0
+
+    def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
+        is_running = trajectory.state == trajectory_pb2.ROLLOUT_STATE_RUNNING
+        if is_running and self.oldest_running is None:
+            self.oldest_running = trajectory
+        if trajectory.HasField("failure"):
+            self.failed.append(trajectory)
+        self.num_finished += trajectory.HasField("rewards")
+
+
 class _Gatherer:
     def __init__(self, endpoints: Endpoints, stack: AsyncExitStack) -> None:
         self._endpoints = endpoints
@@ -104,7 +125,7 @@ class _Gatherer:
         now = time.time()
         trainer = await self._trainer()
         self._run_id = self._run_id or (trainer.run_id if trainer else None)
-        (readiness, oldest), (nodes, events, servers), manifest, gateway = await asyncio.gather(
+        (readiness, rollouts), (nodes, events, servers), manifest, gateway = await asyncio.gather(
             self._trajectory_manager(history),
             self._scheduler(history),
             self._manifest(),
@@ -116,7 +137,9 @@ class _Gatherer:
             addresses=self._endpoints.services,
             problems=self._problems,
             readiness=readiness,
-            oldest_rollout=oldest,
+            oldest_rollout=rollouts.oldest_running,
+            failed_rollouts=tuple(rollouts.failed),
+            num_finished=rollouts.num_finished,
             nodes=nodes,
             events=events,
             trainer=trainer,
@@ -134,32 +157,29 @@ class _Gatherer:
 
     async def _trajectory_manager(
         self, history: bool
-    ) -> tuple[sample_pb.Readiness | None, trajectory_pb2.Trajectory | None]:
+    ) -> tuple[sample_pb.Readiness | None, _Rollouts]:
         name = "trajectory_manager"
         if not self._run_is_known(name):
-            return None, None
+            return None, _Rollouts()
         channel = await self._to(name)
         stub = async_stub(SampleServiceStub, channel)
         request = sample_pb.GetReadinessRequest(run_id=self._run_id or "")
         answer = await self._ask(name, stub.GetReadiness(request, timeout=_ANSWER_SECONDS))
         readiness = answer.readiness if answer is not None else None
         if readiness is None or not history:
-            return readiness, None
-        return readiness, await self._ask(name, self._oldest_rollout(channel))
+            return readiness, _Rollouts()
+        return readiness, await self._ask(name, self._rollouts(channel)) or _Rollouts()
 
-    async def _oldest_rollout(self, channel: grpc.aio.Channel) -> trajectory_pb2.Trajectory | None:
-        stub = async_stub(TrajectoryServiceStub, channel)
+    async def _rollouts(self, channel: grpc.aio.Channel) -> _Rollouts:
+        stub, found = async_stub(TrajectoryServiceStub, channel), _Rollouts()
         request = trajectory_service_pb2.ListTrajectoriesRequest(
             run_id=self._run_id or "", page_size=1000, headers_only=True
         )
-        while True:
-            page = await stub.ListTrajectories(request, timeout=_ANSWER_SECONDS)
+        listed = pages(lambda page: stub.ListTrajectories(page, timeout=_ANSWER_SECONDS), request)
+        async for page in listed:
             for trajectory in page.trajectories:
-                if trajectory.state == trajectory_pb2.ROLLOUT_STATE_RUNNING:
-                    return trajectory
-            if not page.next_page_token:
-                return None
-            request.page_token = page.next_page_token
+                found.add(trajectory)
+        return found
 
     async def _scheduler(
         self, history: bool

@@ -26,6 +26,7 @@ from seamflow.cli.diagnosis import (
     state_of,
 )
 from seamflow.cli.endpoints import SERVICES
+from seamflow.cli.failed_rollouts import failed_rollouts
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -334,6 +335,7 @@ def _drained_nodes(snapshot: Snapshot) -> Iterator[Finding]:
 _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _unreachable_services,
     _lost_nodes,
+    failed_rollouts,
     _trainer_waits_for_nodes,
     _no_server_serves,
     _no_agents,

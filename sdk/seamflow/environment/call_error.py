@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hmac
 import logging
+import sysconfig
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -22,6 +25,10 @@ T = TypeVar("T")
 _log = logging.getLogger("seamflow.environment")
 _MAX_TEXT = 1500
 _MAX_SHOWN = 80
+_LIBRARIES = (
+    Path(__file__).parents[1],
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+)
 _TYPE_URL = "type.googleapis.com/google.rpc."
 
 
@@ -101,7 +108,24 @@ def from_user(error: Exception, what: str) -> CallError:
     _log.exception("%s failed", what, exc_info=error)
     if isinstance(error, EnvironmentFailed):
         return environment_failed(f"{what}: {error}", error.failure_class)
-    return environment_failed(f"{what} raised {error!r}")
+    return environment_failed(f"{what} raised {error!r}{_place(error)}")
+
+
+def _place(error: Exception) -> str:
+    """ " at file:line" of the innermost call that is the user's own; "" if none is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)]
+    if not own:
+        return ""
+    path, line = Path(own[-1].filename), own[-1].lineno
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f" at {shown}:{line}"
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is of seamflow, of Python, or installed."""
+    path = Path(file)
+    return any(path.is_relative_to(folder) for folder in _LIBRARIES) or file.startswith("<")
 
 
 class Guard:

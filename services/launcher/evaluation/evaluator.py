@@ -63,16 +63,16 @@ class Evaluator:
 
     async def before(self) -> None:
         """Evaluate the first weights, unless an interrupted run has already done so."""
-        tasks = self._settings.tasks or self._config.heldout_tasks
-        if tasks is None:
+        self._read_tasks()
+        if not self._tasks:
             return
-        self._tasks = read_tasks(Path(self._layout.path(tasks)))
         await self._forget_interrupted()
         if not self.log.completed:
             self._view.phase("held-out tasks before training")
             manifest = await manifest_of(self._services)
             version, step = (manifest.weight_version, manifest.step) if manifest else (0, 0)
-            await self._alone("before", version, step, is_held=manifest is not None)
+            line = await self._alone("before", version, step, is_held=manifest is not None)
+            await self._add(line)
 
     async def beside(self) -> None:
         """Evaluate every so many steps until `ending`; never raises because of an evaluation."""
@@ -97,9 +97,21 @@ class Evaluator:
         if self._tasks and all(line.step != step for line in self.log.completed):
             self._view.phase("held-out tasks after training")
             self._best.hold(step)
-            await self._alone("after", version, step, is_held=False)
+            await self._add(await self._alone("after", version, step, is_held=False))
 
-    async def _alone(self, label: str, version: int, step: int, *, is_held: bool) -> None:
+    async def only(self, step: int) -> EvaluationLine:
+        """Evaluate the model that the rollout servers started with, of a run without a trainer."""
+        self._read_tasks()
+        self._view.phase(f"{len(self._tasks)} tasks, {self._settings.samples} rollouts each")
+        line = await self._alone("evaluation", 0, step, is_held=False)
+        self.log.add(line)
+        return line
+
+    def _read_tasks(self) -> None:
+        tasks = self._settings.tasks or self._config.heldout_tasks
+        self._tasks = [] if tasks is None else read_tasks(Path(self._layout.path(tasks)))
+
+    async def _alone(self, label: str, version: int, step: int, *, is_held: bool) -> EvaluationLine:
         """Evaluate while nothing is trained; failures end the run."""
         began = time.monotonic()
         concurrency = _ALONE_FACTOR * max(self._config.concurrency, self._settings.concurrency)
@@ -117,7 +129,7 @@ class Evaluator:
             except EvaluationFailed as error:
                 raise DependencyUnavailable("evaluation", str(error)) from error
         facts = {"label": label, "step": step, "weight_version": version, "metric": self._metric}
-        await self._add(line_of(rewards, self._settings, seconds=_since(began), **facts))
+        return line_of(rewards, self._settings, seconds=_since(began), **facts)
 
     async def _beside(self, version: int, step: int) -> int:
         """Evaluate beside training, within the time limit; returns the step that was evaluated."""

@@ -15,12 +15,17 @@ __all__ = ["trajectories"]
 _PAGE = 250
 
 
-async def trajectories(services: Services) -> AsyncIterator[trajectory_pb2.Trajectory]:
+async def trajectories(
+    services: Services, *, headers_only: bool = False
+) -> AsyncIterator[trajectory_pb2.Trajectory]:
     """All recorded trajectories of the run, oldest first."""
     token = ""
     while True:
         request = pb.ListTrajectoriesRequest(
-            run_id=services.run_id, page_size=_PAGE, page_token=token
+            run_id=services.run_id,
+            page_size=_PAGE,
+            page_token=token,
+            headers_only=headers_only,
         )
         page = await retrying(lambda: services.trajectories.ListTrajectories(request))  # noqa: B023
         for trajectory in page.trajectories:

@@ -185,10 +185,11 @@ def _is_replaced(trajectory: trajectory_pb2.Trajectory) -> bool:
 
 
 def _reward(trajectory: trajectory_pb2.Trajectory, name: str) -> float:
-    if trajectory.state == trajectory_pb2.ROLLOUT_STATE_FAILED:
-        return 0.0  # the policy's own failure
     given = {reward.name: reward.value for reward in trajectory.rewards.rewards}
     if name not in given:
+        is_finished = trajectory.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
+        if not is_finished or trajectory.rewards.policy_failure:
+            return 0.0  # the policy's own failure
         raise ConfigError(
             f"rollout {trajectory.rollout_id!r} has rewards {sorted(given)} but no {name!r}: "
             "let the agent return it, or set success in [launcher] or metric in [evaluation]"

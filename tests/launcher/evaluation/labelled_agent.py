@@ -12,8 +12,11 @@ from seamflow.client import Message, Rollout
 from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 FOLDER_VARIABLE = "LABELLED_AGENT_FOLDER"
-SCORES = (0.25, 1.0, None, 0.5, 0.5)
-"""Of the evaluations in their order, the last repeated; None: its rollouts hang."""
+HANG_VARIABLE = "LABELLED_AGENT_HANGS"
+SCORES = (0.25, 1.0, 0.5)
+"""Of the evaluations in their order, the last repeated."""
+HANGING = 2
+"""The evaluation whose rollouts hang, if the variable is set."""
 _TURNS = 3
 _PAUSE_SECONDS = 0.25
 
@@ -25,16 +28,16 @@ class LabelledAgent:
         """Returns {"reward": 0 or 1, "score": of the evaluation}."""
         label = task.task_id.rpartition("@")[2]
         is_heldout = not label.isdecimal()
-        score = SCORES[min(_number(label), len(SCORES) - 1)] if is_heldout else 0.0
+        number = _number(label) if is_heldout else 0
         ids = []
         for _ in range(_TURNS):
             messages: list[Message] = [{"role": "user", "content": "go"}]
             turn = await rollout.generate(messages, _sampling(is_heldout))
             ids += turn.token_ids
             await asyncio.sleep(_PAUSE_SECONDS if is_heldout else 0.0)
-        if score is None:
+        if is_heldout and number == HANGING and HANG_VARIABLE in os.environ:
             await asyncio.Event().wait()
-        return {"reward": float(sum(ids) % 2), "score": score or 0.0}
+        return {"reward": float(sum(ids) % 2), "score": SCORES[min(number, len(SCORES) - 1)]}
 
 
 def _sampling(is_heldout: bool) -> SamplingParams:

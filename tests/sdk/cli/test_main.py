@@ -6,12 +6,15 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import seamflow as seamflow_package
 from seamflow.cli.endpoints import add_flags, resolve
 
 from tests.sdk.run_services import Run, environment, policy, trajectory, turn
@@ -208,11 +211,27 @@ async def test_version(tmp_path: Path) -> None:
     assert (code, out.split()[0]) == (0, "seamflow")
 
 
-async def test_train_outside_a_checkout_is_an_error(tmp_path: Path) -> None:
-    """The wheel holds no processes; exit code 78."""
+async def test_train_runs_from_any_folder(tmp_path: Path) -> None:
+    """The checkout is the one that seamflow was installed from; paths are the caller's."""
     code, _, err = await seamflow("train", "--config", "my.toml", cwd=tmp_path)
     assert code == 78
-    assert "run from a checkout" in err
+    assert "--config my.toml: No such file" in err
+
+
+def test_train_without_a_checkout_is_an_error(tmp_path: Path) -> None:
+    """The wheel holds no processes; exit code 78."""
+    package = Path(seamflow_package.__file__).parent
+    shutil.copytree(package, tmp_path / "site" / "seamflow")
+    done = subprocess.run(
+        [sys.executable, "-c", "from seamflow.cli.main import main; main(['train'])"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert "run from a checkout" in done.stderr
 
 
 async def test_train_replaces_itself_by_the_launcher(tmp_path: Path) -> None:

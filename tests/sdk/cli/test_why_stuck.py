@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.diagnosis import Finding
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.cli.why_stuck import why_stuck
+from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -345,3 +346,26 @@ def test_unreachable_services_are_the_only_findings() -> None:
     found = why_stuck(Snapshot(now=NOW, problems=silent))
     assert {f.rule for f in found} == {"service_does_not_answer"}
     assert len(found) == 2
+
+
+def failed_rollout(name: str, message: str) -> Trajectory:
+    """One that an environment failed."""
+    failure = Failure(failure_class=FAILURE_CLASS_ENVIRONMENT, message=message)
+    return Trajectory(rollout_id=name, group_id=name[:2], failure=failure)
+
+
+def test_failed_rollouts_are_named_with_their_cause() -> None:
+    """One finding for each cause, with task, rollout and place; urgent if hardly any finish."""
+    failed = (
+        failed_rollout("t1/0/1", "step 0 of task 't1' raised KeyError('x') at env.py:7"),
+        failed_rollout("t2/0/1", "step 2 of task 't2' raised KeyError('x') at env.py:7"),
+    )
+    finding = findings(failed_rollouts=failed)["rollouts_fail"]
+    assert finding.sentence == (
+        "2 rollouts failed and were not scored, 0 finished; last failure ENVIRONMENT of rollout "
+        "t2/0/1: step 2 of task 't2' raised KeyError('x') at env.py:7."
+    )
+    assert "seamflow tail t2/0/1" in finding.cure
+    assert not finding.normal
+    assert findings(failed_rollouts=failed, num_finished=3)["rollouts_fail"].normal
+    assert "rollouts_fail" not in findings(num_finished=3)

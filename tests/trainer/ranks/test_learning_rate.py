@@ -13,7 +13,7 @@ from trainer.policy.policy import learning_rate
 def rates(**changes: object) -> list[float]:
     """The learning rate of each of four steps."""
     fields = {"run_id": "run", "model": Path(), "checkpoint__folder": Path(), "num_steps": 4}
-    config = trainer_config(**fields, optimizer__learning_rate=1.0, **changes)
+    config = trainer_config(**{**fields, **changes}, optimizer__learning_rate=1.0)
     return [learning_rate(config, step) for step in range(1, 5)]
 
 
@@ -24,6 +24,12 @@ def rates(**changes: object) -> list[float]:
         ({"optimizer__warmup_steps": 2}, [0.5, 1, 1, 1]),
         ({"optimizer__schedule": "linear"}, [0.8, 0.6, 0.4, 0.2]),
         ({"optimizer__schedule": "linear", "optimizer__warmup_steps": 2}, [0.5, 1, 2 / 3, 1 / 3]),
+        ({"optimizer__schedule": "linear", "optimizer__final_share": 0.5}, [0.9, 0.8, 0.7, 0.6]),
+        ({"optimizer__schedule": "cosine", "num_steps": 3}, [0.8535534, 0.5, 0.1464466, 0.0]),
+        (
+            {"optimizer__schedule": "cosine", "optimizer__final_share": 0.1, "num_steps": 3},
+            [0.8681981, 0.55, 0.2318019, 0.1],
+        ),
     ],
 )
 def test_the_rate_rises_to_its_value_then_stays_or_falls(

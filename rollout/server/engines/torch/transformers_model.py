@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rollout.server.engines.model_folder import (
-    check_model_folder,
     context,
     eos_token_ids,
     read_config,
@@ -30,6 +29,7 @@ from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
 from rollout.server.engines.torch.slot_cache import SlotCache
+from services.lib.model_folder import check_model_folder
 
 __all__ = ["LoadedModel", "TransformersModel", "load_model"]
 

@@ -49,7 +49,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 async def test_load_error_is_raised_by_start(tmp_path: Path) -> None:
     """What only loading can detect is raised by `start`, as a ValueError naming the folder."""
     folder = save_model(tmp_path / "model")
-    (folder / "config.json").write_text("{")
+    (folder / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(ValueError, match=r"config\.json cannot be used"):
         await TorchEngine(folder).start()
 

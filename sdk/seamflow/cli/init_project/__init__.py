@@ -1,0 +1,1 @@
+"""`seamflow init`: a project to start from."""

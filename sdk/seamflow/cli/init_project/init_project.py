@@ -1,0 +1,42 @@
+"""`seamflow init FOLDER`: write a commented project that trains within a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from shutil import copyfile
+
+from seamflow.cli.endpoints import UsageError
+
+__all__ = ["init_project"]
+
+_NEXT = """\
+{folder} holds:
+  train.toml      the run: model, tasks, agent, and the settings that matter first
+  agent.py        the agent and its reward
+  tasks.jsonl     its tasks
+  tiny_model.py   makes a tiny model, until you give your own
+  test_agent.py   tests of the agent without a model
+train it:
+  cd {folder} && seamflow train --config train.toml"""
+
+
+def init_project(arguments: Sequence[str]) -> int:
+    """Write the project into the new folder that is named, and print what to do next.
+
+    Raises:
+        UsageError: not exactly one folder is named, or it holds files already.
+    """
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UsageError("usage: seamflow init FOLDER")
+    folder = Path(arguments[0])
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty: name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with as_file(files("seamflow.cli.init_project") / "template") as template:
+        for file in sorted(template.iterdir()):
+            if file.is_file():
+                copyfile(file, folder / file.name)
+    print(_NEXT.format(folder=folder))
+    return 0

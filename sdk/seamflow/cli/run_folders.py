@@ -1,0 +1,88 @@
+"""`seamflow runs`: the run folders of this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+__all__ = ["print_run_folders", "run_folders"]
+
+_COLUMNS = ("run", "state", "steps", "reward", "best", "started (UTC)", "folder")
+
+
+def print_run_folders(parent: Path) -> int:
+    """Print a line for each run below `parent`, the newest first."""
+    rows = [tuple(row.values()) for row in run_folders(parent)]
+    if not rows:
+        print(f"no runs in {parent}: start one with `seamflow train`, or give --folder")
+        return 0
+    widths = [max(len(row[i]) for row in (_COLUMNS, *rows)) for i in range(len(_COLUMNS))]
+    for row in (_COLUMNS, *rows):
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+    return 0
+
+
+def run_folders(parent: Path) -> list[Mapping[str, str]]:
+    """State, steps, last mean reward and best evaluation of each run, the newest first."""
+    folders = [
+        file.parent for file in parent.glob("*/addresses.json") if not file.parent.is_symlink()
+    ]
+    return [_row(folder) for folder in sorted(folders, key=_started, reverse=True)]
+
+
+def _row(folder: Path) -> Mapping[str, str]:
+    steps = list(_lines(folder / "metrics.jsonl"))
+    last = steps[-1] if steps else {}
+    reward = last.get("reward_mean")
+    best = _json(folder / "checkpoints" / "best" / "best.json")
+    return {
+        "run": folder.name,
+        "state": _state(folder),
+        "steps": str(last.get("step", 0)),
+        "reward": "" if reward is None else f"{reward:.3f}",
+        "best": f"{best['value']:.3f} at step {best['step']}" if best else "",
+        "started": datetime.fromtimestamp(_started(folder), UTC).strftime("%Y-%m-%d %H:%M"),
+        "folder": str(folder),
+    }
+
+
+def _state(folder: Path) -> str:
+    """finished: it has a summary; running: its gateway's port answers; stopped: neither."""
+    address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=0.2).close()
+    except (OSError, ValueError):
+        return "finished" if (folder / "summary.json").is_file() else "stopped"
+    return "running"
+
+
+def _started(folder: Path) -> float:
+    return (folder / "addresses.json").stat().st_mtime
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Whole lines: the last one may be in writing."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

@@ -1,0 +1,170 @@
+"""`seamflow evaluate my.toml --checkpoint FOLDER --tasks FILE`: evaluate without training.
+
+The configuration file is that of `seamflow train`: it says which agent or environment solves the
+tasks, on which nodes. FOLDER is a checkpoint of the trainer, or a Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from services.chassis.config.load import load
+from services.chassis.errors import ConfigError, ExitCode, StartupError
+from services.launcher import redis_server
+from services.launcher.cli import check_program, make_layout
+from services.launcher.config import LauncherConfig, flags_by_table
+from services.launcher.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.evaluation.evaluation_log import EvaluationLine
+from services.launcher.evaluation.evaluator import shown
+from services.launcher.layout import Layout
+from services.launcher.process_plan import ProcessPlan, plan
+from services.launcher.run import Run
+from services.launcher.supervisor import child_environment
+from services.launcher.view import LiveView, PlainView
+
+__all__ = ["main"]
+
+_TRAIN_NODE = "no-trainer"
+"""A run has a node that trains; here it is never started."""
+_FLAGS = ("tasks", "samples", "metric", "goal", "success-above")
+
+
+def main() -> NoReturn:
+    """Evaluate; exits with a code of `ExitCode`, or with 130 after Ctrl-C."""
+    given, others = _parser().parse_known_args()
+    try:
+        sys.exit(_main(given, others))
+    except StartupError as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped; all processes have ended", file=sys.stderr)
+        sys.exit(130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="seamflow evaluate",
+        description="Run tasks with a checkpoint, without training.",
+        epilog="Other flags are settings of [launcher], such as --nodes or --set TABLE.NAME=VALUE.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="configuration of the run, as for train")
+    parser.add_argument("--config", type=Path, help="the same, as a flag")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint or model folder")
+    parser.add_argument("--out", type=Path, help="JSON file for the result, too")
+    parser.add_argument("--tasks", help="held-out tasks, JSONL or Parquet")
+    parser.add_argument("--samples", help="rollouts of each task: k of pass@k")
+    parser.add_argument("--metric", help="reward that is averaged")
+    parser.add_argument("--goal", help="max or min")
+    parser.add_argument("--success-above", help="rewards above this are solved, for pass@k")
+    return parser
+
+
+def _main(given: argparse.Namespace, others: list[str]) -> int:
+    file = given.config or given.file
+    if file is None:
+        raise ConfigError("there is no configuration file: name the TOML file of the run")
+    config, settings = _settings(given, others, file)
+    if not given.checkpoint.is_dir():
+        raise ConfigError(f"--checkpoint {str(given.checkpoint)!r} is not a folder")
+    layout = make_layout(config, file)
+    config = config.replace(model=str(_model_folder(given.checkpoint, config, layout)))
+    plans = _plans(config, layout)
+    check_program(plans)
+    is_terminal = sys.stdout.isatty() and config.live
+    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
+    with view:
+        run = Run(config, layout, plans, view, evaluation=settings)
+        line = asyncio.run(run.evaluate(_step(given.checkpoint)))
+    _report(line, given.checkpoint, layout.folder / "evaluation.json", given.out)
+    return ExitCode.CLEAN
+
+
+def _settings(
+    given: argparse.Namespace, others: list[str], file: Path
+) -> tuple[LauncherConfig, EvaluationConfig]:
+    """Those of a run of its own beside the file's, whose nodes never train."""
+    config = load(LauncherConfig, "launcher", ["--config", str(file), *others])
+    flags = [
+        f"--{name}={value}"
+        for name in _FLAGS
+        if (value := getattr(given, name.replace("-", "_"))) is not None
+    ]
+    of_set = flags_by_table(config.set).get("evaluation", ())
+    settings = load(EvaluationConfig, "evaluation", ["--config", str(file), *of_set, *flags])
+    if settings.tasks is None and config.heldout_tasks is None:
+        raise ConfigError("there are no held-out tasks: give --tasks")
+    nodes = [node.node_id for node in config.node_plans() if "rollout" in node.tags]
+    return config.replace(
+        name=f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}",
+        nodes=(*(f"{name}: rollout" for name in nodes), f"{_TRAIN_NODE}: train"),
+        reference=None,
+        required_columns=(),
+        resume=False,
+        serve=False,
+    ), settings
+
+
+def _plans(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
+    plans = plan(config, layout)
+    for name in ("trainer", "dataloader", f"node_agent-{_TRAIN_NODE}"):
+        plans.pop(name, None)
+    if "redis" in layout.ports:
+        redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
+        plans = {"redis": redis, **plans}
+    return plans
+
+
+def _model_folder(checkpoint: Path, config: LauncherConfig, layout: Layout) -> Path:
+    """The Hugging Face folder itself, or one written from the trainer's checkpoint."""
+    if (checkpoint / "config.json").is_file():
+        return checkpoint.resolve()
+    out = layout.folder / "model"
+    command = [sys.executable, "-m", "trainer.checkpoint.model_folder", str(checkpoint), str(out)]
+    if not _state(checkpoint).get("model"):
+        command += ["--model", layout.path(config.model)]
+    done = subprocess.run(
+        command, env=child_environment({}), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ConfigError(f"--checkpoint {checkpoint}: {done.stderr.strip().splitlines()[-1]}")
+    return out
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    """What a trainer's checkpoint says of itself; empty for a Hugging Face folder."""
+    try:
+        found: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _step(checkpoint: Path) -> int:
+    return int(_state(checkpoint).get("step", 0))
+
+
+def _report(line: EvaluationLine, checkpoint: Path, *files: Path | None) -> None:
+    facts = {**asdict(line), "checkpoint": str(checkpoint.resolve())}
+    for file in files:
+        if file is not None:
+            file.write_text(json.dumps(facts, indent=2) + os.linesep)
+    print(shown(line))
+    if line.interval is not None:
+        low, high = line.interval
+        print(f"95 % interval {low:.3f} to {high:.3f}, {line.num_tasks} tasks", end=", ")
+    print(f"{line.num_rollouts} rollouts; {files[0]}")
+
+
+if __name__ == "__main__":
+    main()
