@@ -63,7 +63,7 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import grpc.aio
-import uvicorn  # type: ignore[import-not-found]
-from fastapi import FastAPI  # type: ignore[import-not-found]
-from fastapi.responses import JSONResponse, StreamingResponse  # type: ignore[import-not-found]
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
