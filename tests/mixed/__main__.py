@@ -70,7 +70,7 @@ _ZERO = (
 )
 _SHOWN = ("tokens_received_by_agents", "turns", "rollouts", "weight_updates", "node_lendings")
 _BROKEN = "Checkpoint got an unexpected field"
-_PARSER = re.compile(r"( +)return Checkpoint\(\*\*\{k: v for k, v in json.loads\(text\).*\n")
+_PARSER = re.compile(r"( +)return Checkpoint\(\*\*\{k: v for k, v in record.items\(\).*\n")
 
 
 def mixed(folder: Path, plan_of_changes: Sequence[Change], seed: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tests.mixed.__main__ import broken_release, run_of
 from tests.mixed.changes import UPGRADE_ORDER, Change, changes
 from tests.mixed.mixed_run import ChangeError
 from tests.mixed.source_tree import ROOT, SourceTree, changed_requirements, export
+from trainer import fsync_files
 
 OLD, NEW = SourceTree(name="old", root=Path("/old")), SourceTree(name="present", root=ROOT)
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -79,7 +80,10 @@ def test_the_broken_release_cannot_read_a_checkpoint(tmp_path: Path) -> None:
     """What the control starts is broken in the way that it should be."""
     tree = broken_release(tmp_path / "tree")
     tree.check()
-    reads = "from trainer.checkpoint.checkpoint_files import _checkpoint; _checkpoint('{}')"
+    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / fsync_files.COMPLETE).touch()
+    reads = "from pathlib import Path; from trainer.checkpoint.checkpoint_files import read_state; "
+    reads += f"read_state(Path({str(tmp_path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", reads],
         env={**tree.environment(), "PATH": "/usr/bin"},
