@@ -15,9 +15,9 @@ ADAPTERS = $(patsubst adapters/%/requirements.txt,.venv-adapters/%,$(wildcard ad
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-lag bench-streaming bench-install bench-store bench-growth \
+.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer chaos-environments model-store test-mixed test-agents test-environments test-roundtrips \
+	chaos-store chaos-scheduler chaos-trainer chaos-environments model-store test-mixed test-agents test-environments test-models test-roundtrips \
 	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -44,6 +44,9 @@ bench-streaming: $(VENV)/.dev ## Steps that start with their first group next to
 
 bench-algorithms: $(VENV)/.quickstart ## The quickstart with each algorithm: what each learns, and how soon.
 	$(RUN) bench.quickstart.algorithms
+
+bench-environment: $(VENV)/.quickstart .venv-adapters/reasoning_gym ## reasoning-gym's spell_backward, learned from configuration alone; three seeds.
+	$(RUN) bench.quickstart.spell_backward
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
 	$(PYTHON) -m bench.quickstart.install
@@ -115,6 +118,9 @@ test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model 
 test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3 optimizer steps on its framework.
 	npm install --silent --no-fund --no-audit --prefix examples/clients/node
 	$(RUN) tests.environments --seed $(SEED)
+
+test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
+	$(RUN) tests.models --seed $(SEED)
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.trajectory_manager.state_machine

@@ -238,6 +238,13 @@ class TrackingConfig(Settings):
     """Folder that trackers write to; unset: `trackers` in the checkpoint folder."""
     project: str = "seamflow"
     """W&B's project, MLflow's experiment."""
+    samples_every_steps: int = Field(10, ge=0)
+    """Optimizer steps between tables of trained samples, with text and rewards, in samples_file
+    and trackers; 0: none."""
+    num_samples: int = Field(4, ge=1)
+    """Samples of such a table."""
+    samples_file: Path | None = None
+    """JSON lines, one per sample of those tables."""
 
 
 class TrainerConfig(ServerConfig):

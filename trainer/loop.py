@@ -22,7 +22,8 @@ from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
 from trainer.step_runner import Progress, StepRunner
-from trainer.tracking.step_record import MetricsFile, StepRecord
+from trainer.tracking.sample_table import SampleTable
+from trainer.tracking.step_record import StepFile, StepRecord
 from trainer.tracking.tracker import Trackers
 
 __all__ = ["Trainer"]
@@ -59,8 +60,9 @@ class Trainer:
         self._publisher = AsyncPublisher(
             config, publisher, samples, self._checkpointer, self._gather
         )
-        self._metrics = MetricsFile(config.tracking.metrics_file)
+        self._metrics = StepFile(config.tracking.metrics_file)
         self._trackers = trackers
+        self._sample_table = SampleTable(config, trackers)
 
     @property
     def progress(self) -> Progress:
@@ -157,6 +159,7 @@ class Trainer:
             async with self._device.use(self._nodes.acquire):
                 await self._steps.load(folder)
         self._metrics.begin(self.progress.step, found[1].record if found else {})
+        self._sample_table.begin(self.progress.step)
         await self._publisher.recover(self.progress.step)
         if self._config.scheduler is not None:
             # The scheduler assigns the nodes; their agents resume the trainer.
@@ -170,8 +173,9 @@ class Trainer:
         """Write the record of a finished step to metrics file, Prometheus, trackers and log."""
         record.published(self._publisher.started_version)
         self.progress.training = False
-        self._metrics.append(record)
+        self._metrics.append([record.line()])
         record.observe()
         numbers = {**record.numbers(), "step": record.step}
         self._trackers.log(record.step, numbers)
+        self._sample_table.add(record)
         get_logger().info("step", **numbers)

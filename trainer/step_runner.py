@@ -71,7 +71,8 @@ class StepRunner:
         with record.phase("train"):
             answers = await self._ranks.do(Optimize(step=record.step))
         self._dump.finish(record.step, self._ranks.world_size, answers[0])
-        record.result(answers[0], self._config.algorithm.trained_reward)
+        reward = self._config.algorithm.trained_reward
+        record.result(answers[0], reward, self._config.tracking.num_samples)
         self.progress.step = record.step
         self.progress.record = record
 

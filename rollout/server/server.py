@@ -184,9 +184,11 @@ class RolloutServer:
         fetched = await self._require_cache().fetch(weight_version)
         if fetched is None or fetched.weight_version <= self.engine.weight_version:
             return
-        if self._stage in _WITHOUT_WEIGHTS:
-            self._require_cache().prune(loaded=self.engine.weight_version)
-            return
+        # One that is being restored may have asked for the newest version before this one was.
+        async with self._lock:
+            if self._stage in _WITHOUT_WEIGHTS:
+                self._require_cache().prune(loaded=self.engine.weight_version)
+                return
         await self._prepare(fetched)
         async with self._schedule.slot(), self._lock:
             newer = fetched.weight_version > self.engine.weight_version

@@ -12,9 +12,11 @@ from dataclasses import replace
 from services.chassis.rpc.clients import channel, credentials
 from services.chassis.rpc.server import Service, run
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
 from services.dataloader.sources import open_source
+from services.dataloader.success_rates import SuccessRates
 from services.dataloader.task_queue import TaskQueue
 
 __all__ = ["build", "main"]
@@ -36,6 +38,7 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
         seed=config.seed,
         credentials=replace(credentials(config), token=token.get_secret_value() if token else None),
         start_seconds=config.start_seconds,
+        num_heldout=config.num_heldout,
     )
     async with channel(config, config.trajectory_manager) as manager:
         queue = TaskQueue(
@@ -44,8 +47,10 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
             clock=time.monotonic,
             start_seconds=config.start_seconds,
         )
-        sizes = GroupSizes(config, manager) if config.max_samples else None
-        loader = Loader(config, source, queue, sizes)
+        rates = SuccessRates(config, manager)
+        sizes = GroupSizes(config, rates) if config.max_samples else None
+        curriculum = Curriculum(config, rates) if config.curriculum.share < 1 else None
+        loader = Loader(config, source, queue, sizes, curriculum)
 
         async def load() -> None:
             await loader.run()

@@ -7,9 +7,32 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from services.chassis.config.settings import ServerConfig
+from services.chassis.config.settings import ServerConfig, Settings
 
-__all__ = ["DataloaderConfig"]
+__all__ = ["CurriculumConfig", "DataloaderConfig"]
+
+
+class CurriculumConfig(Settings):
+    """Repeated tasks that always fail or always succeed are submitted less often."""
+
+    share: float = Field(1.0, gt=0, le=1)
+    """Share of the epochs in which such a task is submitted; 1: all, so that there is no
+    curriculum."""
+    lowest: float = 0.0
+    """Recent success rate up to which a task counts as hopeless."""
+    highest: float = 1.0
+    """Recent success rate from which on a task counts as solved."""
+    min_rollouts: int = Field(4, ge=1)
+    """Closed rollouts of a task before its rate is used."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.lowest < self.highest:
+            raise ValueError(
+                f"curriculum.lowest is {self.lowest}: give less than curriculum.highest, "
+                f"{self.highest}"
+            )
+        return self
 
 
 class DataloaderConfig(ServerConfig):
@@ -25,6 +48,8 @@ class DataloaderConfig(ServerConfig):
     server lists, as "environment://host:port"."""
     environment_token: SecretStr | None = None
     """Bearer token of the environment server."""
+    num_heldout: int = Field(0, ge=0)
+    """Last tasks of an environment's list that are not submitted; for evaluation."""
     task_id_field: str = "task_id"
     """Field that names a task; "" names tasks by their position in the file."""
     payload_field: str = "payload"
@@ -43,9 +68,11 @@ class DataloaderConfig(ServerConfig):
     min_samples: int = 2
     """With max_samples: least rollouts per task."""
     success_reward: str = "success"
-    """With max_samples: name of the reward that measures success, from 0 to 1."""
+    """With max_samples or curriculum: name of the reward that measures success, from 0 to 1."""
     success_chance: float = 0.9
     """With max_samples: required probability that at least one rollout succeeds, in (0, 1)."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Tasks that are submitted less often."""
     epochs: int = Field(1, ge=0)
     """Times all tasks are submitted; 0: without end."""
     shuffle: bool = False
@@ -62,6 +89,16 @@ class DataloaderConfig(ServerConfig):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_samples()
+        if self.curriculum.share < 1 and self.purpose == "eval":
+            raise ValueError(
+                f"curriculum.share is {self.curriculum.share} and purpose is eval: leave it at 1, "
+                "as tasks that are only scored are all needed"
+            )
+        if self.num_heldout and not self.tasks.startswith("environment://"):
+            raise ValueError(
+                f"num_heldout is {self.num_heldout} and tasks is {self.tasks!r}: only tasks that "
+                "an environment lists can be split; remove the held-out ones from the tasks"
+            )
         if self.resume and self.state_file is None:
             raise ValueError(
                 "resume is set, state_file is not: set the file that holds the position"

@@ -12,6 +12,7 @@ from seamflow.trajectory.v1.trajectory_pb2 import Task
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.position import Position, PositionFile
 from services.dataloader.sources import Row, Source
@@ -22,7 +23,7 @@ __all__ = ["Loader"]
 
 
 class Loader:
-    """Submits every task of every epoch once, in order, and stores its position.
+    """Submits the tasks of every epoch once, in order, and stores its position.
 
     A crash between an acknowledgement and the stored position submits tasks again, with the same
     ids, so that the trajectory manager ignores them (idempotent).
@@ -34,8 +35,11 @@ class Loader:
         source: Source,
         queue: TaskQueue,
         sizes: GroupSizes | None = None,
+        curriculum: Curriculum | None = None,
     ) -> None:
-        """Load the position. Without `sizes` all groups have the same size.
+        """Load the position.
+
+        Without `sizes` all groups have the same size, without `curriculum` no task is passed over.
 
         Raises:
             ConfigError: the stored position belongs to other tasks.
@@ -44,6 +48,7 @@ class Loader:
         self._source = source
         self._queue = queue
         self._sizes = sizes
+        self._curriculum = curriculum
         self._file = PositionFile(config.state_file)
         meaning = _source_id(config, source)
         self._position = self._file.load(meaning) if config.resume else Position(source=meaning)
@@ -59,8 +64,9 @@ class Loader:
         while not self._config.epochs or self._position.epoch < self._config.epochs:
             epoch, rows = self._position.epoch, self._rows()
             while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.batch_size):
-                await self._size(tasks)
-                await self._submit(tasks)
+                drawn = await self._drawn(tasks)
+                await self._size([tasks[index] for index in drawn])
+                await self._submit(tasks, drawn)
             if not self._position.place:
                 raise ConfigError(f"tasks: {self._config.tasks} holds no task in epoch {epoch}")
             self._move(self._position.next_epoch())
@@ -73,6 +79,13 @@ class Loader:
         epoch = self._position.epoch
         return [make_task(row, epoch, self._config) for row in islice(rows, count)]
 
+    async def _drawn(self, tasks: list[Task]) -> list[int]:
+        """Indexes of the tasks that are to be submitted."""
+        if self._curriculum is None:
+            return list(range(len(tasks)))
+        await self._curriculum.refresh()
+        return [i for i, task in enumerate(tasks) if self._curriculum.is_drawn(task.task_id)]
+
     async def _size(self, tasks: list[Task]) -> None:
         if self._sizes is not None:
             await self._sizes.refresh()
@@ -83,14 +96,21 @@ class Loader:
         for task in tasks:
             task.num_samples = self._position.sizes.get(task.task_id, task.num_samples)
 
-    async def _submit(self, tasks: list[Task]) -> None:
-        while tasks:
-            try:
-                count = await self._queue.submit(tasks)
-            except SeamflowError as error:
-                raise ConfigError(f"the run rejects a task: {error}") from error
-            self._move(self._position.advanced([task.task_id for task in tasks[:count]]))
-            tasks = tasks[count:]
+    async def _submit(self, tasks: list[Task], drawn: list[int]) -> None:
+        """Submit the drawn ones among the tasks; the position passes the others with them."""
+        begin = 0
+        while begin < len(tasks):
+            count = await self._submitted([tasks[index] for index in drawn]) if drawn else 0
+            drawn = drawn[count:]
+            end = drawn[0] if drawn else len(tasks)
+            self._move(self._position.advanced([task.task_id for task in tasks[begin:end]]))
+            begin = end
+
+    async def _submitted(self, tasks: list[Task]) -> int:
+        try:
+            return await self._queue.submit(tasks)
+        except SeamflowError as error:
+            raise ConfigError(f"the run rejects a task: {error}") from error
 
     def _move(self, position: Position) -> None:
         # Not in a thread, which would continue to write after a cancellation.

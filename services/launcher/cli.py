@@ -13,6 +13,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -33,10 +34,12 @@ from services.launcher.process_plan import ProcessPlan, plan
 from services.launcher.run import Run
 from services.launcher.view import LiveView, PlainView
 from services.lib.model_folder import check_chat_template, check_model_folder
+from services.lib.text_config import check_attention
 
 __all__ = ["check_program", "main", "make_layout"]
 
 _TABLE = "evaluation"
+_SERVER, _EMBEDDED = "rollout_server", "torch"
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
@@ -69,14 +72,20 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
-    _check(config, layout)
-    _check_evaluation(config, evaluation, layout)
-    check_program(plans)
+    try:
+        _check(config, layout)
+        _check_evaluation(config, evaluation, layout)
+        check_program(plans)
+    except StartupError:
+        # The name is free again for a run that is not refused.
+        if not (config.resume or config.dry_run):
+            shutil.rmtree(layout.folder)
+        raise
     if config.dry_run:
         return _dry_run(plans)
-    (layout.folder / "addresses.json").write_text(
-        json.dumps({"run_id": layout.run_id, **layout.addresses()}, indent=2)
-    )
+    model = str(Path(layout.path(config.model)).resolve())
+    facts = {"run_id": layout.run_id, "model": model, **layout.addresses()}
+    (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
     view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
@@ -168,11 +177,11 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
 
 def _check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layout: Layout) -> None:
     """Check that there is something to evaluate on; read it, unless it is still to be prepared."""
-    tasks = evaluation.tasks or config.heldout_tasks
-    if evaluation.every_steps and tasks is None:
+    has_tasks = evaluation.tasks or config.heldout_tasks or config.num_heldout
+    if evaluation.every_steps and not has_tasks:
         raise ConfigError(
             f"evaluation.every_steps is {evaluation.every_steps}, but there are no held-out tasks: "
-            "give tasks in [evaluation]"
+            "give tasks in [evaluation], or num_heldout in [launcher] for an environment's own"
         )
     if evaluation.tasks is not None and config.prepare is None:
         path = Path(layout.path(evaluation.tasks))
@@ -186,8 +195,21 @@ def _check_model(config: LauncherConfig, folder: Path) -> None:
         check_model_folder(folder)
         if not config.raw_tokens:
             check_chat_template(folder)
+        if _engine(config) == _EMBEDDED:
+            check_attention(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _engine(config: LauncherConfig) -> str:
+    """That of the rollout servers."""
+    file = tomllib.loads(_config_file(sys.argv).read_text(encoding="utf-8"))
+    given = file.get(_SERVER, {}).get("engine", _EMBEDDED)
+    given = os.environ.get(f"SEAMFLOW_{_SERVER}_ENGINE".upper(), given)
+    for setting in config.set:
+        name, _, value = setting.partition("=")
+        given = value if name == f"{_SERVER}.engine" else given
+    return str(given)
 
 
 def check_program(plans: Mapping[str, ProcessPlan]) -> None:

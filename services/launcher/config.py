@@ -71,6 +71,11 @@ class LauncherConfig(RunRules):
     the launcher's own."""
     environment_servers: int = Field(1, ge=1)
     """Processes of the environment class, or of the tool loop."""
+    environment_token: SecretStr | None = None
+    """Bearer token of the environment server at an address."""
+    num_heldout: int = Field(0, ge=0)
+    """Last tasks of the environment's own list that are never trained on; they are evaluated,
+    unless heldout_tasks, or tasks of [evaluation], names others."""
     http_port: int = Field(0, ge=0, le=65535)
     """Port of the HTTP gateway, which is started where `agent` is unset; 0: a free one, which
     --resume keeps."""
@@ -150,6 +155,12 @@ class LauncherConfig(RunRules):
             raise ValueError(f"agent_command is {self.agent_command!r}: name a program")
 
     def _check_environment(self) -> None:
+        if self.num_heldout and (self.environment is None or self.tasks is not None):
+            raise ValueError(
+                f"num_heldout is {self.num_heldout}, environment is {self.environment!r} and tasks "
+                f"is {self.tasks!r}: only an environment's own tasks can be split; give "
+                "heldout_tasks, or environment without tasks"
+            )
         of_class = {
             "environment_arguments": self.environment_arguments,
             "environment_python": self.environment_python,

@@ -102,7 +102,7 @@ def _settings(
     ]
     of_set = flags_by_table(config.set).get("evaluation", ())
     settings = load(EvaluationConfig, "evaluation", ["--config", str(file), *of_set, *flags])
-    if settings.tasks is None and config.heldout_tasks is None:
+    if not (settings.tasks or config.heldout_tasks or config.num_heldout):
         raise ConfigError("there are no held-out tasks: give --tasks")
     nodes = [node.node_id for node in config.node_plans() if "rollout" in node.tags]
     return config.replace(

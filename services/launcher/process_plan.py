@@ -23,7 +23,7 @@ from services.launcher.config import (
 )
 from services.launcher.layout import Layout, environment_server_names, server_name
 
-__all__ = ["ProcessPlan", "plan"]
+__all__ = ["ProcessPlan", "environment_addresses", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +192,7 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         scheduler=layout.address("scheduler"),
         checkpoint__folder=layout.folder / "checkpoints",
         tracking__metrics_file=layout.folder / "metrics.jsonl",
+        tracking__samples_file=layout.folder / "samples.jsonl",
         seed=config.seed,
         # A restarted trainer continues; an older run's checkpoint is only here with --resume.
         resume="true",
@@ -261,7 +262,7 @@ def environment_processes(config: LauncherConfig, layout: Layout) -> list[Proces
     """The environment's servers, and for each the process that runs its episodes."""
     if not config.runs_environment:
         return []
-    addresses = _environment_addresses(config, layout)
+    addresses = environment_addresses(config, layout)
     names = environment_server_names(config)
     servers = [_environment_server(name, config, layout) for name in names]
     return servers + [_episodes(i, each, config, layout) for i, each in enumerate(addresses)]
@@ -271,12 +272,14 @@ def environment_tasks(config: LauncherConfig, layout: Layout) -> str | None:
     """The environment's own tasks, for the dataloader."""
     if not config.runs_environment:
         return None
-    return f"environment://{_environment_addresses(config, layout)[0]}"
+    return f"environment://{environment_addresses(config, layout)[0]}"
 
 
-def _environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:
+def environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:
+    """Of the environment's servers, started or given; none: there is no environment."""
     started = [layout.address(name) for name in environment_server_names(config)]
-    return started or [each.strip() for each in (config.environment or "").split(",")]
+    given = (config.environment or "").split(",")
+    return started or [each.strip() for each in given if each.strip()]
 
 
 def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
@@ -307,9 +310,15 @@ def _episodes(index: int, address: str, config: LauncherConfig, layout: Layout) 
         run_id=layout.run_id,
         rollout_gateway=layout.address("rollout_gateway"),
         environment=address,
+        **_token(config),
         **http,
     )
     return _process(f"environments-{index}", "services.environments", layout, environment)
+
+
+def _token(config: LauncherConfig) -> dict[str, str]:
+    token = config.environment_token
+    return {} if token is None else {"environment_token": token.get_secret_value()}
 
 
 def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
@@ -322,6 +331,8 @@ def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPl
         state_file=layout.folder / "dataloader.json",
         seed=config.seed,
         resume="true",
+        **({"num_heldout": config.num_heldout} if config.num_heldout else {}),
+        **_token(config),
     )
     return _process("dataloader", "services.dataloader", layout, environment)
 

@@ -25,6 +25,7 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, already_exists, exhausted, not_found, unavailable
 from services.chassis.rpc.server import Service, started
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
 from services.dataloader.sources import open_source
@@ -122,7 +123,12 @@ def numbered(count: int) -> list[dict[str, Any]]:
     ]
 
 
-async def load(address: str, sizes: GroupSizes | None = None, **settings: Any) -> None:
+async def load(
+    address: str,
+    sizes: GroupSizes | None = None,
+    curriculum: Curriculum | None = None,
+    **settings: Any,
+) -> None:
     """Run a loader with these settings to its end."""
     config = DataloaderConfig(**{"run_id": "run", "trajectory_manager": address, **settings})
     source = open_source(config.tasks, shuffle=config.shuffle, seed=config.seed)
@@ -133,7 +139,7 @@ async def load(address: str, sizes: GroupSizes | None = None, **settings: Any) -
             clock=time.monotonic,
             start_seconds=config.start_seconds,
         )
-        await Loader(config, source, queue, sizes).run()
+        await Loader(config, source, queue, sizes, curriculum).run()
 
 
 def sums(seed: int, epoch: int) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory
 from services.chassis.errors import ConfigError, Reason, unavailable
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.group_sizes import GroupSizes, enough_samples
+from services.dataloader.success_rates import SuccessRates
 from tests.dataloader.support import Queue, load, numbered, serving, write_jsonl
 from tests.ranker.support import manager, record, turn
 
@@ -53,7 +54,8 @@ async def sizing(**changes: Any) -> AsyncIterator[tuple[Any, GroupSizes, list[fl
         manager("run", group_size=8) as (address, stub),
         grpc.aio.insecure_channel(address) as channel,
     ):
-        yield stub, GroupSizes(settings(address, **changes), channel, lambda: now[0]), now
+        config = settings(address, **changes)
+        yield stub, GroupSizes(config, SuccessRates(config, channel, lambda: now[0])), now
 
 
 @pytest.mark.parametrize("success", [0.001, 0.1, 0.5, 0.9, 0.999])
@@ -105,14 +107,14 @@ async def test_each_rollout_counts_once_and_refreshes_are_rate_limited() -> None
     async with sizing() as (stub, sizes, now):
         await record(stub, "run", [recorded("a@0", [0.0] * 4 + [1.0] * 4)])
         await sizes.refresh()
-        once = dict(sizes._outcomes)
+        rates = sizes._rates
+        once = rates.of("a@1")
         await record(stub, "run", [recorded("b@0", [1.0])])
         await sizes.refresh()
-        assert sizes._outcomes == once
+        assert (rates.of("a@1"), rates.of("b@1").count) == (once, 0)
         now[0] += 60
         await sizes.refresh()
-        assert sizes._outcomes["a"] == once["a"]
-        assert "b" in sizes._outcomes
+        assert (rates.of("a@1"), rates.of("b@1").count) == (once, 1)
 
 
 async def test_rollouts_without_the_reward_are_ignored() -> None:
@@ -126,12 +128,14 @@ async def test_rollouts_without_the_reward_are_ignored() -> None:
 async def test_a_refresh_that_hangs_does_not_block_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that does not exist yet, or a manager that does not answer."""
     async with manager("other") as (address, _), grpc.aio.insecure_channel(address) as channel:
-        sizes = GroupSizes(settings(address, num_samples=3), channel)
+        given = settings(address, num_samples=3)
+        sizes = GroupSizes(given, SuccessRates(given, channel))
         await sizes.refresh()
         assert sizes.of("a@1") == 3
-    monkeypatch.setattr("services.dataloader.group_sizes._REFRESH_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("services.dataloader.success_rates._REFRESH_TIMEOUT_SECONDS", 0.1)
     async with grpc.aio.insecure_channel(address) as channel:
-        sizes = GroupSizes(settings(address, num_samples=3), channel)
+        given = settings(address, num_samples=3)
+        sizes = GroupSizes(given, SuccessRates(given, channel))
         await sizes.refresh()
         assert sizes.of("a@1") == 3
 
@@ -170,8 +174,8 @@ class Deaf(Queue):
 async def test_a_task_keeps_its_size_after_a_crash(tmp_path: Path, remembers: bool) -> None:
     """Submitted but not acknowledged: deciding its size again would be rejected."""
     state = tmp_path / "state.json"
-    fields = {"max_samples": 99, "state_file": state, "resume": True}
-    given = {**fields, "tasks": write_jsonl(tmp_path / "t.jsonl", numbered(5))}
+    fields: dict[str, Any] = {"max_samples": 99, "state_file": state, "resume": True}
+    given: dict[str, Any] = {**fields, "tasks": write_jsonl(tmp_path / "t.jsonl", numbered(5))}
     queue = Deaf()
     async with serving(queue) as address:
         loading = asyncio.create_task(load(address, Growing(10), **given))

@@ -12,6 +12,7 @@ from pyarrow import parquet
 from seamflow.client.task import Task
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.dataloader.config import DataloaderConfig
 from services.dataloader.sources import Source, open_source
 from services.dataloader.sources.environment import EnvironmentSource
 from tests.dataloader.support import environment_server, numbered, sums, write_jsonl
@@ -116,6 +117,33 @@ def test_tasks_of_an_environment_are_read_from_its_server() -> None:
         open_source(f"environment://{address}", shuffle=False, seed=0)
     with pytest.raises(DependencyUnavailable, match=r"environment 127\.0\.0\.1:1"):
         open_source("environment://127.0.0.1:1", shuffle=False, seed=0, start_seconds=0.3)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_last_tasks_of_an_environment_are_held_out(shuffle: bool) -> None:
+    """The same ones in any order; control: with none held out all are there."""
+
+    class Five:
+        tasks = tuple({"number": index} for index in range(5))
+
+        def reset(self, task: Task, seed: int) -> str:
+            return task.task_id
+
+        def step(self, message: object) -> object: ...
+
+    with environment_server(Five) as address:
+        name = f"environment://{address}"
+        for number, expected in ((0, "01234"), (2, "012"), (4, "0")):
+            source = open_source(name, shuffle=shuffle, seed=0, num_heldout=number)
+            assert sorted(ids(source)) == list(expected)
+        with pytest.raises(ConfigError, match=r"num_heldout is 5, and .* has 5 .*: give at most 4"):
+            open_source(name, shuffle=shuffle, seed=0, num_heldout=5)
+
+
+def test_only_an_environments_tasks_can_be_held_out() -> None:
+    """A file is split by hand."""
+    with pytest.raises(ValueError, match=r"num_heldout is 2 and tasks is 't\.jsonl'"):
+        DataloaderConfig(run_id="run", tasks="t.jsonl", num_heldout=2)
 
 
 def test_a_function_gets_seed_and_epoch() -> None:

@@ -216,6 +216,34 @@ def test_an_environment_class_is_served_and_its_episodes_are_run(tmp_path: Path)
     assert not config.are_agents_outside
 
 
+def test_held_out_tasks_and_the_token_of_an_environment_reach_its_callers(tmp_path: Path) -> None:
+    """Each as a setting of the process that needs it."""
+    config = make_config(
+        agent=None,
+        tasks=None,
+        environment="game-a:50070",
+        environment_token="secret",
+        num_heldout=9,
+    )
+    processes = plan(config, make_layout(config, tmp_path))
+    told = processes["dataloader"].environment
+    assert told["SEAMFLOW_DATALOADER_NUM_HELDOUT"] == "9"
+    assert told["SEAMFLOW_DATALOADER_ENVIRONMENT_TOKEN"] == "secret"
+    told = processes["environments-0"].environment
+    assert told["SEAMFLOW_ENVIRONMENTS_ENVIRONMENT_TOKEN"] == "secret"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"agent": None, "environment": "a:1"}, {"agent": None, "tasks": None}],
+    ids=["agent", "tasks of a file", "agents from outside"],
+)
+def test_only_an_environments_own_tasks_can_be_held_out(changes: dict[str, str | None]) -> None:
+    """The message names all that decides."""
+    with pytest.raises(ValueError, match=r"num_heldout is 9, environment is .* and tasks is"):
+        make_config(num_heldout=9, **changes)
+
+
 def test_environment_servers_elsewhere_get_a_process_of_episodes_each(tmp_path: Path) -> None:
     """Nothing but the episodes is started for an address."""
     config = make_config(agent=None, environment="game-a:50070, game-b:50070")

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from services.chassis.config.settings import ServerConfig, secret_names
 
@@ -184,12 +183,7 @@ def _range(schema: Mapping[str, Any]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.default is PydanticUndefined:
+    if field.is_required():
         return "**required**"
-    if field.default is None:
-        return "unset"
-    if isinstance(field.default, bool):
-        return f"`{str(field.default).lower()}`"
-    if isinstance(field.default, tuple):
-        return f"`{json.dumps(list(field.default))}`"
-    return f"`{json.dumps(field.default)}`"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return "unset" if default is None else f"`{json.dumps(default)}`"

@@ -18,6 +18,7 @@ from services.lib.weight_files.folder_names import fingerprint
 from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import Checkpoint, read_parameters, read_state
 from trainer.config import TrainerConfig
+from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
 from trainer.model.weight_folder import write_folder
 from trainer.policy.forward import VALUE_HEAD
@@ -51,8 +52,10 @@ def write_model_folder(checkpoint: Path, base_model: Path | None, out: Path) -> 
     config = _config(state, base_model, checkpoint)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    tensors = dict(_weights(config, read_parameters(checkpoint), checkpoint))
-    write_folder(partial, config.model, tensors, durable=False)
+    model = _model(config)
+    tensors = dict(_weights(model, config, read_parameters(checkpoint), checkpoint))
+    named = checkpoint_tensors(model, tensors)
+    write_folder(partial, config.model, named, durable=False)
     for path in partial.iterdir():
         fsync_files.sync(path)
     partial.rename(out)
@@ -88,13 +91,20 @@ def _config(state: Checkpoint, base_model: Path | None, checkpoint: Path) -> Tra
     return config
 
 
-def _weights(
-    config: TrainerConfig, trained: Mapping[str, torch.Tensor], checkpoint: Path
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers by name, as `Policy.published_tensors` gives them."""
+def _model(config: TrainerConfig) -> nn.Module:
     model = load_whole(config)
     if config.lora.rank:
         add_adapter(model, config)
+    return model
+
+
+def _weights(
+    model: nn.Module,
+    config: TrainerConfig,
+    trained: Mapping[str, torch.Tensor],
+    checkpoint: Path,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by name, as `Policy.published_tensors` gives them."""
     parameters = dict(model.named_parameters())
     _check(parameters, trained, config, checkpoint)
 

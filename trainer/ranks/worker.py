@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
+from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.policy.commands import (
     Accumulate,
     Command,
@@ -37,10 +38,13 @@ class Worker:
         torch.manual_seed(config.seed)
         mesh = init_device_mesh(config.device, (dist.get_world_size(),))
         self.gathered: dict[str, torch.Tensor] = {}
-        """On rank 0 after `Gather`: the published tensors by name, on the host."""
+        """On rank 0 after `Gather`: the published tensors by their names in a checkpoint, on the
+        host."""
         algorithm = make_algorithm(config)
         model, self.packed = load_sharded(config, mesh, critic=algorithm.critic)
         """Whether sequences are computed without padding."""
+        self._model = model
+        self._publishes_adapter = config.publish.content == "adapter"
         self._policy = Policy(model, algorithm, config, packed=self.packed)
         self._device_state = DeviceState()
         self._shard_writer = checkpoint_files.ShardWriter(*_place())
@@ -76,6 +80,8 @@ class Worker:
                 # A copy even on the CPU: the next step must not change the published tensors.
                 dtype = self._published_dtype if full.is_floating_point() else full.dtype
                 self.gathered[name] = full.to("cpu", dtype, copy=True)
+        if self.gathered and not self._publishes_adapter:
+            self.gathered = checkpoint_tensors(self._model, self.gathered)
 
 
 def _place() -> tuple[int, int]:

@@ -10,6 +10,7 @@ from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
 from trainer.config import TrainerConfig
+from trainer.tracking.tracker import Samples, columns_of
 
 __all__ = ["MLflow"]
 
@@ -32,6 +33,14 @@ class MLflow:
         now = round(1000 * time.time())
         metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+    def log_samples(self, step: int, rows: Samples) -> None:
+        """Write the table as an artifact of the step; a repeated step replaces it."""
+        assert self._client is not None
+        columns = columns_of(rows)
+        data = [list(row) for row in zip(*columns.values(), strict=True)]
+        table = {"columns": list(columns), "data": data}
+        self._client.log_dict(self._run_id, table, f"samples/step_{step:09d}.json")
 
     def close(self) -> None:
         """Mark the run as ended."""
@@ -61,7 +70,7 @@ class MLflow:
     def _create_run(self, client: MlflowClient) -> str:
         experiment = client.get_experiment_by_name(self._config.tracking.project)
         number = (
-            client.create_experiment(self._config.tracking.project)
+            client.create_experiment(self._config.tracking.project, self._artifacts())
             if experiment is None
             else experiment.experiment_id
         )
@@ -71,3 +80,9 @@ class MLflow:
             client.log_param(run.info.run_id, key, value)
         created: str = run.info.run_id
         return created
+
+    def _artifacts(self) -> str | None:
+        """Where artifacts are without a server, which has a place of its own."""
+        if "MLFLOW_TRACKING_URI" in os.environ:
+            return None
+        return (self._config.tracking_folder.resolve() / "artifacts").as_uri()

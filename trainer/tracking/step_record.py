@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from services.chassis import metrics
 from trainer import fsync_files
 from trainer.data.token_sequence import TokenSequence, trainable_tokens
 
-__all__ = ["MetricsFile", "StepRecord"]
+__all__ = ["StepFile", "StepRecord"]
 
 _SERVICE = "trainer"
 
@@ -34,6 +34,8 @@ class StepRecord:
         self._numbers: dict[str, Any] = {"base_weight_version": base_weight_version}
         self._seconds: dict[str, float] = {}
         self._sequences: list[TokenSequence] = []
+        self.shown: Sequence[TokenSequence] = ()
+        """Sequences for people to look at."""
         self._sample_ids: list[str] = []
         self._arrival_time = 0.0
         self._max_staleness = 0
@@ -61,11 +63,15 @@ class StepRecord:
         """Add sequences that the step is trained on."""
         self._sequences += sequences
 
-    def result(self, numbers: Mapping[str, float], reward: str) -> None:
-        """Record the metrics of the optimizer step; `reward` names the trained reward."""
+    def result(self, numbers: Mapping[str, float], reward: str, num_shown: int = 0) -> None:
+        """Record the metrics of the optimizer step; `reward` names the trained reward.
+
+        Of the sequences only `num_shown` are kept, spread over the step.
+        """
         self._sample_ids = [item.sample_id for item in self._sequences]
         self._numbers |= self._batch(reward) | dict(numbers)
         self._numbers["seconds_after_last_sample"] = time.monotonic() - self._arrival_time
+        self.shown = _spread(self._sequences, num_shown)
         self._sequences = []
 
     def _batch(self, reward: str) -> dict[str, float]:
@@ -117,8 +123,8 @@ class StepRecord:
             seconds.labels(name).observe(value)
 
 
-class MetricsFile:
-    """The metrics file: a JSON line for each step; without a path nothing is written."""
+class StepFile:
+    """JSON lines of steps, such as the metrics file; without a path nothing is written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -136,12 +142,18 @@ class MetricsFile:
         fsync_files.sync(partial)
         partial.replace(self._path)
 
-    def append(self, record: StepRecord) -> None:
-        """Add the line of a finished step."""
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add the lines of a finished step, with its number as `step` in each."""
         if self._path is None:
             return
         with self._path.open("a") as file:
-            file.write(json.dumps(record.line()) + "\n")
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def _spread(sequences: Sequence[TokenSequence], number: int) -> Sequence[TokenSequence]:
+    """At most `number`, at equal distances."""
+    count = min(number, len(sequences))
+    return [sequences[index * len(sequences) // count] for index in range(count)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

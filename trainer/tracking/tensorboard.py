@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
 from trainer.config import TrainerConfig
+from trainer.tracking.tracker import Samples, columns_of
 
 __all__ = ["TensorBoard"]
 
@@ -27,7 +29,26 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def log_samples(self, step: int, rows: Samples) -> None:
+        """A table of Markdown, as text `training/samples`."""
+        self._writer.add_text("training/samples", _markdown(columns_of(rows)), step)
+        self._writer.flush()
+
     def close(self) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _markdown(columns: Mapping[str, Sequence[object]]) -> str:
+    lines = [_line(columns), _line("---" for _ in columns)]
+    return "\n".join([*lines, *map(_line, zip(*columns.values(), strict=True))])
+
+
+def _line(cells: Iterable[object]) -> str:
+    return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _cell(value: object) -> str:
+    """Text that stays in its cell and is shown as it is."""
+    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from trainer.config import TrainerConfig
 
-__all__ = ["TRACKERS", "Tracker", "Trackers", "names"]
+__all__ = ["TRACKERS", "Samples", "Tracker", "Trackers", "columns_of", "names"]
 
 TRACKERS = {
     "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
@@ -26,11 +26,15 @@ TRACKERS = {
 }
 _SECONDS = "seconds_"
 
+Samples = Sequence[Mapping[str, Any]]
+"""Rows of `SampleTable`."""
+
 
 class Tracker(Protocol):
     """A plug-in. Its constructor takes the `TrainerConfig` and imports its library.
 
-    The other methods are called from one thread; the first `log` connects to servers.
+    The other methods are called from one thread; the first `log` connects to servers. One with
+    `log_samples(step, rows)` too gets the samples of a step after its numbers.
     """
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -60,6 +64,11 @@ class Trackers:
         self._has_step = True
         self._log(step, names(numbers))
         self._log_early()
+
+    def log_samples(self, step: int, rows: Samples) -> None:
+        """Queue samples of a step that was logged, for every tracker that shows samples."""
+        for feed in self._feeds:
+            feed.log_samples(step, rows)
 
     def log_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         """Queue the result of an evaluation, as `evaluation/<name>`, for every tracker.
@@ -105,18 +114,22 @@ class _Feed(threading.Thread):
     def __init__(self, name: str, tracker: Tracker) -> None:
         super().__init__(name=f"tracker-{name}", daemon=True)
         self._tracker = tracker
-        self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, int, object] | None] = SimpleQueue()
         self.start()
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._queue.put((step, numbers))
+        self._queue.put(("log", step, numbers))
+
+    def log_samples(self, step: int, rows: Samples) -> None:
+        if hasattr(self._tracker, "log_samples"):
+            self._queue.put(("log_samples", step, rows))
 
     def end(self) -> None:
         self._queue.put(None)
 
     def run(self) -> None:
         while (entry := self._queue.get()) is not None:
-            self._try("log", *entry)
+            self._try(*entry)
         self._try("close")
 
     def _try(self, call: str, *arguments: object) -> None:
@@ -135,3 +148,15 @@ def names(numbers: Mapping[str, float]) -> dict[str, float]:
         for name, value in numbers.items()
         if name != "step"
     }
+
+
+def columns_of(rows: Samples) -> dict[str, list[Any]]:
+    """The samples as columns of plain values, each reward as `reward/<name>`; None: it has none."""
+    rewards = sorted({name for row in rows for name in row["rewards"]})
+    columns: dict[str, list[Any]] = {
+        name: [row[name] for row in rows] for name in ("step", "task_id", "sample_id")
+    }
+    columns["weight_versions"] = [" ".join(map(str, row["weight_versions"])) for row in rows]
+    for name in rewards:
+        columns[f"reward/{name}"] = [row["rewards"].get(name) for row in rows]
+    return columns | {name: [row[name] for row in rows] for name in ("prompt", "answer")}

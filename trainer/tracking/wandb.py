@@ -8,6 +8,7 @@ from typing import Any
 import wandb
 
 from trainer.config import TrainerConfig
+from trainer.tracking.tracker import Samples, columns_of
 
 __all__ = ["WeightsAndBiases"]
 
@@ -30,6 +31,13 @@ class WeightsAndBiases:
             self._run = self._connect()
             self._run.define_metric("*", step_metric=_STEP)
         self._run.log({_STEP: step, **numbers})
+
+    def log_samples(self, step: int, rows: Samples) -> None:
+        """Add a table to the history, as `training/samples`."""
+        columns = columns_of(rows)
+        data = [list(row) for row in zip(*columns.values(), strict=True)]
+        table = wandb.Table(columns=list(columns), data=data)
+        self._run.log({_STEP: step, "training/samples": table})
 
     def close(self) -> None:
         """Send remaining data."""

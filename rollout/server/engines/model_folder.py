@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
+
+from services.lib.text_config import check_layers, read_text_config
 
 __all__ = ["context", "eos_token_ids", "read_config"]
-
-_ATTENTION_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def read_config(folder: Path) -> Any:
     """Return the text model's configuration. Raises `ValueError` if no row of it can be cached."""
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"model is {folder}: config.json cannot be used: {error}") from error
-    text = config.get_text_config(decoder=True)
-    unsupported = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_TYPES
-    if unsupported:
-        raise ValueError(
-            f"model is {folder}: the torch engine cannot slot the state of its layers of type"
-            f" {', '.join(sorted(unsupported))}; use another engine"
-        )
+    text = read_text_config(folder)
+    check_layers(folder, text)
     return text
 
 

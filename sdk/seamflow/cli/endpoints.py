@@ -108,6 +108,8 @@ class Endpoints:
     """Training job; None: the one the trainer reports."""
     services: Mapping[str, str]
     """host:port of each of SERVICES."""
+    model: str | None = None
+    """Model folder that the run started from; None: no run folder names it."""
     credentials: Credentials = field(default_factory=Credentials)
     """Token and certificates, if the services require them."""
 
@@ -180,6 +182,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
             name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
             for name, s in SERVICES.items()
         },
+        model=(named or latest).get("model"),
         credentials=Credentials(token=_token(environment), **_tls(given, environment)),
     )
 

@@ -31,9 +31,11 @@ from seamflow.cli.run_folders import print_run_folders
 from seamflow.cli.scheduling import plan_nodes, plan_split, pool, set_policy
 from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.cli.status import ago, all_answered, status_screen
-from seamflow.cli.tail import load_decoder, tail, token_numbers
+from seamflow.cli.tail import tail
+from seamflow.cli.transcripts.transcripts import write_transcripts
 from seamflow.cli.why_stuck import why_stuck
 from seamflow.cli.workers import save_checkpoint, update_weights
+from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -43,6 +45,7 @@ from seamflow.errors import (
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
+from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
@@ -121,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     watch = command("tail", _tail, "Follow the turns of a rollout as they grow.")
     watch.add_argument("rollout")
     watch.add_argument("--model", type=Path, help="folder whose tokenizer turns ids into text")
+    _add_transcripts(command)
     exporting = command("export", _export, "Write a run's samples to Parquet files.")
     exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     exporting.add_argument(
@@ -147,6 +151,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("serve", help="Keep the processes for agents elsewhere, until Ctrl-C.")
     return parser
+
+
+def _add_transcripts(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    about = "Write the closed rollouts of a run with text and rewards, to JSON lines or Parquet."
+    writing = command("transcripts", _transcripts, about)
+    writing.add_argument("--out", type=Path, required=True, metavar="FILE", help=".parquet: so")
+    writing.add_argument("--purpose", choices=("train", "eval"), help="only these rollouts")
+    writing.add_argument("--newest", type=_positive, metavar="N", help="only the newest N")
+    writing.add_argument(
+        "--model", type=Path, help="folder whose tokenizer turns ids into text (the run folder's)"
+    )
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def _add_run_commands(command: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
@@ -217,12 +238,43 @@ async def _drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
 
 
 async def _tail(given: argparse.Namespace, endpoints: Endpoints) -> int:
-    decoder = load_decoder(given.model) if given.model else token_numbers
+    decoder = _decoder(given.model) if given.model else token_numbers
     run_id = endpoints.run_id or await _trainers_run(endpoints)
     async with reached(endpoints, "trajectory_manager") as channel:
         async for text in tail(channel, run_id, given.rollout, decoder):
             print(text, end="", flush=True)
     return _OK
+
+
+async def _transcripts(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    decoder = _decoder(given.model) if given.model else _runs_decoder(endpoints)
+    purpose = tokens_pb2.Purpose.Value(f"PURPOSE_{(given.purpose or 'unspecified').upper()}")
+    run_id = endpoints.run_id or await _trainers_run(endpoints)
+    async with reached(endpoints, "trajectory_manager") as channel:
+        number = await write_transcripts(
+            channel, run_id, given.out, decoder, purpose=purpose, newest=given.newest
+        )
+    print(f"{number} rollouts of run {run_id} in {given.out}")
+    return _OK
+
+
+def _decoder(folder: Path) -> Decode:
+    try:
+        return load_decoder(folder)
+    except ValueError as error:
+        raise UsageError(f"--model: {error}") from error
+
+
+def _runs_decoder(endpoints: Endpoints) -> Decode:
+    """The tokenizer of the run's model; without one, ids as numbers."""
+    if endpoints.model is None:
+        _progress("ids stand for text: name the model's folder with --model or --run-folder")
+        return token_numbers
+    try:
+        return load_decoder(endpoints.model)
+    except ValueError as error:
+        _progress(f"ids stand for text: {error}")
+        return token_numbers
 
 
 async def _export(given: argparse.Namespace, endpoints: Endpoints) -> int:

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.endpoints import UsageError
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import UnavailableError, decode
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
+from seamflow.token_text import Decode
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-__all__ = ["Decode", "TailPrinter", "load_decoder", "tail", "token_numbers"]
-
-Decode = Callable[[Sequence[int]], str]
-"""Converts token ids to text."""
-
-
-def token_numbers(token_ids: Sequence[int]) -> str:
-    """The ids as decimal numbers."""
-    return "".join(f"{token_id} " for token_id in token_ids)
-
-
-def load_decoder(folder: Path) -> Decode:
-    """The tokenizer of a model folder; raises `UsageError` if it cannot be loaded."""
-    try:
-        # By name, because only this command needs it and agents do not install it.
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UsageError("--model needs transformers: pip install transformers") from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model {str(folder)!r} holds no usable tokenizer") from error
-    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
+__all__ = ["TailPrinter", "tail"]
 
 
 async def tail(

@@ -22,10 +22,12 @@ def open_source(
     seed: int,
     credentials: Credentials | None = None,
     start_seconds: float = 60.0,
+    num_heldout: int = 0,
 ) -> Source:
     """Open the source that `tasks` names; a file is read once, to index it.
 
-    `credentials` and `start_seconds`, the longest wait for it, are for an environment's server.
+    `credentials` and `start_seconds`, the longest wait for it, are for an environment's server,
+    whose last `num_heldout` tasks are left out.
 
     Raises:
         ConfigError: no such file, function, dataset or environment, or an unknown file type.
@@ -35,7 +37,9 @@ def open_source(
         from services.dataloader.sources.environment import EnvironmentSource
 
         address = tasks.removeprefix("environment://")
-        found = EnvironmentSource.read(address, credentials or Credentials(), start_seconds)
+        found = EnvironmentSource.read(
+            address, credentials or Credentials(), start_seconds, num_heldout
+        )
         return found.ordered(shuffle=shuffle, seed=seed)
     if tasks.startswith("hf://"):
         from services.dataloader.sources.hugging_face import HuggingFaceSource

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from seamflow.client.task import Task
 from seamflow.credentials import Credentials
-from seamflow.environment import EnvironmentClient
-from seamflow.errors import SeamflowError
 
-from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.dataloader.order import Permutation
 from services.dataloader.sources.base import Row
+from services.lib.environment_tasks import list_tasks
 
 __all__ = ["EnvironmentSource"]
 
 
 class EnvironmentSource:
-    """The tasks that an environment lists, in its order."""
+    """The tasks that an environment lists and that are not held out, in its order."""
 
-    def __init__(self, address: str, tasks: list[Task], *, shuffle: bool, seed: int) -> None:
+    def __init__(self, address: str, tasks: Sequence[Task], *, shuffle: bool, seed: int) -> None:
         self._address = address
         self._tasks = tasks
         self._shuffle = shuffle
@@ -29,24 +27,16 @@ class EnvironmentSource:
 
     @classmethod
     def read(
-        cls, address: str, credentials: Credentials, start_seconds: float
+        cls, address: str, credentials: Credentials, start_seconds: float, num_heldout: int = 0
     ) -> EnvironmentSource:
-        """List the tasks, in the environment's order; waits for its server.
+        """List the tasks but the last `num_heldout`; waits for the environment's server.
 
         Raises:
-            ConfigError: the environment has no tasks of its own.
+            ConfigError: the environment has no tasks of its own, or no more than `num_heldout`.
             DependencyUnavailable: its server did not answer within `start_seconds`.
         """
-        try:
-            tasks = asyncio.run(_list(address, credentials, start_seconds))
-        except (SeamflowError, OSError) as error:
-            raise DependencyUnavailable(f"environment {address}", str(error)) from error
-        if not tasks:
-            raise ConfigError(
-                f"tasks: the environment at {address} has none of its own: give tasks, or define "
-                "`tasks` in its class"
-            )
-        return cls(address, tasks, shuffle=False, seed=0)
+        listed = asyncio.run(list_tasks(address, credentials, start_seconds, num_heldout))
+        return cls(address, listed.train, shuffle=False, seed=0)
 
     def ordered(self, *, shuffle: bool, seed: int) -> EnvironmentSource:
         """The same tasks, shuffled or not."""
@@ -69,10 +59,3 @@ class EnvironmentSource:
             where = f"task {task.task_id!r} of the environment at {self._address}"
             values = {"task_id": task.task_id, "payload": task.payload}
             yield Row(index=order[place], values=values, where=where)
-
-
-async def _list(address: str, credentials: Credentials, seconds: float) -> list[Task]:
-    async with EnvironmentClient(
-        address, credentials=credentials, connect_timeout=None
-    ) as environment:
-        return [task async for task in environment.tasks(timeout=seconds)]

@@ -31,6 +31,9 @@ class EvaluationConfig(ServerConfig):
     but that of the agents."""
     timeout_seconds: float = Field(1800.0, gt=0)
     """Longest duration of an evaluation beside training; then it is given up, with a note."""
+    shown_rollouts: int = Field(8, ge=0)
+    """Rollouts of each evaluation, one of each task, that are written with their text and rewards
+    to evaluation_samples.jsonl; 0: none."""
     keep_best: bool = True
     """Keep the checkpoint of the best evaluated step, as checkpoints/best."""
     min_improvement: float = Field(0.0, ge=0)

@@ -21,10 +21,17 @@ from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.best_checkpoint import BestCheckpoint
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine, EvaluationLog, line_of
+from services.launcher.evaluation.evaluation_samples import EvaluationSamples
 from services.launcher.evaluation.held_version import VersionLost, held, manifest_of
-from services.launcher.evaluation.heldout_tasks import HeldoutTask, pinned_task, read_tasks
+from services.launcher.evaluation.heldout_tasks import (
+    HeldoutTask,
+    environment_tasks,
+    pinned_task,
+    read_tasks,
+)
 from services.launcher.evaluation.pinned_rollouts import EvaluationFailed, PinnedRollouts, cancel
 from services.launcher.layout import Layout
+from services.launcher.process_plan import environment_addresses
 from services.launcher.service_clients import Services
 from services.launcher.view import View
 
@@ -56,6 +63,9 @@ class Evaluator:
         self._is_ending = False
         self._running_file = layout.folder / _RUNNING
         self._best = BestCheckpoint(layout.folder / "checkpoints")
+        self._samples = EvaluationSamples(
+            layout.folder / "evaluation_samples.jsonl", Path(layout.path(config.model))
+        )
         self.log = EvaluationLog(layout.folder / "evaluation.jsonl", settings)
         """Results so far."""
         self.stopped_early = ""
@@ -63,7 +73,7 @@ class Evaluator:
 
     async def before(self) -> None:
         """Evaluate the first weights, unless an interrupted run has already done so."""
-        self._read_tasks()
+        await self._read_tasks()
         if not self._tasks:
             return
         await self._forget_interrupted()
@@ -101,15 +111,19 @@ class Evaluator:
 
     async def only(self, step: int) -> EvaluationLine:
         """Evaluate the model that the rollout servers started with, of a run without a trainer."""
-        self._read_tasks()
+        await self._read_tasks()
         self._view.phase(f"{len(self._tasks)} tasks, {self._settings.samples} rollouts each")
         line = await self._alone("evaluation", 0, step, is_held=False)
         self.log.add(line)
         return line
 
-    def _read_tasks(self) -> None:
+    async def _read_tasks(self) -> None:
         tasks = self._settings.tasks or self._config.heldout_tasks
-        self._tasks = [] if tasks is None else read_tasks(Path(self._layout.path(tasks)))
+        if tasks is not None:
+            self._tasks = read_tasks(Path(self._layout.path(tasks)))
+        elif self._config.num_heldout and self._config.runs_environment:
+            address = environment_addresses(self._config, self._layout)[0]
+            self._tasks = await environment_tasks(self._config, address)
 
     async def _alone(self, label: str, version: int, step: int, *, is_held: bool) -> EvaluationLine:
         """Evaluate while nothing is trained; failures end the run."""
@@ -128,6 +142,7 @@ class Evaluator:
                 rewards = await self._recorded(rollouts, self._view.progress)
             except EvaluationFailed as error:
                 raise DependencyUnavailable("evaluation", str(error)) from error
+        await self._show(rollouts, label, step)
         facts = {"label": label, "step": step, "weight_version": version, "metric": self._metric}
         return line_of(rewards, self._settings, seconds=_since(began), **facts)
 
@@ -155,6 +170,7 @@ class Evaluator:
         except (EvaluationFailed, VersionLost, StartupError, SeamflowError) as error:
             await self._give_up(str(error), facts, began)
         else:
+            await self._show(rollouts, label, int(str(facts["step"])))
             await self._add(line_of(rewards, self._settings, seconds=_since(began), **facts))
         return int(str(facts["step"]))
 
@@ -168,6 +184,7 @@ class Evaluator:
             samples=self._settings.samples,
             concurrency=concurrency,
             metric=self._metric,
+            num_shown=self._settings.shown_rollouts,
         )
 
     async def _recorded(
@@ -179,6 +196,10 @@ class Evaluator:
         await rollouts.run(progress)
         self._running_file.unlink(missing_ok=True)
         return rollouts.rewards
+
+    async def _show(self, rollouts: PinnedRollouts, label: str, step: int) -> None:
+        if rollouts.shown:
+            await asyncio.to_thread(self._samples.add, rollouts.shown, label, step)
 
     async def _forget_interrupted(self) -> None:
         """Take back what an interrupted launcher left queued, and its half kept checkpoint."""

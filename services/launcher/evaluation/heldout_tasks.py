@@ -1,10 +1,10 @@
-"""Held-out tasks from a file, as tasks of one evaluation."""
+"""Held-out tasks from a file or an environment, as tasks of one evaluation."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,14 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
+from services.chassis.rpc.clients import credentials
+from services.launcher.config import LauncherConfig
+from services.lib.environment_tasks import list_tasks
 
-__all__ = ["HeldoutTask", "label_of", "pinned_task", "read_tasks"]
+__all__ = ["HeldoutTask", "environment_tasks", "label_of", "pinned_task", "read_tasks"]
+
+_START_SECONDS = 300.0
+"""Longest wait for an environment's server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +27,7 @@ class HeldoutTask:
     """A task that is never trained on."""
 
     name: str
-    """Unique in its file."""
+    """Unique in its file or environment."""
     payload_json: str
     """What the agent gets."""
 
@@ -40,6 +46,19 @@ def read_tasks(path: Path) -> list[HeldoutTask]:
     if twice is not None:
         raise ConfigError(f"{path} holds the task {twice!r} twice: give each its own task_id")
     return tasks
+
+
+async def environment_tasks(config: LauncherConfig, address: str) -> list[HeldoutTask]:
+    """The tasks that the environment at `address` lists last: `num_heldout`.
+
+    Raises:
+        ConfigError: it lists too few.
+        DependencyUnavailable: its server does not answer.
+    """
+    token = config.environment_token
+    shown = replace(credentials(config), token=token.get_secret_value() if token else None)
+    listed = await list_tasks(address, shown, _START_SECONDS, config.num_heldout)
+    return [HeldoutTask(each.task_id, json.dumps(dict(each.payload))) for each in listed.heldout]
 
 
 def pinned_task(task: HeldoutTask, label: str, version: int, samples: int) -> trajectory_pb2.Task:

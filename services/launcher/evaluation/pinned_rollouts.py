@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,8 +64,12 @@ class PinnedRollouts:
     """Name of the reward."""
     patience: float = math.inf
     """Seconds without a finished rollout after which the agents are taken to be broken."""
+    num_shown: int = 0
+    """Tasks of which the first rollout is kept in `shown`."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
     """Of the finished rollouts of each task."""
+    shown: list[trajectory_pb2.Trajectory] = field(default_factory=list)
+    """For people to look at, in the order in which they finished."""
     _open: list[_Sample] = field(default_factory=list)
 
     async def run(self, progress: Callable[[int, int], None]) -> Mapping[str, Sequence[float]]:
@@ -119,6 +123,8 @@ class PinnedRollouts:
             self._check_version(trajectory)
             value = _reward(trajectory, self.metric)
             self.rewards.setdefault(sample.task.name, []).append(value)
+            if sample.slot == 0 and sample.task in self.tasks[: self.num_shown]:
+                self.shown.append(trajectory)
         for sample, trajectory in pairs:
             if trajectory is not None and _is_replaced(trajectory):
                 self._next_attempt(sample, trajectory)
@@ -185,7 +191,10 @@ def _is_replaced(trajectory: trajectory_pb2.Trajectory) -> bool:
 
 
 def _reward(trajectory: trajectory_pb2.Trajectory, name: str) -> float:
-    given = {reward.name: reward.value for reward in trajectory.rewards.rewards}
+    """The rollout's reward of that name plus those of its turns, as in training."""
+    given = defaultdict[str, float](float)
+    for reward in trajectory.rewards.rewards:
+        given[reward.name] += reward.value
     if name not in given:
         is_finished = trajectory.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
         if not is_finished or trajectory.rewards.policy_failure:

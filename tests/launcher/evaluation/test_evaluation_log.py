@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from seamflow.client.task import Task
 
 from services.chassis.errors import ConfigError
 from services.launcher.evaluation.best_checkpoint import BestCheckpoint
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine, EvaluationLog, line_of
 from services.launcher.evaluation.evaluator import shown
-from services.launcher.evaluation.heldout_tasks import label_of, pinned_task, read_tasks
+from services.launcher.evaluation.heldout_tasks import (
+    HeldoutTask,
+    environment_tasks,
+    label_of,
+    pinned_task,
+    read_tasks,
+)
+from tests.dataloader.support import environment_server
+from tests.launcher.support import make_config
 
 
 def log_of(file: Path, means: list[float | None], **settings: Any) -> EvaluationLog:
@@ -162,3 +172,24 @@ def _remove(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
+
+
+def test_the_last_tasks_of_an_environment_are_evaluated() -> None:
+    """Those that the dataloader leaves out; too few are an error."""
+
+    class Three:
+        tasks = tuple({"number": index} for index in range(3))
+
+        def reset(self, task: Task, seed: int) -> str:
+            return task.task_id
+
+        def step(self, message: object) -> object: ...
+
+    def found(number: int) -> list[HeldoutTask]:
+        fields = {"agent": None, "tasks": None, "environment": address}
+        return asyncio.run(environment_tasks(make_config(**fields, num_heldout=number), address))
+
+    with environment_server(Three) as address:
+        assert found(2) == [HeldoutTask("1", '{"number": 1}'), HeldoutTask("2", '{"number": 2}')]
+        with pytest.raises(ConfigError, match="num_heldout is 3"):
+            found(3)

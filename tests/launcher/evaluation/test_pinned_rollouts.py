@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from bench.harness.store_calls import send_async
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import started
+from services.launcher.evaluation.evaluation_samples import EvaluationSamples
 from services.launcher.evaluation.heldout_tasks import HeldoutTask
 from services.launcher.evaluation.pinned_rollouts import EvaluationFailed, PinnedRollouts
 from services.launcher.service_clients import Services
@@ -175,3 +178,42 @@ async def test_what_is_given_up_is_taken_back(
 
 async def _nothing(*_: object) -> None:
     """Cancels nothing."""
+
+
+async def test_the_first_rollout_of_some_tasks_is_written_for_people(
+    client: Client, tmp_path: Path
+) -> None:
+    """Appended with its evaluation; without a tokenizer, ids."""
+    found = await evaluated(client, client.finish, num_shown=2)
+    samples = EvaluationSamples(tmp_path / "samples.jsonl", tmp_path)
+    for label in ("before", "step-1"):
+        samples.add(found.shown, label, 1)
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [row["evaluation"] for row in rows] == ["before"] * 2 + ["step-1"] * 2
+    assert sorted(row["task_id"][0] for row in rows[:2]) == ["a", "b"]
+    assert (rows[0]["turns"][0]["answer"], rows[0]["rewards"]) == ("2 ", {"reward": 1.0})
+
+
+async def test_nothing_is_kept_for_people_unless_asked_for(client: Client) -> None:
+    """The default of a caller that shows nothing."""
+    assert (await evaluated(client, client.finish)).shown == []
+
+
+async def test_rewards_of_turns_are_added(client: Client) -> None:
+    """As the trainer does: two for the rollout and one for its turn are three."""
+
+    async def finish(rollout_id: str) -> None:
+        given = [
+            tokens_pb2.Reward(name="reward", value=2.0),
+            tokens_pb2.Reward(name="reward", value=1.0, turn_id="t"),
+        ]
+        request = pb.RolloutFinish(
+            run_id="run",
+            rollout_id=rollout_id,
+            credential_digest=CREDENTIAL,
+            rewards=tokens_pb2.Rewards(rewards=given),
+        )
+        await send_async(client.trajectories, request)
+
+    found = await evaluated(client, finish)
+    assert found.rewards == {name: [3.0, 3.0] for name in "abc"}

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from seamflow.cli.endpoints import UsageError
-from seamflow.cli.tail import TailPrinter, load_decoder, token_numbers
+from seamflow.cli.tail import TailPrinter
 from seamflow.common.v1 import tokens_pb2
+from seamflow.token_text import load_decoder, token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from tests.sdk.run_services import policy, trajectory, turn
@@ -57,7 +57,7 @@ def test_a_failure_is_shown_with_its_class() -> None:
 def test_a_folder_without_tokenizer_is_wrong_usage(tmp_path: Path) -> None:
     """It names the folder."""
     pytest.importorskip("transformers")
-    with pytest.raises(UsageError, match="holds no usable tokenizer"):
+    with pytest.raises(ValueError, match="holds no usable tokenizer"):
         load_decoder(tmp_path)
 
 
@@ -70,5 +70,5 @@ def test_text_without_transformers_names_the_package(
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(UsageError, match="pip install transformers"):
+    with pytest.raises(ValueError, match="pip install transformers"):
         load_decoder(tmp_path)

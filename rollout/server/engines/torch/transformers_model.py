@@ -10,6 +10,8 @@ Shapes: R rows of a pass, S new tokens of each, T positions, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from rollout.server.engines.model_folder import (
     eos_token_ids,
     read_config,
 )
+from rollout.server.engines.torch.converted_weights import has_module_names, load_converted
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
@@ -213,8 +216,8 @@ class TransformersModel:
             input_ids=tokens_RS,
             position_ids=positions_RS,
             attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
-            past_key_values=self._cache,
             use_cache=True,
+            **{_cache_argument(type(module)): self._cache},
         )
 
     def read(self, slot: int, positions: int) -> list[Tensor]:
@@ -230,7 +233,8 @@ class TransformersModel:
 
     def read_weights(self, folder: Path) -> dict[str, Tensor]:
         """Read and check a checkpoint. Raises `WeightsError`."""
-        return load_checked(folder, self._names, self._model.dtype)
+        load = load_checked if has_module_names(folder, self._names) else load_converted
+        return load(folder, self._names, self._model.dtype)
 
     def use_weights(self, weights: dict[str, Tensor]) -> None:
         """Copy into the parameters and buffers, which are allocated again if released."""
@@ -249,6 +253,13 @@ class TransformersModel:
             freed += parameter.nbytes
             parameter.data = parameter.data.new_empty(0)
         return freed
+
+
+@functools.cache
+def _cache_argument(module: type[nn.Module]) -> str:
+    """The cache's name in `forward`: past_key_values before transformers 5.24."""
+    parameters = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def _groups(parts: list[Part]) -> list[list[Part]]:

@@ -17,6 +17,7 @@ from seamflow.stubs import async_stub
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.config import RolloutServerConfig
+from rollout.server.engines.fake import FakeEngine
 from services.chassis.rpc.server import started
 from services.lib.token_bytes import unpack_ids, unpack_logprobs
 from services.weights.config import WeightsConfig
@@ -129,6 +130,33 @@ async def test_restored_server_has_current_weights(tmp_path: Path) -> None:
         restored = await client.stub.RestoreMemory(pb.RestoreMemoryRequest())
         assert restored.weight_version == 3
         assert (await read(client.generate()))[1] == [3] * 32
+
+
+async def test_a_version_committed_during_a_restore_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Announced while the engine takes its memory back, it is swapped in afterwards."""
+    weights, gate, restore = TinyWeightService(), asyncio.Event(), FakeEngine.restore_memory
+
+    async def restore_slowly(self: FakeEngine) -> None:
+        await weights.publish(1, folder_with(tmp_path / "one", b"1"))
+        await gate.wait()
+        await restore(self)
+
+    monkeypatch.setattr(FakeEngine, "restore_memory", restore_slowly)
+    async with (
+        weights.serving() as port,
+        serving(fake_config(weights=f"127.0.0.1:{port}")) as client,
+    ):
+        await client.serving(0)
+        await client.stub.ReleaseMemory(pb.ReleaseMemoryRequest())
+        restoring = asyncio.ensure_future(client.stub.RestoreMemory(pb.RestoreMemoryRequest()))
+        await weights.until_fetched(1)
+        # The server has what it needs to judge the version, and time to do so.
+        await asyncio.sleep(0.2)
+        gate.set()
+        assert (await restoring).weight_version == 0
+        await client.serving(1)
 
 
 async def test_restore_waits_for_the_weights_service_rather_than_serve_stale(

@@ -1,0 +1,83 @@
+"""Reads the closed rollouts of a run, oldest first, as transcripts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from seamflow.cli.export_run.export import retry_limit
+from seamflow.cli.transcripts.transcript_files import opened
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import NotFoundError
+from seamflow.pages import pages
+from seamflow.retry import retrying
+from seamflow.stubs import async_stub
+from seamflow.token_text import Decode
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+from seamflow.transcript import transcript
+
+__all__ = ["transcripts", "write_transcripts"]
+
+_PAGE = 1000
+
+
+async def write_transcripts(
+    channel: grpc.aio.Channel,
+    run_id: str,
+    file: Path,
+    decode: Decode,
+    *,
+    purpose: tokens_pb2.Purpose.ValueType = tokens_pb2.PURPOSE_UNSPECIFIED,
+    newest: int | None = None,
+) -> int:
+    """Replace `file` by one with a row for each rollout of `transcripts`; returns their number.
+
+    Raises:
+        UsageError: it is a Parquet file and pyarrow is missing, or it cannot be written.
+        SeamflowError: the trajectory manager rejects the request, or does not answer.
+    """
+    number = 0
+    with opened(file) as add:
+        async for row in transcripts(channel, run_id, decode, purpose=purpose, newest=newest):
+            add(row)
+            number += 1
+    return number
+
+
+async def transcripts(
+    channel: grpc.aio.Channel,
+    run_id: str,
+    decode: Decode,
+    *,
+    purpose: tokens_pb2.Purpose.ValueType = tokens_pb2.PURPOSE_UNSPECIFIED,
+    newest: int | None = None,
+) -> AsyncIterator[dict[str, Any]]:
+    """The rollouts that do not run any more: all, or the `newest` ones, of one or any purpose."""
+    stub = async_stub(TrajectoryServiceStub, channel)
+    request = pb.ListTrajectoriesRequest(run_id=run_id, page_size=_PAGE, headers_only=True)
+    names: deque[str] = deque(maxlen=newest)
+    async for page in pages(
+        lambda page: retrying(lambda: stub.ListTrajectories(page), on_retry=retry_limit()), request
+    ):
+        names += [each.rollout_id for each in page.trajectories if _is_wanted(each, purpose)]
+    for rollout_id in names:
+        read = pb.GetTrajectoryRequest(run_id=run_id, rollout_id=rollout_id)
+        try:
+            answer = await retrying(
+                lambda read=read: stub.GetTrajectory(read),  # type: ignore[misc]
+                on_retry=retry_limit(),
+            )
+        except NotFoundError:
+            continue  # deleted meanwhile
+        yield transcript(answer.trajectory, decode)
+
+
+def _is_wanted(header: trajectory_pb2.Trajectory, purpose: tokens_pb2.Purpose.ValueType) -> bool:
+    is_closed = header.state != trajectory_pb2.ROLLOUT_STATE_RUNNING
+    return is_closed and purpose in (tokens_pb2.PURPOSE_UNSPECIFIED, header.purpose)
