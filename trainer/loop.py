@@ -21,7 +21,10 @@ from trainer.device_lease import DeviceLease
 from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
+from trainer.rejection.accepted_samples import AcceptedSamples
+from trainer.rejection.trial import Trial
 from trainer.step_runner import Progress, StepRunner
+from trainer.tracking.alarms import Alarms
 from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import StepFile, StepRecord
 from trainer.tracking.tracker import Trackers
@@ -54,8 +57,12 @@ class Trainer:
     ) -> None:
         self._config = config
         self._device, self._samples, self._nodes = device, samples, nodes
-        self._batches = BatchSource(config, samples, nodes, ranks.world_size)
+        self.alarms = Alarms()
+        """What an operator must know."""
+        accepted = AcceptedSamples(config, samples, self.alarms, ranks.vocabulary_size)
+        self._batches = BatchSource(config, samples, nodes, accepted, ranks.world_size)
         self._steps = StepRunner(config, ranks)
+        self._trial = Trial(config, samples, accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
         self._publisher = AsyncPublisher(
             config, publisher, samples, self._checkpointer, self._gather
@@ -88,6 +95,9 @@ class Trainer:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
         await self._samples.check_rules(self._config.algorithm)
         await self._resume()
+        if await self._trial.is_due():
+            async with self._device.use(self._nodes.acquire):
+                await self._trial.run()
         while self.progress.step < self.progress.last_step:
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
             async for chunk in self._batches.chunks(record):

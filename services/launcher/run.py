@@ -42,6 +42,7 @@ from services.launcher.summary import (
 from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.token_audit import audit_figures
 from services.launcher.view import View
+from services.lib.alarm_notes import AlarmNotes
 from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
 
@@ -273,13 +274,14 @@ class Run:
 
     async def _watch(self, processes: Supervisor, services: Services) -> None:
         hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
+        alarms = AlarmNotes()
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
         while True:
             snapshot = await services.snapshot()
             self.view.show(snapshot)
             if (advice := hint.look(snapshot, time.monotonic())) is not None:
                 self.view.note(advice)
-            for line in await failures.look(snapshot.readiness):
+            for line in (*await failures.look(snapshot.readiness), *alarms.look(snapshot.trainer)):
                 self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)

@@ -82,6 +82,10 @@ class Training:
             async with build(config) as trainer:
                 yield trainer
 
+    def records(self) -> list[dict[str, Any]]:
+        """Of the steps so far."""
+        return list(read_lines(self.metrics_file)) if self.metrics_file.exists() else []
+
     async def readiness(self) -> sample_pb2.Readiness:
         """Counts of the run."""
         request = sample_pb2.GetReadinessRequest(run_id=self.client.run_id)
