@@ -43,6 +43,7 @@ class Trainer:
         nodes: client of the scheduler.
         publisher: client of the weights service.
         trackers: get the metrics of each step.
+        alarms: what an operator must know.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Trainer:
         nodes: NodeClient,
         publisher: Publisher,
         trackers: Trackers,
+        alarms: Alarms,
     ) -> None:
         self._config = config
         self._device, self._samples, self._nodes = device, samples, nodes
-        self.alarms = Alarms()
+        self.alarms = alarms
         """What an operator must know."""
         accepted = AcceptedSamples(config, samples, self.alarms, ranks.vocabulary_size)
         self._batches = BatchSource(config, samples, nodes, accepted, ranks.world_size)
@@ -159,13 +161,15 @@ class Trainer:
 
     async def _resume(self) -> None:
         """Take over the run, load its newest checkpoint and publish weights lost in a crash."""
-        found = await take_over(self._config, self._samples)
+        found = await take_over(self._config, self._samples, self.alarms)
         if found is not None:
             folder, checkpoint = found
             self.progress.step = checkpoint.step
             self._checkpointer.resume(checkpoint.step)
             changed = changed_settings(checkpoint, self._config)
             get_logger().info("resumed", step=checkpoint.step, changed=changed)
+            if changed:
+                self.alarms.add(f"it resumed with other settings: {', '.join(changed)}")
             async with self._device.use(self._nodes.acquire):
                 await self._steps.load(folder)
         self._metrics.begin(self.progress.step, found[1].record if found else {})

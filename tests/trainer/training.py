@@ -75,9 +75,8 @@ class Training:
                 trajectory_manager=f"127.0.0.1:{self.port}",
                 weights=self.weights_address or weights.address,
                 num_steps=num_steps,
-                optimizer__learning_rate=3e-3,
                 resume=True,
-                **{"end_run": False, **values},
+                **{"optimizer__learning_rate": 3e-3, "end_run": False, **values},
             )
             async with build(config) as trainer:
                 yield trainer
