@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from unittest import mock
 
 from trainer.cli import main
-from trainer.data import sample_reader, token_sequence
+from trainer.data import sample_reader
 from trainer.rejection.accepted_samples import AcceptedSamples
 
 
@@ -17,5 +18,5 @@ if __name__ == "__main__":
     AcceptedSamples.reject = _end  # type: ignore[method-assign]
     sample_reader.SampleReader._check = lambda self, item: None  # type: ignore[method-assign]
     sample_reader._check_rewards = lambda item, name: None
-    token_sequence.MIN_TEMPERATURE = 1e-38
+    mock.patch("trainer.data.token_sequence.MIN_TEMPERATURE", 1e-38).start()
     main()
