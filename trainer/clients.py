@@ -213,13 +213,15 @@ class SampleClient:
         """What a step has that was leased before; it may wait for more."""
         request = self._request(step, 0, 0.0)
         request.streaming = True
-        batch = await self._call_lease(request)
-        page = batch
+        batch = page = await self._call_lease(request)
+        samples = [*batch.samples]
         while page.samples and page.next_sample:
             request.first_sample = page.next_sample
             page = await self._call_lease(request)
-            batch.samples.extend(page.samples)
-        return batch
+            samples += page.samples
+        if page.lease_token and not page.next_sample:
+            self._pending |= {step}  # whole now, if it was open before
+        return sample_pb2.LeaseSamplesResponse(samples=samples, num_deliveries=batch.num_deliveries)
 
     async def reject(self, step: int, messages: Mapping[str, str]) -> None:
         """Take groups that cannot be trained out of `step`; `messages` by group say why.

@@ -147,7 +147,7 @@ def test_alarms_of_the_trainer_are_findings_newest_first() -> None:
     """Three of them, whatever else is found; none is normal."""
     status = trainer("WAITING")
     status.alarms.extend(["w", "x", "y", "group 'g' of step 3 cannot be trained"])
-    found = [each for each in why_stuck(dataclasses.replace(HEALTHY, trainer=status))]
+    found = why_stuck(dataclasses.replace(HEALTHY, trainer=status))
     found = [each for each in found if each.rule == "trainer_alarm"]
     assert [each.sentence for each in found] == [
         "The trainer goes on, but group 'g' of step 3 cannot be trained.",
