@@ -50,6 +50,7 @@ __all__ = ["Run"]
 
 T = TypeVar("T")
 
+_AGENTS = ("agent", "agent_runner")
 CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 _REFRESH_SECONDS = 0.5
 _AGENT_END_SECONDS = 10.0
@@ -140,7 +141,7 @@ class Run:
         watching = asyncio.create_task(self._watch(processes, services))
         following = asyncio.create_task(services.follow_allocations(self.events))
         try:
-            await self._start_others(processes)
+            await self._start_others(processes, services)
             yield
         finally:
             watching.cancel()
@@ -155,13 +156,34 @@ class Run:
         for name in CORE_SERVICES:
             await processes.start(self.plans[name])
 
-    async def _start_others(self, processes: Supervisor) -> None:
+    async def _start_others(self, processes: Supervisor, services: Services) -> None:
         self.view.phase("loading the model in rollout servers and trainer")
-        for name, plan in self.plans.items():
-            if name not in ("redis", "dataloader", *CORE_SERVICES):
-                await processes.start(plan)
+        others = [n for n in self.plans if n not in ("redis", "dataloader", *CORE_SERVICES)]
+        for name in others:
+            if name not in _AGENTS:
+                await processes.start(self.plans[name])
+        await self._wait_until_run_goes_on(services)
+        for name in filter(_AGENTS.__contains__, others):
+            await processes.start(self.plans[name])
         if self.config.are_agents_outside:
             self.view.note(instructions(self.config, self.layout))
+
+    async def _wait_until_run_goes_on(self, services: Services) -> None:
+        """Give a resumed run its nodes back, and wait until its trainer has started it again.
+
+        A run that had ended has drained its nodes, and agents would leave it at once.
+        """
+        for node in (await services.snapshot()).nodes:
+            request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=False)
+            await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
+        get = run_pb.GetRunRequest(run_id=self.layout.run_id)
+        while "trainer" in self.plans and (
+            (await retrying(lambda: services.runs.GetRun(get))).run.HasField("end_time")
+        ):
+            status = await services.trainer_status()
+            if status is not None and status.state == trainer_pb.TRAINER_STATE_FINISHED:
+                return
+            await asyncio.sleep(_REFRESH_SECONDS)
 
     async def _prepare(self) -> None:
         """Make model and tasks, unless an interrupted run has already done so."""
