@@ -11,6 +11,7 @@ from contextlib import suppress
 import torch
 
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 from trainer.background import run_with_background
 from trainer.batch_source import BatchSource
 from trainer.checkpoint.async_checkpointer import AsyncCheckpointer
@@ -102,21 +103,25 @@ class Trainer:
                 await self._trial.run()
         while self.progress.step < self.progress.last_step:
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
-            async for chunk in self._batches.chunks(record):
-                async with self._device.use(self._nodes.acquire):
-                    await self._steps.accumulate(chunk, record)
-                    if chunk.last:
-                        await self._steps.optimize(record)
-                        await self._checkpointer.save_if_due(
-                            record, self.weight_version, last=self._is_last(record)
-                        )
-            await self._publisher.publish_if_due(record, last=self._is_last(record))
+            with tracing.span("step", run_id=self._config.run_id, step=record.step):
+                await self._step(record)
             self._report(record)
         await self._checkpointer.wait()
         self.progress.finished = True
         await self._nodes.release()
         if self._config.end_run:
             await self._samples.end_run()
+
+    async def _step(self, record: StepRecord) -> None:
+        async for chunk in self._batches.chunks(record):
+            async with self._device.use(self._nodes.acquire):
+                await self._steps.accumulate(chunk, record)
+                if chunk.last:
+                    await self._steps.optimize(record)
+                    await self._checkpointer.save_if_due(
+                        record, self.weight_version, last=self._is_last(record)
+                    )
+        await self._publisher.publish_if_due(record, last=self._is_last(record))
 
     def finish(self) -> int:
         """Make the step in progress the last one; returns its number."""

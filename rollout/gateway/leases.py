@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
+from seamflow import trace_context
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import task_service_pb2 as task_pb
@@ -17,7 +18,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from rollout.gateway import credentials
 from rollout.gateway.calls import call_until_answered
 from services.chassis.errors import Reason, ServiceError, exhausted, failed_precondition
-from services.chassis.rpc.tracing import traceparent
+from services.chassis.rpc import tracing
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
@@ -126,12 +127,20 @@ class Leases:
             lease_token=lease_token,
             purpose=request.purpose,
             credential_digest=credentials.digest(credential),
-            traceparent=traceparent() or "",
+            traceparent=trace_context.of_rollout(request.run_id, name),
             labels=request.labels,
         )
         if request.HasField("pinned_weight_version"):
             new.pinned_weight_version = request.pinned_weight_version
-        await self._opener.start(new)
+        cause = tracing.traceparent()
+        with tracing.span(
+            "rollout",
+            root=new.traceparent,
+            links=[cause] if cause else (),
+            run_id=new.run_id,
+            rollout_id=name,
+        ):
+            await self._opener.start(new)
         return credential
 
     async def _lease_group_member(self, request: pb.StartRolloutRequest) -> task_pb.TaskLease:

@@ -36,6 +36,7 @@ from rollout.gateway.send_buffer import SentChunk
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 from services.chassis.rpc.status import from_dependency
 from services.lib.token_bytes import unpack_ids
 
@@ -100,6 +101,13 @@ class Turn:
 
     async def run(self, send: Send) -> None:
         """Send the recorded tokens that the agent lacks, then new ones, then the turn's end."""
+        request = self._request
+        with tracing.rollout_span(
+            "turn", request.run_id, request.rollout_id, turn_id=request.turn_id
+        ):
+            await self._run(send)
+
+    async def _run(self, send: Send) -> None:
         self._forward(await self._begin(), send)
         while not self._record.has_ended:
             async with aclosing(self._stream()) as responses:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from seamflow import trace_context
 from seamflow.errors import SeamflowError
 
 from rollout.http_gateway.api_error import ApiError, from_seamflow
@@ -20,6 +21,7 @@ from rollout.http_gateway.model_routes import ModelRoutes
 from rollout.http_gateway.rollout_routes import RolloutRoutes
 from services.chassis import metrics
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 
 if TYPE_CHECKING:
     from rollout.http_gateway.config import HttpGatewayConfig
@@ -44,7 +46,7 @@ def application(
     config: HttpGatewayConfig, calls: ModelCalls, models: ModelRoutes, rollouts: RolloutRoutes
 ) -> web.Application:
     """All routes."""
-    app = web.Application(middlewares=[_Middleware(config.max_open_calls)])
+    app = web.Application(middlewares=[_Middleware(config.max_open_calls, config.run_id)])
     rollout = "/rollouts/{rollout_id}"
     app.add_routes(
         [
@@ -69,14 +71,16 @@ class _Middleware:
 
     __middleware_version__ = 1
 
-    def __init__(self, max_open: int) -> None:
+    def __init__(self, max_open: int, run_id: str) -> None:
         self._max_open = max_open
+        self._run_id = run_id
         self._num_open = 0
 
     async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "unknown"
         status = _STATUS_CLIENT_LEFT
+        trace = tracing.begin(request.headers, f"{request.method} {route}", self._parent(request))
         self._num_open += 1
         try:
             with _OPEN.track_inprogress(), _SECONDS.labels(route).time():
@@ -86,6 +90,13 @@ class _Middleware:
         finally:
             self._num_open -= 1
             _CALLS.labels(route, status).inc()
+            if trace.end is not None:
+                trace.end(str(status))
+
+    def _parent(self, request: web.Request) -> str:
+        """The trace of the rollout, for a caller that sends none."""
+        rollout_id = request.match_info.get("rollout_id")
+        return "" if rollout_id is None else trace_context.of_rollout(self._run_id, rollout_id)
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:

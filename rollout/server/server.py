@@ -26,6 +26,7 @@ from rollout.server.weights.weight_hold import WeightHold
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 
 __all__ = ["RolloutServer", "State"]
 
@@ -243,14 +244,15 @@ class RolloutServer:
         """Load weights with the turns in flight paused; they continue even if loading fails."""
         started = time.perf_counter()
         serving = self.state is State.SERVING
-        try:
-            async with self._swap_deadline():
+        with tracing.span("swap", weight_version=fetched.weight_version):
+            try:
+                async with self._swap_deadline():
+                    if serving:
+                        await self.engine.pause(self._update_pause)
+                    await self._load(fetched)
+            finally:
                 if serving:
-                    await self.engine.pause(self._update_pause)
-                await self._load(fetched)
-        finally:
-            if serving:
-                await self.engine.resume()
+                    await self.engine.resume()
         _UPDATE_SECONDS.observe(time.perf_counter() - started)
 
     @asynccontextmanager

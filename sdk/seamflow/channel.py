@@ -19,6 +19,8 @@ from seamflow.credentials import Credentials
 from seamflow.errors import UnavailableError
 from seamflow.release import HEADER, RELEASE
 from seamflow.retry import current_attempt
+from seamflow.trace_context import HEADER as TRACEPARENT
+from seamflow.trace_context import current as current_traceparent
 
 __all__ = ["CONNECT_TIMEOUT", "MAX_MESSAGE_BYTES", "connect"]
 
@@ -69,6 +71,9 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
 def connect(
     target: str,
     credentials: Credentials | None = None,
@@ -91,7 +96,7 @@ def connect(
 
 
 class _Channel(grpc.aio.Channel):
-    """Adds release and bearer token to each call, and a deadline where the caller set none.
+    """Adds release, token and trace context to each call, and a deadline where the caller set none.
 
     Interceptors of grpc.aio would make a unary call 1.5 times as slow.
     """
@@ -142,13 +147,19 @@ class _Channel(grpc.aio.Channel):
             if self._contact is not None and not self._contact.made:
                 self._contact.check(self._target)
             timeout = default if timeout is None else timeout
-            given = metadata or ()
-            # The credential of a rollout takes the place of the channel's token.
-            ours = () if any(key == "authorization" for key, _ in given) else self._metadata
-            all_metadata = (*given, *ours)
+            all_metadata = self._with_ours(metadata or ())
             return call(request, timeout=timeout, metadata=all_metadata, **options)
 
         return called
+
+    def _with_ours(self, given: Sequence[tuple[str, str | bytes]]) -> Metadata:
+        keys = [key for key, _ in given]
+        # The credential of a rollout takes the place of the channel's token.
+        ours = () if "authorization" in keys else self._metadata
+        parent = current_traceparent.get()
+        if parent is None or TRACEPARENT in keys:
+            return (*given, *ours)
+        return (*given, *ours, (TRACEPARENT, parent))
 
     async def close(self, grace: float | None = None) -> None:
         if self._contact is not None:

@@ -16,6 +16,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import validation
 from services.weights.relay_tree import parent
@@ -261,6 +262,7 @@ class WeightServicer(WeightServiceServicer):
             parent_weight_version=allocation.parent,
             files=request.files,
             commit_time=committed,
+            traceparent=tracing.traceparent() or "",
         )
 
     async def _made_visible(self, scope: Scope, manifest: pb.Manifest) -> None:

@@ -32,7 +32,8 @@ class Process:
 
     def __init__(self, module: str, table: str, folder: Path, /, **settings: object) -> None:
         self.port = free_port()
-        self._command = [sys.executable, "-m", module]
+        self.module = module
+        """What `start` runs."""
         self._folder = folder
         self._name = f"{table}-{self.port}"
         given = {"port": self.port, "admin_port": -1, **settings}
@@ -51,7 +52,11 @@ class Process:
         environment = child_environment({**self._settings, "SEAMFLOW_PORT_FILE": str(ready)})
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, env=environment, stdout=log, stderr=log, cwd=ROOT
+                [sys.executable, "-m", self.module],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
             )
         limit = time.monotonic() + _START_SECONDS
         while not ready.exists():

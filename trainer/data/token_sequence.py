@@ -63,6 +63,8 @@ class TokenSequence:
     """Those of the turns alone, in order."""
     replayed: bool = False
     """True if an earlier step trained on it (replay)."""
+    traceparent: str = ""
+    """Trace context that its rollout began under; empty: unknown."""
 
 
 def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> TokenSequence:
@@ -94,6 +96,7 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         rewards=_rewards(sample),
         turn_rewards=tuple(_turn_rewards(sample)),
         replayed=sample.replayed,
+        traceparent=sample.traceparent,
     )
 
 

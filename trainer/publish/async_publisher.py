@@ -14,6 +14,7 @@ import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 from trainer.background import BackgroundTask
 from trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer.clients import SampleClient
@@ -151,10 +152,12 @@ class AsyncPublisher:
         condition: Callable[[], Awaitable[None]] | None,
     ) -> None:
         start = time.monotonic()
-        while not await self._try_finish(begun, weights, epoch, condition):
-            if self._superseded:
-                self.started_version = self.weight_version
-                return
+        # Of the trace of the step in which it was started.
+        with tracing.span("write and commit weights", weight_version=begun.weight_version):
+            while not await self._try_finish(begun, weights, epoch, condition):
+                if self._superseded:
+                    self.started_version = self.weight_version
+                    return
         self.weight_version = begun.weight_version
         seconds = round(time.monotonic() - start, 4)
         get_logger().info("published", weight_version=begun.weight_version, seconds=seconds)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from services.chassis import metrics
+from services.chassis.rpc import tracing
 from trainer import fsync_files
 from trainer.data.token_sequence import TokenSequence, trainable_tokens
 
@@ -50,7 +51,8 @@ class StepRecord:
         """Count the block's time as phase `name`: wait, lease, train, checkpoint or publish."""
         begin = time.monotonic()
         try:
-            yield
+            with tracing.span(name):
+                yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
 
@@ -60,7 +62,8 @@ class StepRecord:
         self._max_staleness = max(self._max_staleness, max_staleness)
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
-        """Add sequences that the step is trained on."""
+        """Add sequences that the step is trained on; call it in the span of the step."""
+        tracing.add_links(item.traceparent for item in sequences)
         self._sequences += sequences
 
     def result(self, numbers: Mapping[str, float], reward: str, num_shown: int = 0) -> None:

@@ -289,6 +289,7 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
     message.sample_id = sample.sample_id
     message.rollout_id = sample.rollout.rollout_id
     message.group_id = sample.rollout.group_id
+    message.traceparent = sample.rollout.traceparent
     _fill_tokens(message.tokens, sample.tokens)
     message.loss_mask = sample.loss_mask
     whole = (reward for reward in sample.rollout.outcome.rewards if not reward.turn_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff, may_retry
 
 from services.chassis.errors import ServiceError
+from services.chassis.rpc import tracing
 from services.chassis.rpc.status import from_dependency
 
 __all__ = ["RequestBatcher", "Send"]
@@ -40,6 +42,7 @@ class _Pending:
     part: Message
     num_bytes: int
     answer: asyncio.Future[Any]
+    traceparent: str | None
 
 
 class RequestBatcher:
@@ -102,7 +105,8 @@ class RequestBatcher:
             self._num_idle += 1
 
     def _queued(self, part: Message) -> asyncio.Future[Any]:
-        waiting = _Pending(part, part.ByteSize(), asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        waiting = _Pending(part, part.ByteSize(), answer, tracing.traceparent())
         self._waiting.append(waiting)
         self._num_bytes += waiting.num_bytes
         self._arrived.set()
@@ -131,7 +135,8 @@ class RequestBatcher:
             return
         answers: Sequence[Any]
         try:
-            answers = await self._send_parts([waiting.part for waiting in message])
+            with _span(message):
+                answers = await self._send_parts([waiting.part for waiting in message])
         except ServiceError as error:
             answers = [error] * len(message)
         for waiting, answer in zip(message, answers, strict=True):
@@ -143,3 +148,10 @@ class RequestBatcher:
         self._num_bytes -= sum(waiting.num_bytes for waiting in message)
         if self._num_bytes < self._max_waiting_bytes:
             self._has_capacity.set()
+
+
+def _span(message: list[_Pending]) -> AbstractContextManager[None]:
+    """A span of the first part's trace, linked to those of the others."""
+    causes = dict.fromkeys(part.traceparent for part in message if part.traceparent is not None)
+    first, *others = causes or (None,)
+    return tracing.span("send batch", parent=first, links=others, num_parts=len(message))

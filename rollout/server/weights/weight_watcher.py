@@ -14,6 +14,7 @@ from rollout.server.engines.engine import EngineFailed, WeightsError
 from rollout.server.server import RolloutServer
 from services.chassis import metrics
 from services.chassis.log import get_logger
+from services.chassis.rpc import tracing
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
@@ -36,6 +37,7 @@ class WeightWatcher:
         self._run_id = run_id
         self._model = model
         self._newest = 0
+        self._traceparent: str | None = None  # of the commit of the newest
         self._announced = asyncio.Event()
         self._log = get_logger()
 
@@ -67,12 +69,17 @@ class WeightWatcher:
             )
             try:
                 async for response in self._stub.WatchVersions(request):
-                    self._newest = max(self._newest, response.manifest.weight_version)
-                    self._announced.set()
+                    self._announce(response.manifest)
                     backoff.reset()
             except grpc.aio.AioRpcError as error:
                 self._log.warning("weights_service_lost", code=error.code().name)
             await backoff.wait()
+
+    def _announce(self, manifest: pb.Manifest) -> None:
+        if manifest.weight_version > self._newest:
+            self._newest = manifest.weight_version
+            self._traceparent = manifest.traceparent or None
+        self._announced.set()
 
     async def _apply(self) -> None:
         backoff = Backoff()
@@ -81,7 +88,10 @@ class WeightWatcher:
             self._announced.clear()
             await self._server.hold.ended()
             try:
-                await self._server.follow(self._newest)
+                with tracing.span(
+                    "update weights", parent=self._traceparent, weight_version=self._newest
+                ):
+                    await self._server.follow(self._newest)
                 backoff.reset()
             except (WeightsError, SeamflowError, EngineFailed) as error:
                 self._report(error)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from seamflow import trace_context
 from seamflow.client.messages import Message, Tool, to_messages
 from seamflow.client.task import Task
 from seamflow.client.turn import Turn
@@ -71,7 +72,9 @@ class Rollout:
         self._stub = stub
         self._observer = observer
         self._on_end = on_end
-        self._metadata = (("authorization", f"Bearer {name.credential}"),)
+        self.traceparent = trace_context.of_rollout(name.run_id, name.rollout_id)
+        """W3C trace context of its calls where `trace_context.current` has none."""
+        self._bearer = f"Bearer {name.credential}"
         self._untrained: list[str] = []
 
     async def generate(
@@ -185,6 +188,11 @@ class Rollout:
             lambda: self._stub.GetRollout(request, metadata=self._metadata), timeout=CALL_SECONDS
         )
         return answer.trajectory
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        parent = trace_context.current.get() or self.traceparent
+        return ("authorization", self._bearer), (trace_context.HEADER, parent)
 
     async def _finish(self, **fields: Any) -> None:
         request = pb.FinishRolloutRequest(run_id=self._run_id, rollout_id=self.rollout_id, **fields)

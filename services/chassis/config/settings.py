@@ -51,6 +51,10 @@ class ServerConfig(Settings):
     """Least severe level that is logged."""
     log_format: Literal["json", "console"] = "json"
     """JSON lines for machines, or coloured lines for people."""
+    otlp_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that takes OTLP over HTTP; None: no spans are exported."""
+    otlp_sample_ratio: float = Field(1.0, gt=0, le=1)
+    """Share of traces to export; give every process the same one, so that traces stay whole."""
     drain_seconds: float = Field(10.0, ge=0)
     """Time that calls in flight get to finish after SIGTERM."""
     development: bool = False

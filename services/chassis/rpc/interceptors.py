@@ -37,6 +37,7 @@ __all__ = ["CallInterceptor"]
 Context = grpc.aio.ServicerContext[Any, Any]
 Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 
+_PROBES = "/grpc.health."
 _UNARY_SECONDS = 900.0
 _STREAM_SECONDS = 86_400.0
 
@@ -106,11 +107,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _guard(self, method: str, cap: float) -> Guard:
         seconds, in_flight = self._seconds.labels(method), self._in_flight.labels(method)
+        exported = "" if method.startswith(_PROBES) else method
 
         @asynccontextmanager
         async def guard(context: Context) -> AsyncIterator[None]:
             metadata = dict(context.invocation_metadata() or ())
-            trace = tracing.begin(metadata)
+            trace = tracing.begin(metadata, exported)
             _bind(trace, method, context)
             started = time.perf_counter()
             code = grpc.StatusCode.UNKNOWN
@@ -136,6 +138,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 seconds.observe(elapsed)
                 self._requests.labels(method, code.name).inc()
                 self._log_call(code, elapsed)
+                if trace.end is not None:
+                    trace.end(code.name)
 
         return guard
 

@@ -25,7 +25,7 @@ from services.chassis import log
 from services.chassis.config.load import load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode, StartupError
-from services.chassis.rpc import admin, listen
+from services.chassis.rpc import admin, listen, tracing
 from services.chassis.rpc.health import Health
 from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.permissions import Permissions, check_entries
@@ -89,7 +89,10 @@ async def started(
 
 def _outcome(table: str, config: ConfigType, build: Build[ConfigType]) -> ExitCode:
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with (
+            tracing.exporting(config, table),
+            asyncio.Runner(loop_factory=_loop_factory()) as runner,
+        ):
             runner.run(_main(table, config, build))
     except asyncio.CancelledError:
         return ExitCode.CLEAN  # stopped while it was still being built

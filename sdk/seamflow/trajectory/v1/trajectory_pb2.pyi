@@ -668,6 +668,7 @@ class Sample(google.protobuf.message.Message):
     MAX_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     REPLAYED_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     sample_id: builtins.str
     """Rollout plus the leaf of its prefix tree it ends in."""
     rollout_id: builtins.str
@@ -682,6 +683,8 @@ class Sample(google.protobuf.message.Message):
     """Newest version among trainable tokens."""
     replayed: builtins.bool
     """True when it was trained before and is replayed."""
+    traceparent: builtins.str
+    """W3C trace context that its rollout began under; empty: none was recorded."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """The whole sequence; each policy token of a prefix tree is trainable in exactly one sample."""
@@ -712,9 +715,10 @@ class Sample(google.protobuf.message.Message):
         max_weight_version: builtins.int = ...,
         replayed: builtins.bool = ...,
         columns: collections.abc.Iterable[global___Column] | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "tokens", b"tokens", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
 
 global___Sample = Sample
 

@@ -92,6 +92,7 @@ class Manifest(google.protobuf.message.Message):
     PARENT_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     FILES_FIELD_NUMBER: builtins.int
     COMMIT_TIME_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     model: builtins.str
@@ -102,6 +103,8 @@ class Manifest(google.protobuf.message.Message):
     """Optimizer step that made it."""
     parent_weight_version: builtins.int
     """Version it was trained from."""
+    traceparent: builtins.str
+    """W3C trace context of its commit, which rollout servers continue; empty: none was recorded."""
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WeightFile]:
         """Files of a Hugging Face folder: config, safetensors, and the tokenizer's."""
@@ -120,9 +123,10 @@ class Manifest(google.protobuf.message.Message):
         parent_weight_version: builtins.int = ...,
         files: collections.abc.Iterable[global___WeightFile] | None = ...,
         commit_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        traceparent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["commit_time", b"commit_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["commit_time", b"commit_time", "files", b"files", "model", b"model", "parent_weight_version", b"parent_weight_version", "run_id", b"run_id", "step", b"step", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit_time", b"commit_time", "files", b"files", "model", b"model", "parent_weight_version", b"parent_weight_version", "run_id", b"run_id", "step", b"step", "traceparent", b"traceparent", "weight_version", b"weight_version"]) -> None: ...
 
 global___Manifest = Manifest
 
