@@ -1,0 +1,3 @@
+from tools.backup.backup_command import main
+
+main()

@@ -1,0 +1,123 @@
+"""What a backup holds: files with size and SHA-256, and how they belong together.
+
+backup.json                              written last: without it a folder is no backup
+redis.rdb                                the snapshot
+checkpoints/<run>/step_000000012/...     as the trainer wrote it
+weights/<run>/policy/weight_v000012/...  newest committed version
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+
+from services.chassis.errors import ConfigError
+
+__all__ = ["MANIFEST", "RDB", "BackupError", "Contents", "FileEntry", "copied", "read_contents"]
+
+MANIFEST = "backup.json"
+RDB = "redis.rdb"
+FORMAT = 1
+
+
+class BackupError(ConfigError):
+    """A backup that cannot be made or used; the message names the file or setting, and the cure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file of the backup."""
+
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Contents:
+    """`backup.json`."""
+
+    release: str
+    """Of seamflow, which made the backup."""
+    time: float
+    """Unix seconds of the snapshot."""
+    database: int
+    """Number of the Redis database."""
+    num_keys: int
+    """Keys in it."""
+    runs: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By run: committed_step, leased_step, checkpoint_step (0: none), weight_version (0: none)."""
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    """By path in the backup."""
+
+    def add(self, folder: Path, path: Path) -> None:
+        """Note a file of the backup in `folder`."""
+        digest = _sha256(path)
+        entry = FileEntry(num_bytes=path.stat().st_size, sha256=digest)
+        self.files[path.relative_to(folder).as_posix()] = entry
+
+    def write(self, folder: Path) -> None:
+        """Write it durably, as the last file."""
+        file = folder / MANIFEST
+        file.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
+        _sync(file)
+        _sync(folder)
+
+
+def read_contents(folder: Path) -> Contents:
+    """What is in the backup, after each file was checked.
+
+    Raises:
+        BackupError: it is not a backup, or names the file that is missing, truncated or changed.
+    """
+    try:
+        record = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError) as error:
+        message = f"{folder} is not a whole backup: {MANIFEST} cannot be read: {error}"
+        raise BackupError(message) from error
+    if record.pop("format") != FORMAT:
+        raise BackupError(f"{folder} was written by another release: restore it with that release")
+    record["files"] = {path: FileEntry(**entry) for path, entry in record["files"].items()}
+    contents = Contents(**record)
+    for path, entry in contents.files.items():
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise BackupError(f"{folder / MANIFEST} names {path!r}, outside the backup")
+        _check(folder / path, entry)
+    return contents
+
+
+def copied(source: Path, target: Path) -> None:
+    """Copy a file durably; `target` exists only when it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.copying")
+    shutil.copyfile(source, partial)
+    _sync(partial)
+    partial.replace(target)
+    _sync(target.parent)
+
+
+def _check(path: Path, entry: FileEntry) -> None:
+    use_another = "use another backup"
+    if not path.is_file():
+        raise BackupError(f"{path} is missing: {use_another}")
+    size = path.stat().st_size
+    if size != entry.num_bytes:
+        raise BackupError(f"{path} has {size} bytes of {entry.num_bytes}: {use_another}")
+    if _sha256(path) != entry.sha256:
+        raise BackupError(f"{path} differs from its checksum, so it is damaged: {use_another}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

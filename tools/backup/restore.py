@@ -1,0 +1,107 @@
+"""Restore a backup into an empty Redis and empty folders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from services.chassis.redis.connect import connect
+from tools.backup.contents import RDB, BackupError, Contents, copied, read_contents
+from tools.backup.snapshot import require_one_server, serving
+
+__all__ = ["restore"]
+
+_KEYS = 256
+_COMPLETE = ".complete"
+
+
+async def restore(
+    backup: Path, url: str, checkpoints: Mapping[str, Path], weights: Path | None
+) -> Contents:
+    """Restore everything; stop the services first and start them afterwards.
+
+    Args:
+        backup: folder that `save` made.
+        url: Redis, empty.
+        checkpoints: `checkpoint.folder` of the trainer, by run; without checkpoints.
+        weights: `folder` of the weights service.
+
+    Raises:
+        BackupError: a file is damaged, or something is there already; nothing was written.
+    """
+    require_one_server(url)
+    contents = await asyncio.to_thread(read_contents, backup)
+    targets = _targets(contents, checkpoints, weights)
+    _check_free(targets.values())
+    client = connect(url)
+    try:
+        if number := await client.dbsize():
+            raise BackupError(f"redis_url has {number} keys: restore into an empty Redis")
+        # The marker of a whole checkpoint comes last.
+        for path in sorted(targets, key=lambda path: path.endswith(_COMPLETE)):
+            await asyncio.to_thread(copied, backup / path, targets[path])
+        async with serving(backup / RDB, contents.database) as source:
+            await _copy_keys(source, client)
+        if (number := await client.dbsize()) != contents.num_keys:
+            raise BackupError(f"redis_url has {number} keys, the backup {contents.num_keys}")
+    finally:
+        await client.aclose()
+    return contents
+
+
+def _targets(
+    contents: Contents, checkpoints: Mapping[str, Path], weights: Path | None
+) -> dict[str, Path]:
+    """Where each file of the backup belongs."""
+    found: dict[str, Path] = {}
+    for path in contents.files:
+        kind, _, rest = path.partition("/")
+        if kind == "weights":
+            if weights is None:
+                raise BackupError("the backup holds weights: give --weights FOLDER")
+            found[path] = weights / rest
+        elif kind == "checkpoints":
+            run_id, _, name = rest.partition("/")
+            if run_id not in checkpoints:
+                raise BackupError(f"it holds a checkpoint: give --checkpoints {run_id}=FOLDER")
+            found[path] = checkpoints[run_id] / name
+    return found
+
+
+def _check_free(targets: Iterable[Path]) -> None:
+    for target in targets:
+        if target.exists():
+            raise BackupError(f"{target} exists: move it away, or name another folder")
+
+
+async def _copy_keys(source: Any, target: Redis) -> None:
+    async for keys in _keys(source):
+        read = source.pipeline(transaction=False)
+        for key in keys:
+            read.dump(key)
+            read.execute_command("PEXPIRETIME", key)
+        values = await read.execute()
+        write = target.pipeline(transaction=False)
+        for key, (dump, expires) in zip(keys, _pairs(values), strict=True):
+            if dump is not None:  # else it has expired
+                write.restore(key, max(expires, 0), dump, absttl=expires > 0)
+        await write.execute()
+
+
+async def _keys(source: Any) -> AsyncIterator[Sequence[bytes]]:
+    cursor = 0
+    while True:
+        cursor, keys = await source.scan(cursor, count=_KEYS)
+        if keys:
+            yield list(dict.fromkeys(keys))
+        if cursor == 0:
+            return
+
+
+def _pairs(values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Values two by two."""
+    return list(zip(values[::2], values[1::2], strict=True))
