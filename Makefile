@@ -16,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler chaos-trainer chaos-environments model-store test-mixed test-agents test-environments test-models test-roundtrips \
 	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
 
@@ -75,6 +75,9 @@ bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through all services next to SGLa
 
 bench-turns: $(VENV)/.dev ## 1,000 turns at a time through one gateway on emulated engines, 100 cancelled at once.
 	$(RUN) bench.rollout.turns
+
+bench-tracing: $(VENV)/.dev ## What tracing costs per turn, switched off and on, next to services without its code.
+	$(RUN) bench.rollout.tracing
 
 bench-gateway: $(VENV)/.dev ## The HTTP gateway next to gRPC, FastAPI and a bare aiohttp server; 1,000 open streams.
 	$(RUN) bench.http_gateway
