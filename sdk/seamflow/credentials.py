@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+
+from seamflow.secret_file import FilesWatch, SecretFile
 
 __all__ = ["Credentials"]
 
@@ -16,12 +19,30 @@ class Credentials:
 
     token: str | None = field(default=None, repr=False)
     """Bearer token, sent with every call."""
+    token_file: Path | None = None
+    """File of the bearer token, read again when it changes; takes the place of `token`."""
     ca_file: Path | None = None
     """PEM file of the services' certificate authority; None: plaintext."""
     cert_file: Path | None = None
     """PEM file of the caller's certificate, where the services require one."""
     key_file: Path | None = None
     """PEM file of the caller's private key."""
+
+    def bearer(self) -> Callable[[], str | None]:
+        """What to send as token now; follows `token_file`.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is empty.
+        """
+        if self.token_file is not None:
+            return SecretFile(self.token_file).text
+        return lambda: self.token
+
+    def watch(self) -> FilesWatch:
+        """Whether the certificates have been renewed since."""
+        files = (self.ca_file, self.cert_file, self.key_file)
+        return FilesWatch(*(files if self.ca_file is not None else ()))
 
     def tls(self) -> grpc.ChannelCredentials | None:
         """The certificates for gRPC; None: plaintext. Raises `OSError` for an unreadable file."""

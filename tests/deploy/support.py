@@ -22,7 +22,7 @@ def compose() -> dict[str, Any]:
 
 
 def secrets(folder: Path) -> Path:
-    """A fresh set of secrets; returns the folder that services see as /secrets."""
+    """A fresh set of secrets; returns the folder of those that each service sees as /secrets."""
     generate(folder / "authority", folder / "secrets")
     return folder / "secrets"
 

@@ -16,6 +16,7 @@ import grpc.aio
 from seamflow.channel import connect
 from seamflow.credentials import Credentials
 from seamflow.errors import SeamflowError, UnavailableError, decode
+from seamflow.secret_file import SecretFile
 
 __all__ = [
     "SERVICES",
@@ -183,7 +184,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
             for name, s in SERVICES.items()
         },
         model=(named or latest).get("model"),
-        credentials=Credentials(token=_token(environment), **_tls(given, environment)),
+        credentials=Credentials(**_token(environment), **_tls(given, environment)),
     )
 
 
@@ -201,14 +202,17 @@ def _read(folder: Path) -> Mapping[str, str]:
     return addresses
 
 
-def _token(environment: Mapping[str, str]) -> str | None:
+def _token(environment: Mapping[str, str]) -> dict[str, Any]:
     file = environment.get("SEAMFLOW_TOKEN_FILE")
     if file is None:
-        return environment.get("SEAMFLOW_TOKEN")
+        return {"token": environment.get("SEAMFLOW_TOKEN")}
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        SecretFile(Path(file))
     except OSError as error:
         raise UsageError(f"SEAMFLOW_TOKEN_FILE {file!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"SEAMFLOW_TOKEN_FILE: {error}") from error
+    return {"token_file": Path(file)}
 
 
 def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Path]:

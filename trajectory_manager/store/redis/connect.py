@@ -31,13 +31,15 @@ _RETRY_SECONDS = 0.2
 
 @asynccontextmanager
 async def redis_store(
-    url: str,
+    url: str | Callable[[], str],
     durability: Durability,
     start_seconds: float,
     scripts: Path = SCRIPTS,
     replicas: int = 1,
 ) -> AsyncIterator[Store]:
     """The store at `url`, once it answers and gives `durability`.
+
+    A function as `url` is asked at each connect for the current user and password.
 
     For `replicated`, each master has `replicas` replicas, and all of them confirm each write: one
     that does not could be promoted without it.
@@ -55,7 +57,7 @@ async def redis_store(
         await _until(lambda: _pings(redis), deadline, cure)
         await _check_settings(redis, durability, replicas)
         if durability is Durability.DURABLE:
-            await _check_no_failover(url, redis)
+            await _check_no_failover(url() if callable(url) else url, redis)
         if confirmed_by:
             cure = f"durability is replicated, and a master has not {replicas} replica(s) connected"
             await _until(lambda: _has_replicas(redis, replicas), deadline, cure)

@@ -1,0 +1,77 @@
+"""Text of a file that is read again when the file changes, such as a rotated token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["FilesWatch", "SecretFile"]
+
+_LOOK_SECONDS = 1.0
+
+
+class FilesWatch:
+    """Whether files have changed since the last question; looks at most once a second."""
+
+    def __init__(self, *files: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Watch `files`; those that are None are left out."""
+        self._files = [file for file in files if file is not None]
+        self._clock = clock
+        self._seen = self._look()
+        self._next = clock() + _LOOK_SECONDS
+
+    def changed(self, *, now: bool = False) -> bool:
+        """Whether a file is another than at the last question; `now`: look in any case."""
+        if not self._files or not (now or self._clock() >= self._next):
+            return False
+        self._next = self._clock() + _LOOK_SECONDS
+        before, self._seen = self._seen, self._look()
+        return before != self._seen
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_state(file) for file in self._files]
+
+
+class SecretFile:
+    """The text of a file, without white space around it.
+
+    While the file is missing or empty, as during its replacement, the last text counts.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read `path`.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is empty, or no text.
+        """
+        self.path = path
+        self._watch = FilesWatch(path, clock=clock)
+        self._text = _read(path)
+
+    def text(self, *, now: bool = False) -> str:
+        """The current text; a change is seen within a second, with `now` at once."""
+        if self._watch.changed(now=now):
+            with suppress(OSError, ValueError):
+                self._text = _read(self.path)
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"SecretFile({str(self.path)!r})"
+
+
+def _read(path: Path) -> str:
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"{path} is empty")
+    return text
+
+
+def _state(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
