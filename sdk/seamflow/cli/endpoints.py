@@ -215,7 +215,7 @@ def _token(environment: Mapping[str, str]) -> dict[str, Any]:
     return {"token_file": Path(file)}
 
 
-def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Path]:
+def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Any]:
     files = {}
     for part in ("ca", "cert", "key"):
         path = getattr(given, f"tls_{part}_file")

@@ -127,7 +127,7 @@ class Callers:
                 return named
             raise unauthenticated(_CURE)
         if not (holders := self._holders(shown)):
-            raise unauthenticated(_CURE)
+            raise unauthenticated(f"the token is not known here: {_CURE}")
         if named is None:
             return holders
         if not (proven := (holders & named) | (holders - SERVICES)):
