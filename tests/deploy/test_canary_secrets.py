@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +21,7 @@ from services.chassis.config.load import load
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 from services.chassis.redis.url import parse_redis_url
-from tests.deploy.support import ROOT
+from tests.deploy.support import ROOT, announced, running
 from tests.redis_server import RedisServer, free_port
 
 CANARY = "canary7f3e"
@@ -87,29 +82,6 @@ def shown_by(folder: Path, redis: RedisServer, table: str) -> Shown:
         refusals = refused(ports)
         pages = "".join(page(ports["admin_port"], each) for each in ("metrics", "version", "x"))
     return Shown(log.read_text(), command_line, pages, refusals)
-
-
-@contextmanager
-def running(
-    command: list[str], environment: dict[str, str], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, ended by SIGTERM."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=file, stderr=file)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def announced(process: subprocess.Popen[bytes], port_file: Path) -> dict[str, int]:
-    """The ports, once it serves."""
-    while not port_file.exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    ports: dict[str, int] = json.loads(port_file.read_text())
-    return ports
 
 
 def page(port: int, path: str, token: str | None = None, body: bytes | None = None) -> str:
@@ -191,20 +163,14 @@ def test_no_password_is_in_the_error_of_a_redis_url() -> None:
         assert CANARY not in str(wrong.value)
 
 
-def test_a_secret_given_as_a_flag_is_found(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_a_secret_given_as_a_flag_is_found(tmp_path: Path) -> None:
     """Negative control: ps shows flags, so that secrets belong into files or variables."""
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    command = [
-        sys.executable,
-        "-m",
-        "scheduler",
-        f"--token={CANARY}",
-        f"--redis-url={redis_server.url}",
-        "--port=0",
-    ]
-    environment["SEAMFLOW_PORT_FILE"] = str(tmp_path / "ports.json")
-    with running(command, environment, tmp_path / "log") as process:
-        announced(process, tmp_path / "ports.json")
+    says_it_runs = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('{}'); input()"
+    ports = tmp_path / "ports.json"
+    command = [sys.executable, "-c", says_it_runs, str(ports), f"--token={CANARY}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        while not ports.exists():
+            time.sleep(0.01)
         assert CANARY in Path(f"/proc/{process.pid}/cmdline").read_text()
 
 
