@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass

@@ -36,6 +36,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 __all__ = ["why_stuck"]
 
 _SLOW_ROLLOUT_SECONDS = 600.0
+_ALARMS = 3
 
 
 def why_stuck(snapshot: Snapshot) -> list[Finding]:
@@ -99,6 +100,17 @@ def _late_switches(snapshot: Snapshot) -> Iterator[Finding]:
             "log of its node agent.",
             since=last_event(snapshot, "assigned", node.node_id),
             normal=True,
+        )
+
+
+def _trainer_alarms(snapshot: Snapshot) -> Iterator[Finding]:
+    """The newest of what its trainer went on after."""
+    for alarm in reversed([] if snapshot.trainer is None else snapshot.trainer.alarms[-_ALARMS:]):
+        yield Finding(
+            rule="trainer_alarm",
+            sentence=f"The trainer goes on, but {alarm}.",
+            cure="`seamflow dead-letters` lists the groups that it could not train; for the rest "
+            "see its log.",
         )
 
 
@@ -211,8 +223,9 @@ def _no_tasks(snapshot: Snapshot) -> Iterator[Finding]:
         rule="no_tasks",
         sentence="Agents wait for tasks: the task queue is empty though admission would let "
         f"{groups(ready.num_admissible_groups)} start.",
-        cure="Has the dataloader ended? Restart it (`python -m services.dataloader`); its log "
-        "shows whether its tasks are used up.",
+        cure="Has the dataloader ended, as all tasks are used up? dataloader.epochs = 0 repeats "
+        "them (`seamflow train … --resume --set dataloader.epochs=0`). Otherwise start it again "
+        "(`python -m services.dataloader`); its log says why it ended.",
         since=created(snapshot) if ready.num_running_groups else published(snapshot),
         normal=has_enough(snapshot),
     )
@@ -336,6 +349,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _unreachable_services,
     _lost_nodes,
     failed_rollouts,
+    _trainer_alarms,
     _trainer_waits_for_nodes,
     _no_server_serves,
     _no_agents,

@@ -80,6 +80,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "CommitStep": {_TRAINER},
         "AwaitPublish": {_TRAINER},
         "AwaitStep": {_TRAINER},
+        "RejectGroups": {_TRAINER},
         "ListSamples": {_OPERATOR},
         "GetReadiness": {_LAUNCHER, _OPERATOR},
     },
