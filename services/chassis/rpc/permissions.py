@@ -59,7 +59,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
     },
     "seamflow.trajectory.v1.RunService": {
         "CreateRun": {_CREATE_RUN, _LAUNCHER, _OPERATOR},
-        "GetRun": {_ROLLOUT_GATEWAY, _TRAINER, _OPERATOR},
+        "GetRun": {_ROLLOUT_GATEWAY, _TRAINER, _LAUNCHER, _OPERATOR},
         "ListRuns": {_OPERATOR},
         "EndRun": {_TRAINER, _LAUNCHER, _OPERATOR},
         "DeleteRun": {_OPERATOR},
@@ -82,7 +82,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "AwaitStep": {_TRAINER},
         "RejectGroups": {_TRAINER},
         "ListSamples": {_OPERATOR},
-        "GetReadiness": {_LAUNCHER, _OPERATOR},
+        "GetReadiness": {_TRAINER, _LAUNCHER, _OPERATOR},
     },
     "seamflow.trajectory.v1.ColumnService": {
         "LeaseColumn": {_SCORING},
@@ -127,7 +127,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "GetStatus": {_NODE_AGENT, _LAUNCHER, _OPERATOR},
         "Suspend": {_NODE_AGENT},
         "Resume": {_NODE_AGENT},
-        "SaveCheckpoint": {_OPERATOR},
+        "SaveCheckpoint": {_LAUNCHER, _OPERATOR},
         "FinishTraining": {_LAUNCHER, _OPERATOR},
         "TrackEvaluation": {_LAUNCHER, _OPERATOR},
     },
