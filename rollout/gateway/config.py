@@ -59,6 +59,16 @@ class GatewayConfig(ServerConfig):
     required_weights_timeout_seconds: float = Field(600.0, ge=0)
     """How long a turn waits for its required weight version before it falls back to an older one:
     a trainer may have died before publishing it."""
+    ejection_failures: int = Field(3, ge=0)
+    """Failed turns after which a rollout server is ejected: it gets no turns for a while, then one
+    at a time until three have ended well. A good turn makes up for half a failed one. 0: never."""
+    ejection_seconds: float = Field(5.0, gt=0)
+    """How long a server is ejected; each further time doubles it."""
+    max_ejection_seconds: float = Field(120.0, gt=0)
+    """Longest ejection."""
+    max_ejected_share: float = Field(0.5, ge=0, lt=1)
+    """Share of the servers that may be ejected at once: where most fail, ejecting them does not
+    help."""
     poll_seconds: float = Field(0.2, gt=0)
     """Time between two status requests to each server."""
     default_heartbeat_seconds: float = Field(10.0, gt=0)

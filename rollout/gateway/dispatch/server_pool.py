@@ -23,6 +23,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import load_lengths
+from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
 from rollout.gateway.dispatch.policies import TurnRequest, load_dispatch
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.dispatch.token_stream import Request, TokenStream, open_stream
@@ -57,6 +58,8 @@ class ServerPool:
             serving=self._serving,
             latency=config.server_latency(),
         )
+        self.outliers = OutlierEjection(config, lambda: list(self._servers.values()))
+        """Takes servers whose turns fail out of the choice."""
         self.keep_planning = self._waiting.keep_planning
         """Lets the dispatch policy plan; runs until cancelled."""
         self.lengths = load_lengths(config)
@@ -68,9 +71,17 @@ class ServerPool:
         """Wait for a server that may serve the version, and open a stream there."""
         return open_stream(self._waiting, turn, pinned_version, request)
 
-    def suspect(self, server: Server) -> None:
-        """A turn failed there: send it no turns until it reports again."""
+    def suspect(self, server: Server) -> bool:
+        """A turn failed there: send it no turns until it reports again; False: it is so already."""
+        had_report = server.info is not None
         server.info = None
+        return had_report
+
+    def agree_too_long(self, server: Server, num_tokens: int) -> bool:
+        """Whether a prompt is longer than what another server takes, or the only one."""
+        others = [s for s in self._in_use() if s is not server and s.info is not None]
+        reports = [s.info for s in others or (server,) if s.info is not None]
+        return any(0 < info.max_context <= num_tokens for info in reports)
 
     @property
     def max_context(self) -> int:
@@ -163,18 +174,40 @@ class ServerPool:
             await asyncio.sleep(self._config.poll_seconds)
 
     def _reports(self) -> list[pb.GetServerInfoResponse]:
-        return [server.info for server in self._servers.values() if server.info is not None]
+        return [server.info for server in self._in_use() if server.info is not None]
+
+    def _in_use(self) -> list[Server]:
+        """The servers that are not ejected; all, if all are."""
+        known = list(self._servers.values())
+        state = self.outliers.state
+        return [s for s in known if state(s) is not EjectionState.EJECTED] or known
 
     def _serving(self) -> list[Server]:
-        return [server for server in self._servers.values() if self._may_serve(server, None, 0)]
+        return self._allowed(None, 0, frozenset())
 
-    def _with_room(self, pinned_version: int | None, required_version: int) -> list[Server]:
-        return [
+    def _with_room(
+        self, pinned_version: int | None, required_version: int, avoided: frozenset[str]
+    ) -> list[Server]:
+        allowed = self._allowed(pinned_version, required_version, avoided)
+        return [server for server in allowed if self._has_room(server)]
+
+    def _allowed(
+        self, pinned_version: int | None, required_version: int, avoided: frozenset[str]
+    ) -> list[Server]:
+        """The servers that a turn may go to: rather than none, ejected or avoided ones."""
+        serving = [
             server
             for server in self._servers.values()
             if self._may_serve(server, pinned_version, required_version)
-            and server.has_room(self._config.overcommit)
         ]
+        state = self.outliers.state
+        in_use = [s for s in serving if state(s) is not EjectionState.EJECTED] or serving
+        return [s for s in in_use if s.address not in avoided] or in_use
+
+    def _has_room(self, server: Server) -> bool:
+        if self.outliers.state(server) is EjectionState.PROBED:
+            return server.num_turns == 0
+        return server.has_room(self._config.overcommit)
 
     def _may_serve(self, server: Server, pinned_version: int | None, required_version: int) -> bool:
         if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:

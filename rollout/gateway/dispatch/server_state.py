@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
+from rollout.gateway.dispatch.outlier_ejection import Standing
 from rollout.gateway.dispatch.policies import Candidate
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Server:
     """Turns of other gateways there, from its last report."""
     polling: asyncio.Task[None] | None = field(default=None)
     """Task that polls `info`."""
+    standing: Standing = field(default_factory=Standing)
+    """What its turns were like."""
 
     def candidate(self) -> Candidate:
         """The dispatch policy's view; only for servers with a report."""

@@ -23,6 +23,7 @@ from services.chassis.errors import ConfigError
 __all__ = ["ChatTemplate"]
 
 _MAX_KNOWN = 16_384
+_ANY_ID = 1 << 31
 _DROPPED = "reasoning"
 """Stands for reasoning that is not known."""
 
@@ -43,7 +44,9 @@ class ChatTemplate:
         self.stop_token_ids = _stop_token_ids(folder, self._tokenizer)
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
-        """Ids below this are valid."""
+        """Ids below this are valid in a prompt."""
+        self.model_vocabulary_size = _model_vocabulary_size(folder, self.vocabulary_size)
+        """Ids below this may be sampled: a model may have more than its tokenizer."""
         self.byte_ids = _byte_ids(self._tokenizer)
         """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
         special = _special_tokens(self._tokenizer)
@@ -242,6 +245,14 @@ def _byte_ids(tokenizer: Any) -> frozenset[int]:
     vocabulary = tokenizer.get_vocab()
     tokens = (f"<0x{value:02X}>" for value in range(256))
     return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
+
+
+def _model_vocabulary_size(folder: Path, least: int) -> int:
+    """Rows of the model's embedding, by its config.json; without them any id may be sampled."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config") or config
+    size = text.get("vocab_size", config.get("vocab_size"))
+    return max(size, least) if isinstance(size, int) else _ANY_ID
 
 
 def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
