@@ -36,6 +36,7 @@ from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.dispatch.turn_failures import TurnFailures
 from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.prompt_lanes import PromptLanes
 from rollout.gateway.prompt.turn_texts import TurnTexts
 from rollout.gateway.record import token_messages
 from rollout.gateway.record.recorder import Recorder
@@ -81,6 +82,8 @@ class TurnServices:
     """Records tokens; its acknowledgement is what a turn waits for before it forwards them."""
     servers: ServerPool
     """The rollout servers of the run."""
+    lanes: PromptLanes
+    """Threads that render and encode prompts."""
     clock: Callable[[], float]
     """Seconds of the event loop; deadlines are on it."""
 
@@ -136,12 +139,17 @@ class Turn:
     async def _begin(self) -> tokens_pb2.PackedTokens:
         """Open the turn in the store; returns recorded tokens from `resume_from_offset` on."""
         begun = self._begun = await self._services.opener.begin(self._begin_request)
-        self._record = TurnRecord(
-            self._begin_request,
-            self._prompt,
-            begun,
-            self._services.store,
-            self._services.recorder,
+        # What follows the recorded prefix is rendered and encoded.
+        self._record = await self._services.lanes.run(
+            self._begin_request.credential_digest,
+            self._request.ByteSize(),
+            lambda: TurnRecord(
+                self._begin_request,
+                self._prompt,
+                begun,
+                self._services.store,
+                self._services.recorder,
+            ),
         )
         self._report_drift()
         self._services.servers.lengths.prefetch(self._length_query())

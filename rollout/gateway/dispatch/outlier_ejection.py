@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rollout.gateway.config import GatewayConfig
     from rollout.gateway.dispatch.server_state import Server
 
-__all__ = ["EjectionState", "OutlierEjection", "Standing"]
+__all__ = ["EjectionState", "OutlierEjection"]
 
 _log = get_logger()
 _FORGIVEN = 0.5
@@ -46,28 +45,6 @@ class EjectionState(StrEnum):
     IN_USE = "in_use"
     EJECTED = "ejected"
     PROBED = "probed"
-
-
-@dataclass(slots=True)
-class Standing:
-    """What a gateway has seen of one server's turns."""
-
-    failures: float = 0.0
-    """Failed turns, less what good ones since make up for."""
-    cause: str = ""
-    """Why its last turn failed."""
-    ejected_until: float | None = None
-    """Seconds of the clock; None: in use."""
-    num_ejections: int = 0
-    """Ejections with hardly any time between them; each lasts twice as long."""
-    num_probes: int = 0
-    """Good turns since it is probed."""
-    restored: float = 0.0
-    """When it came back."""
-    num_empty: int = 0
-    """Empty answers in a row."""
-    num_answers: int = 0
-    """Turns that it has ended."""
 
 
 class OutlierEjection:
@@ -103,7 +80,8 @@ class OutlierEjection:
             return  # of a turn that was there before
         standing.cause = cause
         standing.failures += 1
-        if state is EjectionState.PROBED or standing.failures >= self._limit:
+        has_failed = self.enabled and standing.failures >= self._config.ejection_failures
+        if state is EjectionState.PROBED or has_failed:
             self._eject(server, cause)
 
     def answered(self, server: Server, *, is_empty: bool) -> None:
@@ -121,12 +99,13 @@ class OutlierEjection:
                 self._restore(server)
 
     @property
-    def _limit(self) -> float:
-        return self._config.ejection_failures or float("inf")
+    def enabled(self) -> bool:
+        """Whether servers are ejected at all."""
+        return self._config.ejection_failures > 0
 
     def _is_alone_in_silence(self, server: Server) -> bool:
         """Whether it gives empty answers in a row that the others do not give."""
-        if not self._config.ejection_failures or server.standing.num_empty < _EMPTY_ANSWERS:
+        if not self.enabled or server.standing.num_empty < _EMPTY_ANSWERS:
             return False
         others = [s.standing for s in self._servers() if s is not server and s.standing.num_answers]
         return bool(others) and all(2 * o.num_empty < server.standing.num_empty for o in others)

@@ -89,6 +89,11 @@ class ServerPool:
         return min((i.max_context for i in self._reports() if i.max_context), default=0)
 
     @property
+    def longest_context(self) -> int:
+        """Longest prompt plus answer of any server in use, which no false report shortens; 0: none."""
+        return max((info.max_context for info in self._reports()), default=0)
+
+    @property
     def newest_weight_version(self) -> int:
         """Newest version that a known server has loaded; 0: none."""
         return max((info.weight_version for info in self._reports()), default=0)

@@ -10,13 +10,34 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
-from rollout.gateway.dispatch.outlier_ejection import Standing
 from rollout.gateway.dispatch.policies import Candidate
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
 
-__all__ = ["Server"]
+__all__ = ["Server", "Standing"]
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a gateway has seen of one server's turns."""
+
+    failures: float = 0.0
+    """Failed turns, less what good ones since make up for."""
+    cause: str = ""
+    """Why its last turn failed."""
+    ejected_until: float | None = None
+    """Seconds of the clock; None: in use."""
+    num_ejections: int = 0
+    """Ejections with hardly any time between them; each lasts twice as long."""
+    num_probes: int = 0
+    """Good turns since it is probed."""
+    restored: float = 0.0
+    """When it came back."""
+    num_empty: int = 0
+    """Empty answers in a row."""
+    num_answers: int = 0
+    """Turns that it has ended."""
 
 
 @dataclass(slots=True)

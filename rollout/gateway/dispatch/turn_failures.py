@@ -36,11 +36,13 @@ class TurnFailures:
     def add_verdict(self, server: Server, cause: str) -> bool:
         """It was refused there, or answered impossibly; True: several servers agree.
 
-        Or the same one has said so three times, which it gets only if no other serves.
+        Or the same one has said so three times, which it gets only if no other serves. Without
+        ejection the word of one server is final.
         """
         self.add(server, cause)
         self._verdicts[server.address] += 1
-        return len(self._verdicts) > 1 or self._verdicts[server.address] >= _REPEATED
+        most = _REPEATED if self._outliers.enabled else 1
+        return len(self._verdicts) > 1 or self._verdicts[server.address] >= most
 
     def answered(self) -> None:
         """It was answered: what was said before counts against who said it."""
