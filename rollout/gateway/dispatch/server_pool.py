@@ -90,7 +90,7 @@ class ServerPool:
 
     @property
     def longest_context(self) -> int:
-        """Longest prompt plus answer of any server in use, which no false report shortens; 0: none."""
+        """Longest context of any server in use, which no false report shortens; 0: none."""
         return max((info.max_context for info in self._reports()), default=0)
 
     @property
