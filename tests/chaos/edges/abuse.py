@@ -53,8 +53,8 @@ async def under_abuse(
     folder: Path, abuse: str, seconds: float, *, limits: bool = True
 ) -> AbuseResult:
     """Phases of so many seconds; without `limits` for the control."""
-    settings = {} if limits else LIMITS_OFF
-    async with world(folder, **settings) as made, made.client() as client:
+    settings: dict[str, int] = {} if limits else LIMITS_OFF
+    async with world(folder, settings) as made, made.client() as client:
         canary = await client.start_rollout("canary")
         await _turns(canary, seconds / 2)  # warm
         quiet = await _turns(canary, seconds)

@@ -28,9 +28,9 @@ async def share_of_groups_lost(
     `ejection`: off, the broken server stays in use.
     """
     engines = ("fake", "fake", fault)
-    settings = {} if ejection else EJECTION_OFF
+    settings: dict[str, int] = {} if ejection else EJECTION_OFF
     async with (
-        world(folder, engines, step_seconds=_STEP_SECONDS, **settings) as made,
+        world(folder, settings, engines, _STEP_SECONDS) as made,
         made.client() as client,
     ):
         at_once, random = asyncio.Semaphore(_ROLLOUTS_AT_ONCE), Random(seed)

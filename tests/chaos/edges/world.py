@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,12 +59,11 @@ class World:
 @asynccontextmanager
 async def world(
     folder: Path,
+    limits: Mapping[str, int],
     engines: Sequence[str] = ("fake",),
-    *,
     step_seconds: float = 0.0,
-    **gateway: object,
 ) -> AsyncIterator[World]:
-    """One rollout server for each engine, "fake" or a fault; `gateway` are settings of its own."""
+    """One rollout server for each engine, "fake" or a fault; `limits` are the gateway's."""
     folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         redis_url = stack.enter_context(redis_server(FAST))
@@ -80,7 +79,7 @@ async def world(
             "model": _model(folder / "model"),
             "trajectory_manager": manager.address,
             "servers": addresses,
-            **gateway,
+            **limits,
         }
         found = processes.service("rollout.gateway", "rollout_gateway", folder, **settings)
         stack.enter_context(found)
