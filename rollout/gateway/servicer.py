@@ -165,6 +165,12 @@ class GatewayServicer(RolloutServiceServicer):
         answer = await call_until_answered(lambda: self._runs.GetRun(get))
         return pb.GetRunResponse(run=answer.run)
 
+    async def ListServers(  # noqa: N802
+        self, request: pb.ListServersRequest, context: Context
+    ) -> pb.ListServersResponse:
+        """Return how this gateway uses each rollout server."""
+        return self._model_info.servers(request)
+
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: Context
     ) -> pb.GetModelResponse:

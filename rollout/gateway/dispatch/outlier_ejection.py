@@ -14,6 +14,9 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from seamflow.durations import to_duration
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
 from services.chassis import metrics
 from services.chassis.log import get_logger
 
@@ -27,7 +30,7 @@ _log = get_logger()
 _FORGIVEN = 0.5
 """Failures that a good turn makes up for: more than one bad turn in three ejects too."""
 _PROBES = 3
-_EMPTY_ANSWERS = 8
+_EMPTY_ANSWERS = 4
 _EJECTIONS = metrics.counter(
     "rollout_gateway", "ejections_total", "Rollout servers taken out of the choice."
 )
@@ -45,6 +48,13 @@ class EjectionState(StrEnum):
     IN_USE = "in_use"
     EJECTED = "ejected"
     PROBED = "probed"
+
+
+_EJECTIONS_OF = {
+    EjectionState.IN_USE: pb.EJECTION_NONE,
+    EjectionState.EJECTED: pb.EJECTION_EJECTED,
+    EjectionState.PROBED: pb.EJECTION_PROBED,
+}
 
 
 class OutlierEjection:
@@ -90,13 +100,27 @@ class OutlierEjection:
         standing.num_answers += 1
         standing.num_empty = standing.num_empty + 1 if is_empty else 0
         if is_empty and self._is_alone_in_silence(server):
-            self._eject(server, f"{standing.num_empty} empty answers in a row")
+            self._eject(server, f"{standing.num_empty} empty answer(s) that others do not give")
             return
         standing.failures = max(standing.failures - _FORGIVEN, 0.0)
         if self.state(server) is EjectionState.PROBED:
             standing.num_probes += 1
             if standing.num_probes >= _PROBES:
                 self._restore(server)
+
+    def use(self, server: Server) -> pb.ServerUse:
+        """The contract's form of what is known of it."""
+        standing, state = server.standing, self.state(server)
+        is_in_use = state is EjectionState.IN_USE
+        return pb.ServerUse(
+            address=server.address,
+            server_id=server.info.server_id if server.info is not None else "",
+            answers=server.info is not None,
+            num_turns=server.num_turns,
+            ejection=_EJECTIONS_OF[state],
+            ejection_left=to_duration(self.seconds_left(server)),
+            ejection_cause="" if is_in_use else standing.cause,
+        )
 
     @property
     def enabled(self) -> bool:
@@ -105,7 +129,8 @@ class OutlierEjection:
 
     def _is_alone_in_silence(self, server: Server) -> bool:
         """Whether it gives empty answers in a row that the others do not give."""
-        if not self.enabled or server.standing.num_empty < _EMPTY_ANSWERS:
+        is_probed = self.state(server) is EjectionState.PROBED
+        if not self.enabled or (server.standing.num_empty < _EMPTY_ANSWERS and not is_probed):
             return False
         others = [s.standing for s in self._servers() if s is not server and s.standing.num_answers]
         return bool(others) and all(2 * o.num_empty < server.standing.num_empty for o in others)

@@ -14,6 +14,7 @@ import grpc.aio
 from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
@@ -97,6 +98,10 @@ class ServerPool:
     def newest_weight_version(self) -> int:
         """Newest version that a known server has loaded; 0: none."""
         return max((info.weight_version for info in self._reports()), default=0)
+
+    def uses(self) -> list[rollout_pb.ServerUse]:
+        """How each server is used, by address."""
+        return [self.outliers.use(server) for _, server in sorted(self._servers.items())]
 
     async def watch_servers(self) -> None:
         """Poll the scheduler's list of servers; runs until cancelled."""

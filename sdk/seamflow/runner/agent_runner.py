@@ -26,7 +26,7 @@ from seamflow.client import Client, Rollout
 from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
-from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.errors import InternalError, NotFoundError, RunEndedError, SeamflowError
 from seamflow.retry import Backoff
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
@@ -130,6 +130,10 @@ class AgentRunner:
         except NotFoundError:
             _log.info("run %s does not exist yet", self._config.run_id)
             await asyncio.sleep(_POLL_SECONDS)
+        except InternalError as error:
+            # Of one call: other rollouts go on, and the next one may succeed.
+            _log.warning("no rollout could be leased: %s", error)
+            await self._failures.wait()
 
     async def _rollout(self, rollout: Rollout) -> None:
         """Run one rollout from lease to end; one whose lease is lost is abandoned."""

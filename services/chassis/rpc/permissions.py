@@ -49,6 +49,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
     "seamflow.rollout.v1.RolloutService": {
         "LeaseRollouts": ANYONE,
         "StartRollout": ANYONE,
+        "ListServers": BOTH,
         "GetRun": ANYONE,
         "GetModel": ANYONE,
         "Tokenize": ANYONE,

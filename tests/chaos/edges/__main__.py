@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from bench.report import Report
@@ -48,8 +48,10 @@ class Scenario:
 
 def scenarios(divisor: int) -> dict[str, Scenario]:
     """All runs; faults count groups, abuses seconds."""
-    groups, seconds = max(20, 200 // divisor), max(2, 8 // divisor)
+    groups, seconds = max(20, 200 // divisor), max(2, 6 // divisor)
     found = {f"broken.{name}": Scenario(kind="broken", name=name, count=groups) for name in FAULTS}
+    # It is noticed after some answers, however many follow.
+    found["broken.empty"] = replace(found["broken.empty"], count=2 * groups)
     found |= {f"abuse.{name}": Scenario(kind="abuse", name=name, count=seconds) for name in ABUSES}
     for name in _CONTROL_FAULTS:
         control = Scenario(kind="broken", name=name, count=20, protected=False)

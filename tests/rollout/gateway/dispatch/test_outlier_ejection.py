@@ -110,11 +110,14 @@ def test_without_a_limit_of_failures_nothing_is_ejected() -> None:
 
 
 def test_empty_answers_in_a_row_that_others_do_not_give_eject() -> None:
-    """Eight of them."""
+    """Four of them; then a single one, while it is probed."""
     servers = Servers()
     servers.answer(1)
-    servers.answer(0, 7, is_empty=True)
+    servers.answer(0, 3, is_empty=True)
     assert servers.states()[0] is IN_USE
+    servers.answer(0, 1, is_empty=True)
+    assert servers.states() == [EJECTED, IN_USE, IN_USE]
+    servers.now = 5.0
     servers.answer(0, 1, is_empty=True)
     assert servers.states() == [EJECTED, IN_USE, IN_USE]
 
