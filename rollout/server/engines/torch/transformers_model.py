@@ -217,7 +217,7 @@ class TransformersModel:
             position_ids=positions_RS,
             attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
             use_cache=True,
-            **{_cache_argument(type(module)): self._cache},
+            **{_cache_argument(module.__class__): self._cache},
         )
 
     def read(self, slot: int, positions: int) -> list[Tensor]:
