@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from seamflow.errors import InvalidRequestError, PreconditionError, SeamflowError, decode
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway.dispatch.answer_check import fault_of
@@ -118,3 +119,20 @@ def test_more_tokens_than_asked_for_and_false_spans_are_impossible() -> None:
         tokens = sampled([7, 8])
         setattr(tokens.spans[0], name, value)
         assert "a false span" in fault_of(tokens, 300, 2)
+
+
+async def test_the_gateway_lists_the_servers_it_has_ejected(tmp_path: Path) -> None:
+    """With the cause, for operators."""
+    async with (
+        engine(engine=plugin("nan"), server_id="a") as (broken, _),
+        engine(server_id="b") as (good, _),
+        agent(tmp_path, broken, good, ejection_failures=1) as given,
+    ):
+        assert await failures(given) == []
+        servers = (await given.stub.ListServers(pb.ListServersRequest(run_id="run"))).servers
+        (ejected,) = [each for each in servers if each.ejection == pb.EJECTION_EJECTED]
+        assert (ejected.address, ejected.server_id) == (broken, "a")
+        assert "log-prob nan" in ejected.ejection_cause
+        assert 0 < ejected.ejection_left.ToTimedelta().total_seconds() <= 5
+        (other,) = [each for each in servers if each is not ejected]
+        assert (other.address, other.ejection_cause) == (good, "")
