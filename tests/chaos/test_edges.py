@@ -10,6 +10,7 @@ from tests.chaos.edges.faulty_engine import FAULTS
 
 GOOD = {
     "broken.nan.groups_lost_share": 0.02,
+    "broken.empty.groups_lost_share": 0.05,
     "abuse.long_conversation.p99_ratio": 3.0,
     "abuse.long_conversation.growth_mib": 300.0,
     "abuse.long_conversation.calls": 900.0,

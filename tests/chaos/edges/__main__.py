@@ -25,11 +25,14 @@ BENCH = "chaos-edges"
 _MODULES = ("poison", "damage")
 """Modules of this folder with `run(seed) -> dict[str, float]`, run if they are there."""
 _MAX_LOST_SHARE = 0.02
+_MAX_SILENT_SHARE = 0.05
+"""Of a server whose answers look right: those at once before it is noticed are recorded."""
 _MAX_P99_RATIO = 3.0
 _MAX_GROWTH_MIB = 512.0
 _CONTROL_FAULTS = ("nan", "false_context")
 _CONTROL_ABUSE = "message_of_10_mb"
 _ZERO = ("runs_poisoned",)
+_SILENT = "broken.empty.groups_lost_share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,8 @@ def broken(figures: Mapping[str, float]) -> list[str]:
         "growth_mib": _MAX_GROWTH_MIB,
     }
     kinds = {name: limits[name.rpartition(".")[2]] for name in ours if not name.endswith("calls")}
+    if _SILENT in kinds:
+        kinds[_SILENT] = _MAX_SILENT_SHARE
     return broken_limits(figures, kinds, _ZERO)
 
 
