@@ -51,7 +51,7 @@ class Scenario:
 
 def scenarios(divisor: int) -> dict[str, Scenario]:
     """All runs; faults count groups, abuses seconds."""
-    groups, seconds = max(20, 200 // divisor), max(2, 6 // divisor)
+    groups, seconds = max(20, 200 // divisor), max(2, 4 // divisor)
     found = {f"broken.{name}": Scenario(kind="broken", name=name, count=groups) for name in FAULTS}
     # It is noticed after some answers, however many follow.
     found["broken.empty"] = replace(found["broken.empty"], count=2 * groups)

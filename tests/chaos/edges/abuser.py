@@ -20,7 +20,10 @@ from seamflow.stubs import async_stub
 
 from tests.chaos.edges.world import RUN_ID
 
-__all__ = ["ABUSES"]
+__all__ = ["ABUSES", "BEGUN"]
+
+BEGUN = "BEGUN"
+"""First line of the file: its calls begin."""
 
 _AT_ONCE = 4
 _PAUSE_SECONDS = 0.25
@@ -83,6 +86,7 @@ async def _abuse(address: str, name: str, codes: Path) -> None:
                     file.write(f"{code}\n")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
+        codes.write_text(f"{BEGUN}\n")
         await asyncio.gather(*(repeat() for _ in range(_AT_ONCE)))
 
 
